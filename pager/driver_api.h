@@ -1,0 +1,67 @@
+// The driver functions that the pager uses, as a table given to it: the pager links to no libcuda.
+// Ownership: the table is copied into the Pool. Thread-safety: as the driver's. Names are the exported symbols.
+#pragma once
+
+#include <cuda.h>
+
+namespace olpager::pager {
+
+// One line for each function: the symbol as libcuda exports it. cuda.h maps plain names to their newest version, so the
+// types are spelled with the versioned names where cuda.h has them.
+#define OLPAGER_PAGER_DRIVER_FUNCTIONS(X) \
+  X(cuDeviceGetAttribute)                 \
+  X(cuCtxPushCurrent_v2)                  \
+  X(cuCtxPopCurrent_v2)                   \
+  X(cuCtxSynchronize)                     \
+  X(cuMemGetInfo_v2)                      \
+  X(cuMemAddressReserve)                  \
+  X(cuMemAddressFree)                     \
+  X(cuMemCreate)                          \
+  X(cuMemRelease)                         \
+  X(cuMemMap)                             \
+  X(cuMemUnmap)                           \
+  X(cuMemSetAccess)                       \
+  X(cuMemAlloc_v2)                        \
+  X(cuMemFree_v2)                         \
+  X(cuMemHostAlloc)                       \
+  X(cuMemFreeHost)                        \
+  X(cuMemcpyHtoDAsync_v2)                 \
+  X(cuMemcpyDtoHAsync_v2)                 \
+  X(cuMemcpyDtoDAsync_v2)                 \
+  X(cuMemsetD8Async)                      \
+  X(cuStreamCreateWithPriority)           \
+  X(cuStreamDestroy_v2)                   \
+  X(cuStreamQuery)                        \
+  X(cuStreamSynchronize)                  \
+  X(cuStreamWaitEvent)                    \
+  X(cuStreamIsCapturing)                  \
+  X(cuEventCreate)                        \
+  X(cuEventRecord)                        \
+  X(cuEventQuery)                         \
+  X(cuEventSynchronize)                   \
+  X(cuEventDestroy_v2)                    \
+  X(cuModuleLoadData)                     \
+  X(cuModuleUnload)                       \
+  X(cuModuleGetFunction)                  \
+  X(cuLaunchKernel)                       \
+  X(cuThreadExchangeStreamCaptureMode)
+
+/// Function pointers by symbol name. All are set before a Pool is made from it.
+struct DriverApi {
+#define OLPAGER_MEMBER(name) decltype(&::name) name = nullptr;
+  OLPAGER_PAGER_DRIVER_FUNCTIONS(OLPAGER_MEMBER)
+#undef OLPAGER_MEMBER
+};
+
+/// Fills `api` by `resolve(symbol name)`; returns the first name that could not be resolved, or nullptr.
+template <typename Resolve>
+const char* loadDriverApi(DriverApi& api, Resolve&& resolve) {
+#define OLPAGER_LOAD(name)                                                \
+  api.name = reinterpret_cast<decltype(api.name)>(resolve(#name));        \
+  if (api.name == nullptr) return #name;
+  OLPAGER_PAGER_DRIVER_FUNCTIONS(OLPAGER_LOAD)
+#undef OLPAGER_LOAD
+  return nullptr;
+}
+
+}  // namespace olpager::pager

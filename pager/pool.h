@@ -1,0 +1,232 @@
+// The pager of one process: the global address range, the allocations in it, and on each device the engine that keeps
+// every page that a launch may touch mapped, in VRAM by prediction, else in host memory in place.
+//
+// How it is used (interposer, gpunode worker, tests):
+//   auto pool = Pool::create(options, driver);
+//   pool->allocate(ctx, bytes, ...)  -> an address in the range
+//   Access access(*pool, ctx, stream); access.addParameters(...); access.acquire(); <driver call>; access.submitted(rc);
+//
+// Thread-safety: every member may be called from any thread unless it says otherwise. No pager lock is held across a
+// driver call that can wait for the GPU. Pager threads are started by the first attach(), never by a constructor.
+// Errors: what the program must see is a CUresult as native CUDA would return it; what stops the start is a Result.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "pager/driver_api.h"
+
+namespace olpager::pager {
+
+inline constexpr uint64_t kPageBytes = 2ull << 20;
+
+/// Which allocations a launch is taken to reach besides those its parameters name. See docs/architecture.md.
+enum class Reach : uint8_t {
+  kTraced,   // those whose addresses lie in pages that it reaches, found by scanning (default)
+  kAll,      // every allocation: parked extents stay mapped in place
+  kLearned,  // of an arena only the predicted working set; the user vouches for it
+};
+
+/// What cuMemGetInfo and cuDeviceTotalMem tell the program.
+enum class Report : uint8_t { kNode, kPool };
+
+/// A size that the user gives: bytes, or a percentage of what there is.
+struct Budget {
+  uint64_t bytes = 0;      // 0: not given as bytes
+  double percent = 0;      // 0: not given as a percentage
+  bool given() const { return bytes != 0 || percent != 0; }
+};
+
+struct PoolOptions {
+  uint64_t va_base = 0;   // 0: the built-in base (kDefaultVaBase)
+  uint64_t va_size = 0;   // 0: 16 TiB
+  Budget vram;            // of each device; not given: what the driver has free less a reserve
+  Budget host;            // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
+  Reach reach = Reach::kTraced;
+  Report report = Report::kNode;
+};
+
+enum class AllocationKind : uint8_t {
+  kDevice,        // cuMemAlloc and pitched
+  kStreamOrdered, // cuMemAllocAsync
+  kVmm,           // the program's own cuMemCreate + cuMemMap
+};
+
+/// What the tables know of an address. Plain data, valid as of the call.
+struct AllocationInfo {
+  uint64_t base = 0;      // as the program got it
+  uint64_t bytes = 0;     // as the program asked for
+  uint64_t buffer_id = 0; // unique in the process, never reused
+  AllocationKind kind = AllocationKind::kDevice;
+  CUcontext context = nullptr;
+  CUdevice device = 0;
+};
+
+struct MemoryInfo {
+  uint64_t free_bytes = 0;
+  uint64_t total_bytes = 0;
+};
+
+/// How an operation uses a range. A write that covers an extent whole spares the fetch of what it overwrites.
+enum class Mode : uint8_t { kRead = 1, kWrite = 2, kReadWrite = 3 };
+
+/// A stream as the pager keys it. `stream` is never NULL: the interposer replaces NULL by CU_STREAM_LEGACY or
+/// CU_STREAM_PER_THREAD as the called symbol says; `thread` is a per-thread identity for CU_STREAM_PER_THREAD, else 0.
+struct StreamKey {
+  CUcontext context = nullptr;
+  CUstream stream = nullptr;
+  uint64_t thread = 0;
+  bool operator==(const StreamKey&) const = default;
+};
+
+struct Allocation;  // private
+struct StreamState; // private
+class Engine;       // private: one device's residency engine
+struct PoolState;   // private
+
+/// Allocations that a graph reaches, gathered while it is captured or from its nodes. Copyable.
+struct ReachSet {
+  std::vector<uint64_t> addresses;  // one address inside each allocation, ascending, unique
+  void add(uint64_t address);
+  void add(const ReachSet& other);
+};
+
+class Pool {
+ public:
+  /// Reserves the range; fails with one line when it is taken or an option can't be met.
+  static Result<std::unique_ptr<Pool>> create(const PoolOptions& options, const DriverApi& driver);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  uint64_t base() const { return base_; }
+  uint64_t end() const { return end_; }
+  /// True for any address of the range, allocated or not. A compare; use it before everything else.
+  bool contains(uint64_t address) const { return address - base_ < end_ - base_; }
+
+  // --- allocations -----------------------------------------------------------------------------------------------
+  /// Device memory in `context` (current device `device`). CUDA_ERROR_OUT_OF_MEMORY beyond the pool;
+  /// CUDA_ERROR_INVALID_VALUE for 0 bytes. Contents undefined, as with cuMemAlloc. Starts the device's engine.
+  CUresult allocate(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, CUdeviceptr* out);
+  /// Frees what `address` is the base of, once all work that reaches it is done (waits for it, as cuMemFree does).
+  /// CUDA_ERROR_INVALID_VALUE when it is no base of a live allocation.
+  CUresult free(CUdeviceptr address);
+  /// Frees in stream order: returns at once, memory is reused when all work now in `stream` is done.
+  CUresult freeAsync(CUdeviceptr address, const StreamKey& stream);
+  /// The allocation that holds `address` (its guard and end excluded). False when there is none.
+  bool describe(uint64_t address, AllocationInfo* out) const;
+  /// As the Report option says, for `device`; asks the driver what is free when the engine has not started.
+  MemoryInfo memoryInfo(CUcontext context, CUdevice device);
+
+  // --- the program's own virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap) --------------------
+  CUresult reserveAddress(uint64_t bytes, uint64_t alignment, uint64_t hint, CUdeviceptr* out);
+  CUresult releaseAddress(CUdeviceptr address, uint64_t bytes);
+  /// A physical allocation of ours; `handle` is unique and never one of the driver's (they are small; ours start at 2^62).
+  CUresult createHandle(CUcontext context, CUdevice device, uint64_t bytes, const CUmemAllocationProp& properties,
+                        CUmemGenericAllocationHandle* handle);
+  CUresult releaseHandle(CUmemGenericAllocationHandle handle);
+  bool ownsHandle(CUmemGenericAllocationHandle handle) const { return handle >= (1ull << 62); }
+  CUresult handleProperties(CUmemGenericAllocationHandle handle, CUmemAllocationProp* properties) const;
+  CUresult retainHandle(CUdeviceptr address, CUmemGenericAllocationHandle* handle);
+  CUresult map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGenericAllocationHandle handle);
+  CUresult unmap(CUdeviceptr address, uint64_t bytes);
+  CUresult setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessDesc* descriptors, size_t count);
+  CUresult getAccess(CUdeviceptr address, const CUmemLocation& location, unsigned long long* flags) const;
+
+  // --- users of addresses that pass no launch: textures, IPC, exported handles, peer registration -------------------
+  /// Keeps the allocation that holds `address` in VRAM until unpinned as often. Waits until it is there.
+  CUresult pin(CUdeviceptr address);
+  CUresult unpin(CUdeviceptr address);
+
+  /// Module globals and constants, and mapped pinned memory: [address, + bytes) outside the range may hold pointers into
+  /// it that kernels follow. `host` is non-null when the CPU can read it there.
+  void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host);
+  void removeRoot(CUdeviceptr address);
+
+  // --- streams and contexts ----------------------------------------------------------------------------------------
+  /// Before the driver destroys a stream.
+  void streamDestroyed(const StreamKey& stream);
+  /// A capture begins or ends on some stream of the process: while any is active pager threads record no event.
+  void captureBegan();
+  void captureEnded();
+  /// Before a context is destroyed or its device reset: drops its allocations and the pager's own objects in it.
+  void contextGone(CUcontext context);
+  /// Another device may access this one's allocations from now on (cuCtxEnablePeerAccess).
+  CUresult peerEnabled(CUdevice accessing, CUdevice owner);
+
+  /// In a forked child: closes what was the parent's; every later call answers CUDA_ERROR_NOT_INITIALIZED.
+  void forked() noexcept;
+  /// Stops pager threads, without any driver call. For exit; safe twice.
+  void stop() noexcept;
+
+ private:
+  friend class Access;
+  Pool() = default;
+  uint64_t base_ = 0;
+  uint64_t end_ = 0;
+  std::unique_ptr<PoolState> state_;
+};
+
+/// One GPU operation (launch, copy, memset, graph launch) that uses pool memory: names what it uses, gets it mapped,
+/// stays valid while the driver call is made. A stack object of one thread; the resident path takes no lock and makes no
+/// system call. Members are called in this order: add*, acquire, (driver call), submitted. Destroying it without
+/// submitted() releases it as if the driver had refused the call.
+class Access {
+ public:
+  /// `context`/`stream`: where the operation will run. An operation that names no pool memory costs a few nanoseconds.
+  Access(Pool& pool, const StreamKey& stream);
+  ~Access();
+  Access(const Access&) = delete;
+  Access& operator=(const Access&) = delete;
+
+  /// A kernel: gives the launch its signature in the learned order. Call before addParameters.
+  void setFunction(const void* function) { function_ = function; }
+  /// Every 8-byte word at 4-byte steps of a kernel parameter (or an `extra` buffer) that lies in the range names an
+  /// allocation; the launch reads and writes it. `bytes` may be below 8 (then nothing).
+  void addParameter(const void* bytes_at, size_t bytes);
+  /// An exact range, known from the function's specification. 0 bytes or an address outside the range: nothing.
+  void addRange(uint64_t address, uint64_t bytes, Mode mode);
+  /// Everything that a graph reaches.
+  void addReach(const ReachSet& set);
+  /// True when something was named.
+  bool any() const { return count_ != 0; }
+  /// For a launch recorded by a capture or put in a graph node: what it names, instead of acquire().
+  void collect(ReachSet& into) const;
+
+  /// Makes all of it mapped: waits for fetches a bounded time, then maps in place. CUDA_ERROR_OUT_OF_MEMORY when neither
+  /// can be had; an address in the range that belongs to no allocation is CUDA_ERROR_ILLEGAL_ADDRESS for addRange and
+  /// ignored for parameters (ordinary data can look like an address).
+  CUresult acquire();
+  /// The driver call was made (or refused: result != CUDA_SUCCESS).
+  void submitted(CUresult result);
+
+ private:
+  struct Use {
+    uint64_t address;
+    uint64_t bytes;  // 0: unknown (a kernel parameter)
+    Mode mode;
+  };
+  static constexpr unsigned kInlineUses = 24;
+  Use& push();
+  void addWord(uint64_t word);
+
+  Pool& pool_;
+  StreamKey stream_;
+  const void* function_ = nullptr;
+  Use inline_[kInlineUses];
+  std::vector<Use> more_;  // beyond kInlineUses
+  unsigned count_ = 0;
+  uint32_t hazard_slot_ = UINT32_MAX;
+  uint64_t launch_ = 0;
+  bool pinned_ = false;
+  bool bad_range_ = false;
+};
+
+}  // namespace olpager::pager
