@@ -1,0 +1,127 @@
+// Counters of one process in shared memory: what the pager does, for olpagestat to read while the program runs.
+// docs/counters.md describes the layout for other readers; a change of it raises kCountersVersion.
+//
+// Thread-safety: everything here may be used from any thread; increments are relaxed atomics, no lock, no system call.
+// Errors: counters() never fails. When the file can't be made it says so once (warning line) and counts in private memory.
+// Fork: a child counts into private memory of its own at the same address, so it neither disturbs the parent's figures
+// nor faults. Exit: the file is removed by the process that made it, unless OL_COUNTERS_KEEP asks to keep it.
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace olpager::pager {
+
+using Counter = std::atomic<uint64_t>;
+static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
+
+inline constexpr char kCountersMagic[8] = {'O', 'L', 'C', 'O', 'U', 'N', 'T', '\0'};
+inline constexpr uint32_t kCountersVersion = 1;
+inline constexpr unsigned kMaxCountedDevices = 16;  // devices beyond share the last entry
+inline constexpr unsigned kWaitBuckets = 48;
+
+/// Adds to a counter that only grows.
+inline void add(Counter& counter, uint64_t n = 1) noexcept { counter.fetch_add(n, std::memory_order_relaxed); }
+/// Takes from a gauge (bytes that come and go).
+inline void subtract(Counter& gauge, uint64_t n) noexcept { gauge.fetch_sub(n, std::memory_order_relaxed); }
+/// Sets a gauge.
+inline void set(Counter& gauge, uint64_t value) noexcept { gauge.store(value, std::memory_order_relaxed); }
+inline uint64_t read(const Counter& counter) noexcept { return counter.load(std::memory_order_relaxed); }
+
+/// Durations by powers of two: bucket i counts those in [2^i, 2^(i+1)) ns, bucket 0 also 0 ns, the last also all longer.
+struct WaitHistogram {
+  Counter buckets[kWaitBuckets];
+
+  void record(uint64_t nanoseconds) noexcept {
+    const unsigned bit = nanoseconds == 0 ? 0 : 63u - static_cast<unsigned>(std::countl_zero(nanoseconds));
+    add(buckets[bit < kWaitBuckets ? bit : kWaitBuckets - 1]);
+  }
+};
+
+/// The duration in ns below which the share `quantile` (0 to 1) of what was recorded lies, interpolated in its bucket.
+/// 0 when nothing was recorded.
+double waitPercentile(const WaitHistogram& histogram, double quantile) noexcept;
+
+/// One device's figures. (g): a gauge, the present value; all others only grow. Bytes are bytes; a page is 2 MiB.
+/// What the launch path writes lies on cache lines of its own.
+struct alignas(64) DeviceCounters {
+  // Launch path.
+  Counter launches;           // launches and graph launches that name pool memory
+  Counter launches_resident;  // of these, all that they reach was where it should be: nothing fetched or waited for
+  Counter launches_in_place;  // of these, at least one extent was used in host memory in place
+  Counter copies;             // copies and memsets with pool memory
+  Counter reserved_launch[4];
+
+  // Memory.
+  alignas(64) Counter allocated_bytes;  // (g) as the program asked for
+  Counter allocations;        // (g)
+  Counter vram_budget_bytes;  // (g)
+  Counter resident_bytes;     // (g) mapped in VRAM
+  Counter in_place_bytes;     // (g) mapped for the GPU in host memory
+  Counter parked_bytes;       // (g) in the host tier, mapped or not
+  Counter pinned_bytes;       // (g) of extents held in VRAM for users of addresses that pass no launch
+  Counter pinned_extents;     // (g)
+
+  // Movement.
+  alignas(64) Counter demand_faults;  // extents that a launch or copy waited for
+  Counter prefetches_issued;     // extents
+  Counter prefetches_useful;     // of these, used before they were evicted
+  Counter prefetches_wasted;     // of these, evicted or freed unused
+  Counter evictions_clean;       // extents dropped, equal to their lower copy
+  Counter evictions_written;     // extents written to the host tier
+  Counter bytes_in;              // host to VRAM
+  Counter bytes_out;             // VRAM to host
+  Counter scans;                 // pages scanned for pointers
+  Counter hashed_bytes;
+  Counter reserved_movement[6];
+
+  alignas(64) WaitHistogram fault_wait;  // what a launch or copy waited for its extents
+};
+
+/// The whole file. Everything up to `devices` describes the process.
+struct alignas(64) Counters {
+  char magic[8];             // kCountersMagic, stored last when the file is made
+  uint32_t version;          // kCountersVersion
+  uint32_t bytes;            // sizeof(Counters)
+  uint32_t pid;              // in the PID namespace below
+  uint32_t uid;
+  uint64_t pid_namespace;    // inode of /proc/self/ns/pid, 0 unknown
+  uint64_t start_ticks;      // field 22 of /proc/<pid>/stat: with the pid it names one process
+  uint64_t started_unix_ns;  // CLOCK_REALTIME when the file was made
+  uint64_t keep_token;       // OL_COUNTERS_KEEP, 0: removed at exit
+  char program[64];          // /proc/self/comm of the process, NUL-terminated
+
+  alignas(64) Counter ended_unix_ns;  // 0 while the process runs
+  Counter device_count;               // (g) entries of `devices` in use
+  Counter pool_bytes;                 // (g) what can be allocated in all
+  Counter host_limit_bytes;           // (g) of the host tier
+  Counter host_used_bytes;            // (g) of the host tier, pages in use and kept free
+  Counter managed_allocations;        // passed to the driver as they are
+  Counter managed_bytes;
+  Counter pinned_host_allocations;    // passed to the driver as they are
+  Counter pinned_host_bytes;
+  Counter reserved_process[7];
+
+  DeviceCounters devices[kMaxCountedDevices];
+
+  /// The figures of device `ordinal`; makes it one of those in use.
+  DeviceCounters& device(unsigned ordinal) noexcept {
+    const unsigned index = ordinal < kMaxCountedDevices ? ordinal : kMaxCountedDevices - 1;
+    uint64_t used = device_count.load(std::memory_order_relaxed);
+    while (used <= index && !device_count.compare_exchange_weak(used, index + 1, std::memory_order_relaxed)) {
+    }
+    return devices[index];
+  }
+};
+
+static_assert(offsetof(Counters, program) == 56 && offsetof(Counters, ended_unix_ns) == 128);
+static_assert(offsetof(Counters, devices) == 256 && sizeof(DeviceCounters) == 640);
+static_assert(sizeof(Counters) == 256 + kMaxCountedDevices * sizeof(DeviceCounters));
+
+/// This process's counters. The first call makes the file (a few system calls, may allocate); later ones are one load.
+/// The memory stays valid until the process has ended, in any exit order.
+Counters& counters() noexcept;
+
+}  // namespace olpager::pager
