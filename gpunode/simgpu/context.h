@@ -1,0 +1,123 @@
+// Contexts: one device's streams, sticky error, limits, and what libraries hang on it; the calling thread's stack of
+// current contexts.
+//
+// States of a context: inactive (a primary context that nobody retains) <-> active -> destroyed (not primary). A fault
+// makes it failed: every call answers the sticky error until it is reset or destroyed. Moved under
+// Driver::primary_mutex (activation) and by an atomic (failure).
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gpunode/simgpu/capture.h"
+#include "gpunode/simgpu/stream.h"
+
+namespace olpager::simgpu {
+
+class Device;
+
+/// Text that kernels print: kept until the program synchronizes, then written to stdout in order.
+class PrintfSink {
+ public:
+  void append(const std::string& text);
+  void flush();
+
+ private:
+  std::mutex mutex_;
+  std::string text_;
+};
+
+class Context : public std::enable_shared_from_this<Context> {
+ public:
+  Context(Device& device, CUcontext handle, uint64_t id, unsigned flags, bool primary);
+  ~Context();
+
+  Device& device() const { return device_; }
+  CUcontext handle() const { return handle_; }
+  uint64_t id() const { return id_.load(std::memory_order_relaxed); }
+  bool primary() const { return primary_; }
+  std::atomic<unsigned> flags;
+  std::atomic<bool> active{false};
+
+  // --- failure -----------------------------------------------------------------------------------------------------
+  /// The sticky error, or CUDA_SUCCESS.
+  CUresult error() const { return error_.load(std::memory_order_acquire); }
+  /// Makes `error` the sticky error unless there is one.
+  void fail(CUresult error);
+
+  // --- submission --------------------------------------------------------------------------------------------------
+  /// The stream that a handle means in this context: 0 and CU_STREAM_LEGACY the legacy default stream (with
+  /// `per_thread`, 0 means the calling thread's own), CU_STREAM_PER_THREAD, or a stream of this context or another.
+  /// Null: no such stream (CUDA_ERROR_INVALID_HANDLE).
+  std::shared_ptr<Stream> stream(CUstream handle, bool per_thread);
+  std::shared_ptr<Stream> legacy() const { return legacy_; }
+  std::shared_ptr<Stream> perThread();
+  /// Enqueues `op` on `stream` (of this context) behind what the legacy-stream rules and `dependencies` say. Never for a
+  /// stream in capture: see submitOrCapture().
+  StreamPoint submit(Stream& stream, std::unique_ptr<StreamOp> op, std::vector<StreamPoint> dependencies = {});
+  /// The way of every asynchronous driver function: when `stream` is in capture, `node` goes to its graph, else the
+  /// operation that `make` returns is submitted. `out` (may be null) gets the place when it was submitted.
+  CUresult submitOrCapture(Stream& stream, const CaptureNode& node,
+                           const std::function<std::unique_ptr<StreamOp>()>& make, StreamPoint* out = nullptr);
+  /// Waits for everything submitted to any stream of this context, prints what kernels printed; the sticky error.
+  CUresult synchronize();
+  /// Waits for one place, prints; the sticky error.
+  CUresult synchronize(const StreamPoint& point);
+
+  std::shared_ptr<Stream> createStream(unsigned flags, int priority);
+  /// Takes the stream out of the context; its work goes on to its end.
+  void forgetStream(Stream& stream);
+
+  // --- what hangs on the context -----------------------------------------------------------------------------------
+  /// Runs once when the context is reset or destroyed, after its work is done: modules and others free what they have.
+  void atTeardown(std::function<void()> hook);
+  /// Waits, runs the hooks, frees the context's allocations, drops its streams. Afterwards it is inactive with no error.
+  void teardown();
+
+  PrintfSink& printf() { return printf_; }
+  size_t limit(CUlimit limit) const;
+  CUresult setLimit(CUlimit limit, size_t value);
+  /// True when `peer`'s memory is enabled here (cuCtxEnablePeerAccess).
+  bool peerEnabled(const Context& peer) const;
+  CUresult enablePeer(Context& peer);
+  CUresult disablePeer(Context& peer);
+
+  std::mutex submit_mutex;
+
+ private:
+  void startStreams();
+
+  Device& device_;
+  const CUcontext handle_;
+  std::atomic<uint64_t> id_;
+  const bool primary_;
+  std::atomic<CUresult> error_{CUDA_SUCCESS};
+  std::shared_ptr<Stream> legacy_;
+  std::vector<std::shared_ptr<Stream>> streams_;  // all but the legacy stream; under submit_mutex
+  mutable std::mutex mutex_;
+  std::array<size_t, CU_LIMIT_MAX> limits_{};
+  std::vector<CUcontext> peers_;
+  std::vector<std::function<void()>> hooks_;
+  PrintfSink printf_;
+};
+
+// --- the calling thread ---------------------------------------------------------------------------------------------
+/// The current context, whatever its state; null when there is none.
+std::shared_ptr<Context> currentContext();
+/// The current context ready for work: CUDA_ERROR_NOT_INITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED, or the sticky
+/// error. Every driver function that needs a context starts with it.
+CUresult requireContext(std::shared_ptr<Context>* out);
+/// requireContext() and the stream that the handle means in it, with its own context (streams carry theirs).
+CUresult requireStream(CUstream handle, bool per_thread, std::shared_ptr<Context>* context,
+                       std::shared_ptr<Stream>* stream);
+/// CUDA_SUCCESS after cuInit in this process; CUDA_ERROR_NOT_INITIALIZED before it and in a forked child.
+CUresult requireInit();
+
+}  // namespace olpager::simgpu

@@ -1,0 +1,106 @@
+// The root of the simulated GPU: the settings, the devices, the process-wide tables. Made by cuInit, never destroyed
+// (programs call the driver from exit handlers); a forked child has none.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gpunode/simgpu/context.h"
+#include "gpunode/simgpu/handles.h"
+#include "gpunode/simgpu/memory.h"
+#include "gpunode/simgpu/page_table.h"
+#include "gpunode/simgpu/stream.h"
+
+namespace olpager::simgpu {
+
+/// OL_SIM_*; see README.md in this folder.
+struct Settings {
+  int devices = 1;
+  uint64_t vram_bytes = 8ull << 30;
+  uint64_t seed = 1;
+  bool lazy = false;
+  bool jitter = false;
+  bool scribble = false;
+  bool context_lock = false;
+  bool host_numa = true;
+  double bandwidth = 0;  // bytes per second of one copy; 0: as fast as the host
+  unsigned threads = 0;  // of the worker pool; 0: one per core
+};
+
+class WorkerPool;
+
+class Device {
+ public:
+  Device(int device_ordinal, const Settings& settings);
+
+  const int ordinal;
+  CUdevice handle() const { return ordinal; }
+  std::array<uint8_t, 16> uuid{};
+  std::string name;
+  int pciDomain() const { return 0; }
+  int pciBus() const { return 1 + ordinal; }
+  int pciDevice() const { return 0; }
+
+  PageTable pages;
+  Vram vram;
+  /// The primary context: one object, and so one handle, for the life of the process.
+  std::shared_ptr<Context> primary;
+  int primary_references = 0;  // under Driver::primary_mutex
+
+  /// CUDA_ERROR_INVALID_VALUE for an attribute that does not exist.
+  CUresult attribute(CUdevice_attribute attribute, int* value) const;
+};
+
+/// The process's simulated GPUs.
+class Driver {
+ public:
+  /// After a successful requireInit().
+  static Driver& get();
+  /// As cuInit: makes the driver once; CUDA_ERROR_NO_DEVICE or INVALID_VALUE for settings that make no sense (with a
+  /// line on stderr).
+  static CUresult init();
+  static bool initialized();
+
+  const Settings settings;
+  std::vector<std::unique_ptr<Device>> devices;
+  Device* device(CUdevice ordinal);
+  Memory memory;
+  HandleTable<Context> contexts{HandleKind::kContext};
+  HandleTable<Stream> streams{HandleKind::kStream};
+  std::mutex primary_mutex;
+  /// Cores for kernels; shared by all devices.
+  WorkerPool& workers();
+  /// OL_SIM_CTXLOCK: held by module load and by free while they drain the context, as some drivers do.
+  std::recursive_mutex context_lock;
+
+ private:
+  explicit Driver(Settings chosen);
+};
+
+/// Threads that take parts of kernels. The calling thread takes parts too, so every kernel has at least one thread even
+/// when others spin in theirs.
+class WorkerPool {
+ public:
+  explicit WorkerPool(unsigned threads);
+  ~WorkerPool();
+  unsigned threads() const;
+  /// Calls part(i) for i in [0, parts) on the calling thread and idle workers; returns when all are done.
+  void run(size_t parts, const std::function<void(size_t)>& part);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// A driver function that is not there: logs the name once (stderr), CUDA_ERROR_NOT_SUPPORTED.
+CUresult notSupported(const char* function);
+
+}  // namespace olpager::simgpu
