@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "gpunode/simgpu/capture.h"
+#include "gpunode/simgpu/ptx/ptx.h"
 #include "gpunode/simgpu/stream.h"
 
 namespace olpager::simgpu {
@@ -24,9 +25,9 @@ namespace olpager::simgpu {
 class Device;
 
 /// Text that kernels print: kept until the program synchronizes, then written to stdout in order.
-class PrintfSink {
+class PrintfSink final : public ptx::PrintfSink {
  public:
-  void append(const std::string& text);
+  void write(std::string_view text) override;
   void flush();
 
  private:
@@ -82,6 +83,8 @@ class Context : public std::enable_shared_from_this<Context> {
   void teardown();
 
   PrintfSink& printf() { return printf_; }
+  /// For ptx::run: set while the context is torn down, so that endless kernels end.
+  std::atomic<bool> cancel{false};
   size_t limit(CUlimit limit) const;
   CUresult setLimit(CUlimit limit, size_t value);
   /// True when `peer`'s memory is enabled here (cuCtxEnablePeerAccess).

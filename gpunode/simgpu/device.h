@@ -17,6 +17,7 @@
 #include "gpunode/simgpu/handles.h"
 #include "gpunode/simgpu/memory.h"
 #include "gpunode/simgpu/page_table.h"
+#include "gpunode/simgpu/ptx/ptx.h"
 #include "gpunode/simgpu/stream.h"
 
 namespace olpager::simgpu {
@@ -35,7 +36,18 @@ struct Settings {
   unsigned threads = 0;  // of the worker pool; 0: one per core
 };
 
-class WorkerPool;
+/// A device's page table as kernels see it.
+class KernelAddressSpace final : public ptx::AddressSpace {
+ public:
+  explicit KernelAddressSpace(PageTable& pages) : pages_(pages) {}
+  bool translate(std::uint64_t va, bool write, ptx::Translation& out) override;
+  const std::atomic<std::uint64_t>& generation() const override { return pages_.generationCounter(); }
+  void enterSlice() override { pages_.enterSlice(); }
+  void leaveSlice() override { pages_.leaveSlice(); }
+
+ private:
+  PageTable& pages_;
+};
 
 class Device {
  public:
@@ -50,6 +62,7 @@ class Device {
   int pciDevice() const { return 0; }
 
   PageTable pages;
+  KernelAddressSpace kernel_memory{pages};  ///< for ptx::run
   Vram vram;
   /// The primary context: one object, and so one handle, for the life of the process.
   std::shared_ptr<Context> primary;
@@ -76,28 +89,15 @@ class Driver {
   HandleTable<Context> contexts{HandleKind::kContext};
   HandleTable<Stream> streams{HandleKind::kStream};
   std::mutex primary_mutex;
-  /// Cores for kernels; shared by all devices.
-  WorkerPool& workers();
+  /// Threads that kernels run on; shared by all devices. Started by the first use.
+  ptx::Executor& executor();
   /// OL_SIM_CTXLOCK: held by module load and by free while they drain the context, as some drivers do.
   std::recursive_mutex context_lock;
 
  private:
   explicit Driver(Settings chosen);
-};
-
-/// Threads that take parts of kernels. The calling thread takes parts too, so every kernel has at least one thread even
-/// when others spin in theirs.
-class WorkerPool {
- public:
-  explicit WorkerPool(unsigned threads);
-  ~WorkerPool();
-  unsigned threads() const;
-  /// Calls part(i) for i in [0, parts) on the calling thread and idle workers; returns when all are done.
-  void run(size_t parts, const std::function<void(size_t)>& part);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::once_flag executor_once_;
+  std::unique_ptr<ptx::Executor> executor_;
 };
 
 /// A driver function that is not there: logs the name once (stderr), CUDA_ERROR_NOT_SUPPORTED.

@@ -11,7 +11,7 @@
 //   6. Stream::mutex             one stream's queue and its completed number
 //   7. Event::mutex              what an event was last recorded as
 //   8. HandleTable::mutex        handle -> object; leaf
-//   9. Runners::mutex, WorkerPool::mutex, HostCallbacks::mutex, PrintfSink::mutex, the not-supported log: leaves
+//   9. Runners::mutex, HostCallbacks::mutex, PrintfSink::mutex, the not-supported log: leaves
 //
 // Context::mutex (limits, peers, hooks) is a leaf as well. Modules and graphs have locks of their own, taken before 1.
 #pragma once

@@ -3,7 +3,7 @@
 //
 // Readers (kernels, copies) take no lock. What a translation points at stays mapped in the process after an unmap (VRAM
 // and host chunks have permanent aliases), so a reader that races an unmap reads old or reused bytes, never crashes; it
-// has to drop cached translations when generation() moves.
+// has to drop cached translations when the generation moves.
 #pragma once
 
 #include <array>
@@ -36,7 +36,14 @@ class PageTable {
   /// Translates; false when nothing is mapped there. Wait-free.
   bool translate(uint64_t address, Translation* out) const noexcept;
   /// Moves with every unmap and every loss of write access. Acquire.
-  uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
+  const std::atomic<uint64_t>& generationCounter() const noexcept { return generation_; }
+
+  /// A reader that keeps translations brackets their use; see waitForReaders(). Not nested in one thread.
+  void enterSlice() noexcept;
+  void leaveSlice() noexcept;
+  /// Returns when every slice that was entered before the call has been left: then nobody uses a translation that was
+  /// taken before the last unmap, and what it led to may be reused. Some milliseconds at most.
+  void waitForReaders();
 
   /// Maps [address, + bytes), both multiples of 4 KiB, to `host` (4 KiB-aligned), replacing what was there.
   void map(uint64_t address, uint64_t bytes, std::byte* host, bool writable);
@@ -58,6 +65,9 @@ class PageTable {
 
   std::array<std::atomic<Leaf*>, 1u << kTopBits> top_{};
   std::atomic<uint64_t> generation_{1};
+  std::atomic<uint32_t> slice_phase_{0};
+  std::atomic<uint32_t> slices_[2]{};
+  std::mutex phase_mutex_;
   std::mutex mutex_;
 };
 
