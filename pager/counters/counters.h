@@ -2,9 +2,9 @@
 // docs/counters.md describes the layout for other readers; a change of it raises kCountersVersion.
 //
 // Thread-safety: everything here may be used from any thread; increments are relaxed atomics, no lock, no system call.
-// Errors: counters() never fails. When the file can't be made it says so once (warning line) and counts in private memory.
-// Fork: a child counts into private memory of its own at the same address, so it neither disturbs the parent's figures
-// nor faults. Exit: the file is removed by the process that made it, unless OL_COUNTERS_KEEP asks to keep it.
+// Errors: counters() never fails. When the file can't be made it says so once (warning line) and counts in private
+// memory. Fork: a child counts into private memory of its own at the same address, so it neither disturbs the parent's
+// figures nor faults. Exit: the file is removed by the process that made it, unless OL_COUNTERS_KEEP asks to keep it.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,8 @@ inline void subtract(Counter& gauge, uint64_t n) noexcept { gauge.fetch_sub(n, s
 inline void set(Counter& gauge, uint64_t value) noexcept { gauge.store(value, std::memory_order_relaxed); }
 inline uint64_t read(const Counter& counter) noexcept { return counter.load(std::memory_order_relaxed); }
 
-/// Durations by powers of two: bucket i counts those in [2^i, 2^(i+1)) ns, bucket 0 also 0 ns, the last also all longer.
+/// Durations by powers of two: bucket i counts those in [2^i, 2^(i+1)) ns, bucket 0 also 0 ns, the last also all
+/// longer.
 struct WaitHistogram {
   Counter buckets[kWaitBuckets];
 
@@ -56,24 +57,24 @@ struct alignas(64) DeviceCounters {
 
   // Memory.
   alignas(64) Counter allocated_bytes;  // (g) as the program asked for
-  Counter allocations;        // (g)
-  Counter vram_budget_bytes;  // (g)
-  Counter resident_bytes;     // (g) mapped in VRAM
-  Counter in_place_bytes;     // (g) mapped for the GPU in host memory
-  Counter parked_bytes;       // (g) in the host tier, mapped or not
-  Counter pinned_bytes;       // (g) of extents held in VRAM for users of addresses that pass no launch
-  Counter pinned_extents;     // (g)
+  Counter allocations;                  // (g)
+  Counter vram_budget_bytes;            // (g)
+  Counter resident_bytes;               // (g) mapped in VRAM
+  Counter in_place_bytes;               // (g) mapped for the GPU in host memory
+  Counter parked_bytes;                 // (g) in the host tier, mapped or not
+  Counter pinned_bytes;                 // (g) of extents held in VRAM for users of addresses that pass no launch
+  Counter pinned_extents;               // (g)
 
   // Movement.
   alignas(64) Counter demand_faults;  // extents that a launch or copy waited for
-  Counter prefetches_issued;     // extents
-  Counter prefetches_useful;     // of these, used before they were evicted
-  Counter prefetches_wasted;     // of these, evicted or freed unused
-  Counter evictions_clean;       // extents dropped, equal to their lower copy
-  Counter evictions_written;     // extents written to the host tier
-  Counter bytes_in;              // host to VRAM
-  Counter bytes_out;             // VRAM to host
-  Counter scans;                 // pages scanned for pointers
+  Counter prefetches_issued;          // extents
+  Counter prefetches_useful;          // of these, used before they were evicted
+  Counter prefetches_wasted;          // of these, evicted or freed unused
+  Counter evictions_clean;            // extents dropped, equal to their lower copy
+  Counter evictions_written;          // extents written to the host tier
+  Counter bytes_in;                   // host to VRAM
+  Counter bytes_out;                  // VRAM to host
+  Counter scans;                      // pages scanned for pointers
   Counter hashed_bytes;
   Counter reserved_movement[6];
 
@@ -82,10 +83,10 @@ struct alignas(64) DeviceCounters {
 
 /// The whole file. Everything up to `devices` describes the process.
 struct alignas(64) Counters {
-  char magic[8];             // kCountersMagic, stored last when the file is made
-  uint32_t version;          // kCountersVersion
-  uint32_t bytes;            // sizeof(Counters)
-  uint32_t pid;              // in the PID namespace below
+  char magic[8];     // kCountersMagic, stored last when the file is made
+  uint32_t version;  // kCountersVersion
+  uint32_t bytes;    // sizeof(Counters)
+  uint32_t pid;      // in the PID namespace below
   uint32_t uid;
   uint64_t pid_namespace;    // inode of /proc/self/ns/pid, 0 unknown
   uint64_t start_ticks;      // field 22 of /proc/<pid>/stat: with the pid it names one process
@@ -100,7 +101,7 @@ struct alignas(64) Counters {
   Counter host_used_bytes;            // (g) of the host tier, pages in use and kept free
   Counter managed_allocations;        // passed to the driver as they are
   Counter managed_bytes;
-  Counter pinned_host_allocations;    // passed to the driver as they are
+  Counter pinned_host_allocations;  // passed to the driver as they are
   Counter pinned_host_bytes;
   Counter reserved_process[7];
 

@@ -1,0 +1,68 @@
+#include "base/locate.h"
+
+#include <filesystem>
+#include <initializer_list>
+#include <system_error>
+
+namespace olpager::base {
+namespace fs = std::filesystem;
+
+namespace {
+
+bool isThere(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+// The build tree that holds `binary`, known by ninja's own file in its root; else empty.
+fs::path buildRootOf(const fs::path& binary) {
+  fs::path folder = binary.parent_path();
+  for (int level = 0; level < 5 && folder.has_relative_path(); level++, folder = folder.parent_path()) {
+    if (isThere(folder / "build.ninja")) return folder;
+  }
+  return {};
+}
+
+// The prefix of an installation: binaries lie in <prefix>/bin or <prefix>/<libdir>.
+fs::path prefixOf(const fs::path& binary) {
+  const fs::path folder = binary.parent_path();
+  if (folder.filename() == "bin") return folder.parent_path();
+  const fs::path libdir = OLPAGER_LIBDIR;
+  fs::path prefix = folder;
+  for (auto part = libdir.begin(); part != libdir.end(); ++part) prefix = prefix.parent_path();
+  return prefix / libdir == folder ? prefix : fs::path();
+}
+
+std::string firstOf(std::initializer_list<fs::path> candidates) {
+  for (const auto& path : candidates) {
+    if (isThere(path)) return path.string();
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string locateLibrary(std::string_view binary, std::string_view name) {
+  if (const fs::path build = buildRootOf(binary); !build.empty()) {
+    return firstOf({build / "interpose" / name, build / "gpunode" / "simgpu" / name});
+  }
+  const fs::path prefix = prefixOf(binary);
+  if (prefix.empty()) return {};
+  return firstOf({prefix / OLPAGER_LIBDIR / name, prefix / OLPAGER_LIBDIR / "olpager" / name, prefix / "lib" / name});
+}
+
+std::string locateLinkFolder(std::string_view binary) {
+  if (const fs::path build = buildRootOf(binary); !build.empty()) {
+    return firstOf({build / "interpose" / "olpager-lib"});
+  }
+  const fs::path prefix = prefixOf(binary);
+  return prefix.empty() ? std::string() : firstOf({prefix / OLPAGER_LIBDIR / "olpager", prefix / "lib" / "olpager"});
+}
+
+std::string currentExecutable() {
+  std::error_code failure;
+  const fs::path path = fs::read_symlink("/proc/self/exe", failure);
+  return failure ? std::string() : path.string();
+}
+
+}  // namespace olpager::base

@@ -1,0 +1,174 @@
+#include "base/log.h"
+
+#include <spdlog/logger.h>
+#include <spdlog/sinks/sink.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+namespace olpager::base {
+namespace {
+
+constexpr std::pair<LogLevel, const char*> kNames[] = {
+    {LogLevel::kOff, "off"},   {LogLevel::kError, "error"}, {LogLevel::kWarn, "warn"},
+    {LogLevel::kInfo, "info"}, {LogLevel::kDebug, "debug"}, {LogLevel::kTrace, "trace"},
+};
+
+spdlog::level::level_enum toSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kOff:
+      return spdlog::level::off;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kTrace:
+      return spdlog::level::trace;
+  }
+  return spdlog::level::off;
+}
+
+const char* levelText(spdlog::level::level_enum level) {
+  switch (level) {
+    case spdlog::level::err:
+      return "error";
+    case spdlog::level::warn:
+      return "warn";
+    case spdlog::level::info:
+      return "info";
+    case spdlog::level::debug:
+      return "debug";
+    default:
+      return "trace";
+  }
+}
+
+// spdlog's own sinks lock a mutex, which a fork in another thread would leave locked in the child, and go through
+// stdio, whose buffer a fork would write twice. One write(2) needs neither.
+class StderrSink : public spdlog::sinks::sink {
+ public:
+  void log(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    fmt::format_to(std::back_inserter(line), "olpager: {}: ", levelText(message.level));
+    for (char c : message.payload) line.push_back(c == '\n' ? ' ' : c);
+    line.push_back('\n');
+    const char* at = line.data();
+    size_t left = line.size();
+    while (left != 0) {
+      const ssize_t written = ::write(STDERR_FILENO, at, left);
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return;
+      at += written;
+      left -= static_cast<size_t>(written);
+    }
+  }
+  void flush() override {}
+  void set_pattern(const std::string&) override {}
+  void set_formatter(std::unique_ptr<spdlog::formatter>) override {}
+};
+
+// Made at first use and never destroyed: destructors of the host program that run after ours may still log. No static
+// guard: a fork while another thread holds one would leave the child waiting for it.
+spdlog::logger& logger() {
+  static std::atomic<spdlog::logger*> instance{nullptr};
+  spdlog::logger* found = instance.load(std::memory_order_acquire);
+  if (found == nullptr) {
+    auto made = std::make_unique<spdlog::logger>("olpager", std::make_shared<StderrSink>());
+    made->set_level(spdlog::level::trace);  // logs() decides
+    if (instance.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel)) found = made.release();
+  }
+  return *found;
+}
+
+constexpr uint8_t kUnset = 0xff;
+std::atomic<uint8_t> g_level{kUnset};
+
+void vlog(LogLevel level, const char* format, va_list arguments) noexcept {
+  if (!logs(level)) return;
+  const int saved = errno;
+  try {
+    char small[512];
+    va_list again;
+    va_copy(again, arguments);
+    const int length = vsnprintf(small, sizeof small, format, arguments);
+    if (length >= 0 && static_cast<size_t>(length) < sizeof small) {
+      logger().log(toSpdlog(level), spdlog::string_view_t(small, static_cast<size_t>(length)));
+    } else if (length >= 0) {
+      std::string large(static_cast<size_t>(length) + 1, '\0');
+      vsnprintf(large.data(), large.size(), format, again);
+      logger().log(toSpdlog(level), spdlog::string_view_t(large.data(), static_cast<size_t>(length)));
+    }
+    va_end(again);
+  } catch (...) {  // out of memory: the line is lost
+  }
+  errno = saved;
+}
+
+}  // namespace
+
+std::optional<LogLevel> parseLogLevel(std::string_view name) {
+  for (const auto& [level, text] : kNames) {
+    if (name == text) return level;
+  }
+  return std::nullopt;
+}
+
+const char* logLevelName(LogLevel level) { return kNames[static_cast<unsigned>(level)].second; }
+
+void setLogLevel(LogLevel level) noexcept { g_level.store(static_cast<uint8_t>(level), std::memory_order_relaxed); }
+
+LogLevel logLevel() noexcept {
+  uint8_t level = g_level.load(std::memory_order_relaxed);
+  if (level == kUnset) {
+    const char* text = std::getenv("OL_LOG");
+    level = static_cast<uint8_t>(parseLogLevel(text == nullptr ? "" : text).value_or(LogLevel::kWarn));
+    uint8_t expected = kUnset;
+    if (!g_level.compare_exchange_strong(expected, level, std::memory_order_relaxed)) level = expected;
+  }
+  return static_cast<LogLevel>(level);
+}
+
+#define OLPAGER_FORWARD(level)    \
+  va_list arguments;              \
+  va_start(arguments, format);    \
+  vlog(level, format, arguments); \
+  va_end(arguments)
+
+void log(LogLevel level, const char* format, ...) noexcept { OLPAGER_FORWARD(level); }
+void logError(const char* format, ...) noexcept { OLPAGER_FORWARD(LogLevel::kError); }
+void logWarn(const char* format, ...) noexcept { OLPAGER_FORWARD(LogLevel::kWarn); }
+void logInfo(const char* format, ...) noexcept { OLPAGER_FORWARD(LogLevel::kInfo); }
+void logDebug(const char* format, ...) noexcept { OLPAGER_FORWARD(LogLevel::kDebug); }
+void logTrace(const char* format, ...) noexcept { OLPAGER_FORWARD(LogLevel::kTrace); }
+
+bool firstTime(std::string_view key) noexcept {
+  // An open-addressed set of hashes; 0 marks a free slot. Two keys of one 64-bit hash would share a warning.
+  static std::atomic<uint64_t> seen[1024];
+  const uint64_t hash = XXH3_64bits(key.data(), key.size()) | 1;
+  for (unsigned i = 0; i < 1024; i++) {
+    auto& slot = seen[(hash + i) % 1024];
+    uint64_t found = slot.load(std::memory_order_relaxed);
+    if (found == 0 && slot.compare_exchange_strong(found, hash, std::memory_order_relaxed)) return true;
+    if (found == hash) return false;
+  }
+  return false;
+}
+
+void warnOnce(std::string_view key, const char* format, ...) noexcept {
+  if (!logs(LogLevel::kWarn) || !firstTime(key)) return;
+  OLPAGER_FORWARD(LogLevel::kWarn);
+}
+
+#undef OLPAGER_FORWARD
+
+}  // namespace olpager::base

@@ -1,0 +1,263 @@
+#include "base/settings.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <sstream>
+
+#define TOML_EXCEPTIONS 0
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+
+namespace olpager::base {
+namespace {
+
+constexpr uint64_t kVaEnd = 1ull << 47;  // the end of user space with four-level page tables
+
+Error notAllowed(std::string_view text, std::string_view allowed) {
+  return Error{fmt::format("'{}' is not allowed; allowed: {}", text, allowed)};
+}
+
+Status setBudget(Budget& into, std::string_view text) {
+  auto budget = parseBudget(text);
+  if (!budget.ok()) return budget.error();
+  if (budget.value().percent == 0 && budget.value().bytes < kSettingsPageBytes) {
+    return Error{fmt::format("'{}' is below one page; allowed: {} or more", text, exactSize(kSettingsPageBytes))};
+  }
+  into = budget.value();
+  return {};
+}
+
+Status setRangeEdge(uint64_t& into, std::string_view text) {
+  auto bytes = parseSize(text);
+  if (!bytes.ok()) return bytes.error();
+  if (bytes.value() == 0 || bytes.value() % kSettingsPageBytes != 0 || bytes.value() >= kVaEnd) {
+    return notAllowed(text, "a multiple of 2MiB above 0 and below 0x800000000000");
+  }
+  into = bytes.value();
+  return {};
+}
+
+Status setVram(Settings& settings, std::string_view text) { return setBudget(settings.vram, text); }
+Status setHost(Settings& settings, std::string_view text) { return setBudget(settings.host, text); }
+Status setVaBase(Settings& settings, std::string_view text) { return setRangeEdge(settings.va_base, text); }
+Status setVaSize(Settings& settings, std::string_view text) { return setRangeEdge(settings.va_size, text); }
+
+Status setReach(Settings& settings, std::string_view text) {
+  for (auto reach : {ReachSetting::kTraced, ReachSetting::kAll, ReachSetting::kLearned}) {
+    if (text == reachName(reach)) {
+      settings.reach = reach;
+      return {};
+    }
+  }
+  return notAllowed(text, "traced, all or learned");
+}
+
+Status setReport(Settings& settings, std::string_view text) {
+  for (auto report : {ReportSetting::kNode, ReportSetting::kPool}) {
+    if (text == reportName(report)) {
+      settings.report = report;
+      return {};
+    }
+  }
+  return notAllowed(text, "node or pool");
+}
+
+Status setLog(Settings& settings, std::string_view text) {
+  const auto level = parseLogLevel(text);
+  if (!level) return notAllowed(text, kLogLevels);
+  settings.log = *level;
+  return {};
+}
+
+Status setDriver(Settings& settings, std::string_view text) {
+  if (text != "sim" && !text.starts_with('/')) return notAllowed(text, "the absolute path of a libcuda.so.1, or sim");
+  settings.driver = text;
+  return {};
+}
+
+// The one list of settings.
+struct Key {
+  const char* key;
+  const char* variable;
+  Status (*set)(Settings&, std::string_view);
+  bool number;  // a TOML integer will do
+};
+constexpr Key kKeys[] = {
+    {"vram", "OL_VRAM", setVram, true},         {"host", "OL_HOST", setHost, true},
+    {"reach", "OL_REACH", setReach, false},     {"report", "OL_REPORT", setReport, false},
+    {"va_base", "OL_VA_BASE", setVaBase, true}, {"va_size", "OL_VA_SIZE", setVaSize, true},
+    {"log", "OL_LOG", setLog, false},           {"driver", "OL_DRIVER", setDriver, false},
+};
+
+const Key* findKey(std::string_view name) {
+  for (const auto& key : kKeys) {
+    if (name == key.key) return &key;
+  }
+  return nullptr;
+}
+
+std::string keyList() {
+  std::string list;
+  for (const auto& key : kKeys) list += fmt::format("{}{}", list.empty() ? "" : ", ", key.key);
+  return list;
+}
+
+// Variables that other parts of the project read.
+bool knownElsewhere(std::string_view name) {
+  return name == "OL_CONFIG" || name == "OL_COUNTERS_KEEP" || name.starts_with("OL_SIM_") ||
+         name.starts_with("OL_TEST_");
+}
+
+// A string value as settings take it; an integer becomes its decimal text.
+std::optional<std::string> valueText(const toml::node& node, bool number_allowed) {
+  if (const auto text = node.value_exact<std::string>()) return text;
+  if (const auto number = node.value_exact<int64_t>(); number && number_allowed && *number >= 0) {
+    return std::to_string(*number);
+  }
+  return std::nullopt;
+}
+
+Status applyFile(Settings& settings, const std::string& path, bool required) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    const int why = errno;
+    if (!required && (why == ENOENT || why == ENOTDIR)) return {};
+    // A file of another user's home or of root that we may not read is no setting of ours, but it was meant to be one.
+    return Error{fmt::format("{}: can't be read: {}", path, std::strerror(why))};
+  }
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (file.bad()) return Error{fmt::format("{}: can't be read", path)};
+  const toml::parse_result parsed = toml::parse(text.str(), path);
+  if (!parsed) {
+    std::string why(parsed.error().description());
+    for (char& c : why) {
+      if (c == '\n') c = ' ';
+    }
+    return Error{fmt::format("{}:{}: {}", path, parsed.error().source().begin.line, why)};
+  }
+  for (const auto& [name, node] : parsed.table()) {
+    const auto place = fmt::format("{}:{}", path, node.source().begin.line);
+    const Key* key = findKey(name.str());
+    if (key == nullptr) {
+      return Error{fmt::format("{}: unknown {} '{}'; allowed: {}", place, node.is_table() ? "table" : "key", name.str(),
+                               keyList())};
+    }
+    const auto value = valueText(node, key->number);
+    if (!value) {
+      std::ostringstream type;
+      type << node.type();
+      return Error{fmt::format("{}: {} is of type {}; allowed: {}", place, key->key, type.str(),
+                               key->number ? "a string or a number that is not negative" : "a string")};
+    }
+    if (auto status = key->set(settings, *value); !status.ok()) {
+      return Error{fmt::format("{}: {}: {}", place, key->key, status.error().message)};
+    }
+  }
+  return {};
+}
+
+std::optional<std::string_view> lookUp(const std::vector<std::string>& environment, std::string_view name) {
+  for (const auto& entry : environment) {
+    if (entry.size() > name.size() && entry[name.size()] == '=' && entry.starts_with(name)) {
+      return std::string_view(entry).substr(name.size() + 1);
+    }
+  }
+  return std::nullopt;
+}
+
+// The user's own file. XDG wants absolute paths; a relative one would depend on the working directory.
+std::string userFile(const std::vector<std::string>& environment) {
+  const auto xdg = lookUp(environment, "XDG_CONFIG_HOME").value_or("");
+  if (xdg.starts_with('/')) return fmt::format("{}/olpager/olpager.toml", xdg);
+  const auto home = lookUp(environment, "HOME").value_or("");
+  return home.starts_with('/') ? fmt::format("{}/.config/olpager/olpager.toml", home) : std::string();
+}
+
+Status applyEnvironment(Settings& settings, const std::vector<std::string>& environment) {
+  for (const auto& entry : environment) {
+    if (!entry.starts_with("OL_")) continue;
+    const auto equals = entry.find('=');
+    if (equals == std::string::npos) continue;
+    const std::string name = entry.substr(0, equals);
+    const std::string value = entry.substr(equals + 1);
+    const Key* key = nullptr;
+    for (const auto& known : kKeys) {
+      if (name == known.variable) key = &known;
+    }
+    if (key == nullptr) {
+      if (!knownElsewhere(name))
+        settings.warnings.push_back(fmt::format("{}={}: no such setting, ignored", name, value));
+      continue;
+    }
+    if (value.empty()) continue;  // set to nothing is not set
+    if (auto status = key->set(settings, value); !status.ok()) {
+      return Error{fmt::format("{}: {}", name, status.error().message)};
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+const char* reachName(ReachSetting reach) {
+  switch (reach) {
+    case ReachSetting::kTraced:
+      return "traced";
+    case ReachSetting::kAll:
+      return "all";
+    case ReachSetting::kLearned:
+      return "learned";
+  }
+  return "";
+}
+
+const char* reportName(ReportSetting report) { return report == ReportSetting::kNode ? "node" : "pool"; }
+
+std::vector<std::string> SettingsSources::currentEnvironment() {
+  std::vector<std::string> all;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; entry++) all.emplace_back(*entry);
+  return all;
+}
+
+Status applySetting(Settings& settings, std::string_view key, std::string_view text) {
+  const Key* known = findKey(key);
+  if (known == nullptr) return Error{fmt::format("unknown key '{}'; allowed: {}", key, keyList())};
+  return known->set(settings, text);
+}
+
+Status checkSettings(const Settings& settings) {
+  constexpr uint64_t kDefaultSize = 16ull << 40;
+  const uint64_t size = settings.va_size != 0 ? settings.va_size : kDefaultSize;
+  if (settings.va_base != 0 && settings.va_base > kVaEnd - size) {
+    return Error{fmt::format("va_base 0x{:x} and va_size {} end above 0x{:x}, where user space ends; lower one of them",
+                             settings.va_base, exactSize(size), kVaEnd)};
+  }
+  return {};
+}
+
+Result<Settings> loadSettings(const SettingsSources& sources) {
+  Settings settings;
+  std::vector<std::pair<std::string, bool>> files{{sources.system_file, false}};
+  if (auto user = userFile(sources.environment); !user.empty()) files.emplace_back(user, false);
+  if (const auto named = lookUp(sources.environment, "OL_CONFIG"); named && !named->empty()) {
+    if (!named->starts_with('/'))
+      return Error{fmt::format("OL_CONFIG: {}", notAllowed(*named, "an absolute path").message)};
+    files.emplace_back(*named, true);
+  }
+  for (const auto& [path, required] : files) {
+    if (auto status = applyFile(settings, path, required); !status.ok()) return status.error();
+  }
+  if (auto status = applyEnvironment(settings, sources.environment); !status.ok()) return status.error();
+  if (auto status = checkSettings(settings); !status.ok()) return status.error();
+  return settings;
+}
+
+}  // namespace olpager::base

@@ -1,0 +1,62 @@
+// The settings of a program under olpager. In rising order: built-in defaults, /etc/olpager/olpager.toml,
+// $XDG_CONFIG_HOME/olpager/olpager.toml (else ~/.config/olpager/olpager.toml), the file that OL_CONFIG names, the OL_*
+// variables. Never a file of the working directory: a setting names a library to load.
+//
+// Keys of the file and their variables (docs/settings.md):
+//   vram (OL_VRAM)  host (OL_HOST)  reach (OL_REACH)  report (OL_REPORT)  va_base (OL_VA_BASE)  va_size (OL_VA_SIZE)
+//   log (OL_LOG)  driver (OL_DRIVER)
+// Thread-safety: pure functions of their input. Errors: one line that names the file and line or the variable, the
+// value, and what is allowed. An OL_ variable that nobody knows is a warning only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/log.h"
+#include "base/result.h"
+#include "base/size.h"
+
+namespace olpager::base {
+
+/// Which allocations a launch is taken to reach besides those that its parameters name.
+enum class ReachSetting : uint8_t { kTraced, kAll, kLearned };
+/// What the program is told of its memory: this node's, or the whole pool's.
+enum class ReportSetting : uint8_t { kNode, kPool };
+
+inline constexpr uint64_t kSettingsPageBytes = 2ull << 20;  // the pager's page: no budget below it can work
+
+struct Settings {
+  Budget vram;  // of each device; not given: what the driver has free less a reserve
+  Budget host;  // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
+  ReachSetting reach = ReachSetting::kTraced;
+  ReportSetting report = ReportSetting::kNode;
+  uint64_t va_base = 0;  // 0: the built-in base
+  uint64_t va_size = 0;  // 0: 16 TiB
+  LogLevel log = LogLevel::kWarn;
+  std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the loader's own search
+  std::vector<std::string> warnings;  // one line each, for the log
+};
+
+const char* reachName(ReachSetting reach);
+const char* reportName(ReportSetting report);
+
+/// Where settings come from; the members' defaults are what a program uses.
+struct SettingsSources {
+  std::string system_file = "/etc/olpager/olpager.toml";
+  std::vector<std::string> environment = currentEnvironment();  // NAME=value
+
+  static std::vector<std::string> currentEnvironment();
+};
+
+/// All settings. A named file (OL_CONFIG) has to exist; the others need not.
+Result<Settings> loadSettings(const SettingsSources& sources = {});
+
+/// Sets one by its key (as in the file) from text. The Error does not name where the text came from.
+Status applySetting(Settings& settings, std::string_view key, std::string_view text);
+
+/// What no single setting shows: a range that can't be. Called by loadSettings.
+Status checkSettings(const Settings& settings);
+
+}  // namespace olpager::base

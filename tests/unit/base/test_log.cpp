@@ -1,0 +1,110 @@
+#include "base/log.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "tests/catch.h"
+
+using namespace olpager::base;
+
+namespace {
+
+// What `body` writes to standard error, which is a pipe meanwhile.
+template <typename Body>
+std::string captured(Body&& body) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  UniqueFd from(ends[0]);
+  UniqueFd to(ends[1]);
+  UniqueFd saved(dup(STDERR_FILENO));
+  dup2(to.get(), STDERR_FILENO);
+  to.reset();
+  body();
+  dup2(saved.get(), STDERR_FILENO);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n = 0; (n = read(from.get(), buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(n));
+  return text;
+}
+
+struct Level {
+  LogLevel saved = logLevel();
+  explicit Level(LogLevel level) { setLogLevel(level); }
+  ~Level() { setLogLevel(saved); }
+};
+
+}  // namespace
+
+TEST_CASE("lines carry their level and keep errno", "[base][log]") {
+  Level level(LogLevel::kInfo);
+  errno = EBUSY;
+  CHECK(captured([] {
+          errno = EBUSY;
+          logInfo("%d pages of\n%s", 3, "x");
+          logDebug("not this");
+          CHECK(errno == EBUSY);
+        }) == "olpager: info: 3 pages of x\n");
+}
+
+TEST_CASE("off means off, long lines arrive whole, braces are text", "[base][log]") {
+  {
+    Level level(LogLevel::kOff);
+    CHECK(captured([] { logError("no"); }).empty());
+  }
+  Level level(LogLevel::kTrace);
+  const std::string large(3000, 'x');
+  CHECK(captured([&] { logTrace("%s", large.c_str()); }) == "olpager: trace: " + large + "\n");
+  CHECK(captured([] { logWarn("{} %s {}", "{0}"); }) == "olpager: warn: {} {0} {}\n");
+}
+
+TEST_CASE("a warning comes once for each key", "[base][log]") {
+  Level level(LogLevel::kWarn);
+  CHECK(captured([] {
+          for (int i = 0; i < 3; i++) warnOnce("test.a", "a %d", i);
+          warnOnce("test.b", "b");
+        }) == "olpager: warn: a 0\nolpager: warn: b\n");
+}
+
+TEST_CASE("lines of many threads stay whole", "[base][log]") {
+  Level level(LogLevel::kWarn);
+  const std::string text = captured([] {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; t++) {
+      threads.emplace_back([] {
+        for (int i = 0; i < 50; i++) logWarn("abcdefghij");
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  });
+  std::string expected;
+  for (int i = 0; i < 200; i++) expected += "olpager: warn: abcdefghij\n";
+  CHECK(text == expected);
+}
+
+TEST_CASE("a forked child can log", "[base][log]") {
+  Level level(LogLevel::kWarn);
+  CHECK(captured([] {
+          const pid_t child = fork();
+          if (child == 0) {
+            logWarn("child");
+            _exit(0);
+          }
+          int status = 0;
+          waitpid(child, &status, 0);
+          CHECK(status == 0);
+        }) == "olpager: warn: child\n");
+}
+
+TEST_CASE("levels have names", "[base][log]") {
+  for (auto level :
+       {LogLevel::kOff, LogLevel::kError, LogLevel::kWarn, LogLevel::kInfo, LogLevel::kDebug, LogLevel::kTrace}) {
+    CHECK(parseLogLevel(logLevelName(level)) == level);
+  }
+  CHECK_FALSE(parseLogLevel("loud"));
+}

@@ -1,0 +1,141 @@
+#include "base/settings.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/catch.h"
+
+using namespace olpager::base;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Files {
+  fs::path root;
+  Files() {
+    char name[] = "/tmp/ol-settings-XXXXXX";
+    root = mkdtemp(name);
+  }
+  ~Files() { fs::remove_all(root); }
+  std::string write(const std::string& name, const std::string& text) const {
+    fs::create_directories((root / name).parent_path());
+    std::ofstream(root / name) << text;
+    return (root / name).string();
+  }
+  SettingsSources sources(std::vector<std::string> environment) const {
+    environment.push_back("XDG_CONFIG_HOME=" + (root / "xdg").string());
+    return {.system_file = (root / "etc.toml").string(), .environment = std::move(environment)};
+  }
+};
+
+std::string failureOf(const SettingsSources& sources) {
+  const auto settings = loadSettings(sources);
+  return settings.ok() ? "" : settings.error().message;
+}
+
+}  // namespace
+
+TEST_CASE("without any source the defaults hold", "[base][settings]") {
+  Files files;
+  const auto settings = loadSettings(files.sources({}));
+  REQUIRE(settings.ok());
+  CHECK_FALSE(settings.value().vram.given());
+  CHECK(settings.value().reach == ReachSetting::kTraced);
+  CHECK(settings.value().report == ReportSetting::kNode);
+  CHECK(settings.value().log == LogLevel::kWarn);
+  CHECK(settings.value().driver.empty());
+}
+
+TEST_CASE("later sources win over earlier ones, key by key", "[base][settings]") {
+  Files files;
+  files.write("etc.toml", "vram = '1GiB'\nhost = '1GiB'\nreach = 'all'\nreport = 'pool'\n");
+  files.write("xdg/olpager/olpager.toml", "vram = '2GiB'\nhost = '2GiB'\nreach = 'learned'\n");
+  const auto named = files.write("named.toml", "vram = '3GiB'\nhost = 4194304\n");
+  const auto settings = loadSettings(files.sources({"OL_CONFIG=" + named, "OL_VRAM=25%", "OL_LOG="}));
+  REQUIRE(settings.ok());
+  CHECK(settings.value().vram == Budget{.bytes = 0, .percent = 25});
+  CHECK(settings.value().host.bytes == 4ull << 20);
+  CHECK(settings.value().reach == ReachSetting::kLearned);
+  CHECK(settings.value().report == ReportSetting::kPool);
+}
+
+TEST_CASE("every setting has a variable and a key", "[base][settings]") {
+  Files files;
+  const auto settings = loadSettings(
+      files.sources({"OL_VRAM=64MiB", "OL_HOST=1GiB", "OL_REACH=all", "OL_REPORT=pool", "OL_VA_BASE=0x212340000000",
+                     "OL_VA_SIZE=1TiB", "OL_LOG=debug", "OL_DRIVER=/usr/lib/libcuda.so.1"}));
+  REQUIRE(settings.ok());
+  CHECK(settings.value().va_base == 0x212340000000);
+  CHECK(settings.value().va_size == 1ull << 40);
+  CHECK(settings.value().log == LogLevel::kDebug);
+  CHECK(settings.value().driver == "/usr/lib/libcuda.so.1");
+  Settings one;
+  for (const auto& [key, text] : {std::pair{"vram", "64MiB"},
+                                  {"host", "50%"},
+                                  {"reach", "all"},
+                                  {"report", "pool"},
+                                  {"va_base", "0x212340000000"},
+                                  {"va_size", "1TiB"},
+                                  {"log", "off"},
+                                  {"driver", "sim"}}) {
+    CHECK(applySetting(one, key, text).ok());
+  }
+  CHECK_FALSE(applySetting(one, "vrom", "1GiB").ok());
+}
+
+TEST_CASE("a wrong file says where, what and what is allowed", "[base][settings]") {
+  Files files;
+  const auto [text, line, expected] = GENERATE(table<const char*, int, const char*>({
+      {"vram = '1GiB'\nvrom = '1GiB'\n", 2, "unknown key 'vrom'; allowed: vram, host"},
+      {"\n[local]\nvram = '1GiB'\n", 2, "unknown table 'local'"},
+      {"vram = '8 Gigs'\n", 1, "vram: '8 Gigs' is not a size"},
+      {"vram = '1MiB'\n", 1, "vram: '1MiB' is below one page; allowed: 2MiB or more"},
+      {"host = '120%'\n", 1, "host: '120%'"},
+      {"host = true\n", 1, "host is of type boolean"},
+      {"host = -4194304\n", 1, "host is of type integer"},
+      {"reach = 3\n", 1, "reach is of type integer; allowed: a string"},
+      {"reach = 'some'\n", 1, "reach: 'some' is not allowed; allowed: traced, all or learned"},
+      {"report = 'disk'\n", 1, "report: 'disk' is not allowed; allowed: node or pool"},
+      {"log = 'loud'\n", 1, "allowed: off, error"},
+      {"driver = './libcuda.so'\n", 1, "allowed: the absolute path"},
+      {"va_base = 0x1001\n", 1, "va_base: '4097' is not allowed"},
+      {"va_size = '0'\n", 1, "va_size: '0' is not allowed"},
+      {"\n\nvram = \n", 3, ""},
+  }));
+  const auto path = files.write("etc.toml", text);
+  const auto failure = failureOf(files.sources({}));
+  CHECK(failure.rfind(path + ":" + std::to_string(line) + ": ", 0) == 0);
+  CHECK(failure.find(expected) != std::string::npos);
+  CHECK(failure.find('\n') == std::string::npos);
+}
+
+TEST_CASE("a wrong variable says which", "[base][settings]") {
+  Files files;
+  CHECK(failureOf(files.sources({"OL_VRAM=lots"})).rfind("OL_VRAM: 'lots' is not a size", 0) == 0);
+  CHECK(failureOf(files.sources({"OL_CONFIG=olpager.toml"})).rfind("OL_CONFIG: 'olpager.toml'", 0) == 0);
+  CHECK(
+      failureOf(files.sources({"OL_CONFIG=/nowhere/olpager.toml"})).rfind("/nowhere/olpager.toml: can't be read", 0) ==
+      0);
+  CHECK(failureOf(files.sources({"OL_VA_BASE=0x7ff000000000"})).find("end above") != std::string::npos);
+}
+
+TEST_CASE("an unknown OL_ variable is a warning, known ones of other parts are not", "[base][settings]") {
+  Files files;
+  const auto settings =
+      loadSettings(files.sources({"OL_VRMA=8GiB", "OL_SIM_VRAM=64MiB", "OL_COUNTERS_KEEP=1", "OLD=1"}));
+  REQUIRE(settings.ok());
+  REQUIRE(settings.value().warnings.size() == 1);
+  CHECK(settings.value().warnings[0].find("OL_VRMA=8GiB") != std::string::npos);
+}
+
+TEST_CASE("the working directory is never looked at", "[base][settings]") {
+  Files files;
+  files.write("olpager.toml", "nonsense");
+  files.write("olpager/olpager.toml", "nonsense");
+  files.write(".config/olpager/olpager.toml", "nonsense");
+  const auto back = fs::current_path();
+  fs::current_path(files.root);
+  CHECK(failureOf({.system_file = "/nowhere", .environment = {"XDG_CONFIG_HOME=.", "HOME=."}}).empty());
+  fs::current_path(back);
+}
