@@ -120,7 +120,7 @@ class Predictor {
   uint64_t contextKey(unsigned touches, uint64_t position) const;
   bool sameContext(unsigned touches, uint64_t a, uint64_t b) const;
   void record(bool right);
-  uint64_t firstBehindCursor(UnitState& state);
+  uint64_t firstBehindCursor(Unit unit);
   uint32_t beginVisit();
 
   uint64_t mask_;
