@@ -28,7 +28,7 @@ inline void add(Counter& counter, uint64_t n = 1) noexcept { counter.fetch_add(n
 inline void subtract(Counter& gauge, uint64_t n) noexcept { gauge.fetch_sub(n, std::memory_order_relaxed); }
 /// Sets a gauge.
 inline void set(Counter& gauge, uint64_t value) noexcept { gauge.store(value, std::memory_order_relaxed); }
-inline uint64_t read(const Counter& counter) noexcept { return counter.load(std::memory_order_relaxed); }
+inline uint64_t valueOf(const Counter& counter) noexcept { return counter.load(std::memory_order_relaxed); }
 
 /// Durations by powers of two: bucket i counts those in [2^i, 2^(i+1)) ns, bucket 0 also 0 ns, the last also all
 /// longer.
@@ -92,7 +92,7 @@ struct alignas(64) Counters {
   uint64_t start_ticks;      // field 22 of /proc/<pid>/stat: with the pid it names one process
   uint64_t started_unix_ns;  // CLOCK_REALTIME when the file was made
   uint64_t keep_token;       // OL_COUNTERS_KEEP, 0: removed at exit
-  char program[64];          // /proc/self/comm of the process, NUL-terminated
+  char program[64];          // its short name, NUL-terminated
 
   alignas(64) Counter ended_unix_ns;  // 0 while the process runs
   Counter device_count;               // (g) entries of `devices` in use

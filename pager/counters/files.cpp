@@ -1,0 +1,245 @@
+#include "pager/counters/files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <new>
+#include <optional>
+
+namespace olpager::pager {
+namespace {
+
+using base::UniqueFd;
+
+constexpr std::string_view kSuffix = ".counters";
+constexpr time_t kUnfinishedSeconds = 60;  // a file still without its magic after that was never finished
+
+uint64_t pidNamespace() {
+  struct stat about {};
+  return stat("/proc/self/ns/pid", &about) == 0 ? about.st_ino : 0;
+}
+
+uint64_t realtimeNs() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+struct FileName {
+  uint64_t pid = 0;
+  uint64_t start_ticks = 0;
+};
+
+std::optional<FileName> parseName(std::string_view name) {
+  if (!name.ends_with(kSuffix)) return std::nullopt;
+  name.remove_suffix(kSuffix.size());
+  FileName parsed;
+  const char* const end = name.data() + name.size();
+  const auto pid = std::from_chars(name.data(), end, parsed.pid);
+  if (pid.ec != std::errc() || pid.ptr == end || *pid.ptr != '-') return std::nullopt;
+  const auto start = std::from_chars(pid.ptr + 1, end, parsed.start_ticks);
+  if (start.ec != std::errc() || start.ptr != end) return std::nullopt;
+  return parsed;
+}
+
+UniqueFd createFile(int folder, const std::string& name) {
+  return UniqueFd(openat(folder, name.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600));
+}
+
+// Reads one file; sets `note` when there is something in it that is not for us.
+std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& about, std::string& note) {
+  const UniqueFd file(openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!file || fstat(file.get(), &about) != 0) return nullptr;  // its process has just ended, or a link
+  if (!S_ISREG(about.st_mode) || about.st_uid != geteuid()) {
+    note = "is not a regular file of this user, passed over";
+    return nullptr;
+  }
+  auto counters = std::make_unique<Counters>();
+  const ssize_t got = pread(file.get(), static_cast<void*>(counters.get()), sizeof(Counters), 0);
+  if (got < static_cast<ssize_t>(offsetof(Counters, pid)) ||
+      std::memcmp(counters->magic, kCountersMagic, sizeof kCountersMagic) != 0) {
+    counters->magic[0] = '\0';
+    return counters;  // not finished yet
+  }
+  if (counters->version != kCountersVersion || counters->bytes != sizeof(Counters) ||
+      got != static_cast<ssize_t>(sizeof(Counters))) {
+    note = fmt::format("is of layout version {}, this program reads version {}; passed over", counters->version,
+                       kCountersVersion);
+    return nullptr;
+  }
+  counters->program[sizeof counters->program - 1] = '\0';
+  return counters;
+}
+
+}  // namespace
+
+std::vector<std::string> countersFolders(const std::string& fallback) {
+  std::vector<std::string> folders;
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  struct stat about {};
+  if (runtime != nullptr && runtime[0] == '/' && stat(runtime, &about) == 0 && S_ISDIR(about.st_mode) &&
+      about.st_uid == geteuid()) {
+    folders.push_back(fmt::format("{}/olpager", runtime));
+  }
+  folders.push_back(fmt::format("{}/olpager-{}", fallback, geteuid()));
+  return folders;
+}
+
+Result<UniqueFd> openCountersFolder(const std::string& folder, bool create) {
+  if (create && mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    return Error{fmt::format("{}: can't be made: {}", folder, std::strerror(errno))};
+  }
+  UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd) {
+    if (errno == ENOENT) return UniqueFd();
+    if (errno == ENOTDIR || errno == ELOOP) {
+      return Error{fmt::format("{}: is not a real folder (a file or a symbolic link); remove it", folder)};
+    }
+    return Error{fmt::format("{}: can't be opened: {}", folder, std::strerror(errno))};
+  }
+  struct stat about {};
+  if (fstat(fd.get(), &about) != 0) return Error{fmt::format("{}: {}", folder, std::strerror(errno))};
+  if (about.st_uid != geteuid()) {
+    return Error{
+        fmt::format("{}: belongs to user {}, not to {}; remove it, or set XDG_RUNTIME_DIR to a folder of yours", folder,
+                    about.st_uid, geteuid())};
+  }
+  if ((about.st_mode & 077) != 0) {
+    return Error{fmt::format("{}: is open to others (mode {:o}); chmod 700 it", folder, about.st_mode & 07777)};
+  }
+  return fd;
+}
+
+std::string countersFileName(uint64_t pid, uint64_t start_ticks) {
+  return fmt::format("{}-{}{}", pid, start_ticks, kSuffix);
+}
+
+uint64_t processStartTicks(uint64_t pid) {
+  const UniqueFd file(open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return 0;
+  char text[1024];
+  const ssize_t length = read(file.get(), text, sizeof text - 1);
+  if (length <= 0) return 0;
+  text[length] = '\0';
+  // The name in field 2 may hold spaces and parentheses: count from the last one.
+  const char* at = std::strrchr(text, ')');
+  if (at == nullptr || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X') return 0;
+  at += 2;  // field 3
+  for (int field = 3; field < 22 && at != nullptr; field++) {
+    at = std::strchr(at, ' ');
+    if (at != nullptr) at++;
+  }
+  return at == nullptr ? 0 : std::strtoull(at, nullptr, 10);
+}
+
+Result<Counters*> createCountersFile(const std::string& folder, uint64_t keep_token) {
+  auto opened = openCountersFolder(folder, true);
+  if (!opened.ok()) return opened.error();
+  const UniqueFd directory = std::move(opened.value());
+  const auto pid = static_cast<uint64_t>(getpid());
+  const uint64_t start_ticks = processStartTicks(pid);
+  const std::string name = countersFileName(pid, start_ticks);
+  UniqueFd file = createFile(directory.get(), name);
+  if (!file && errno == EEXIST) {
+    // This very process before an exec: the folder is ours alone, so nobody else made it.
+    unlinkat(directory.get(), name.c_str(), 0);
+    file = createFile(directory.get(), name);
+  }
+  if (!file) return Error{fmt::format("{}/{}: can't be made: {}", folder, name, std::strerror(errno))};
+  // Allocated now: a full file system must not become a SIGBUS in the host program later.
+  int failure = posix_fallocate(file.get(), 0, sizeof(Counters));
+  void* memory = MAP_FAILED;
+  if (failure == 0) {
+    memory = mmap(nullptr, sizeof(Counters), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    if (memory == MAP_FAILED) failure = errno;
+  }
+  if (failure != 0) {
+    unlinkat(directory.get(), name.c_str(), 0);
+    return Error{fmt::format("{}/{}: {}", folder, name, std::strerror(failure))};
+  }
+  auto* counters = new (memory) Counters;
+  counters->version = kCountersVersion;
+  counters->bytes = sizeof(Counters);
+  counters->pid = static_cast<uint32_t>(pid);
+  counters->uid = geteuid();
+  counters->pid_namespace = pidNamespace();
+  counters->start_ticks = start_ticks;
+  counters->started_unix_ns = realtimeNs();
+  counters->keep_token = keep_token;
+  std::strncpy(counters->program, program_invocation_short_name, sizeof counters->program - 1);
+  std::atomic_thread_fence(std::memory_order_release);
+  std::memcpy(counters->magic, kCountersMagic, sizeof kCountersMagic);
+  return counters;
+}
+
+void removeCountersFile(const std::string& folder, uint64_t pid, uint64_t start_ticks) noexcept {
+  try {
+    auto directory = openCountersFolder(folder, false);
+    if (directory.ok() && directory.value()) {
+      unlinkat(directory.value().get(), countersFileName(pid, start_ticks).c_str(), 0);
+    }
+  } catch (...) {  // out of memory: a reader removes it
+  }
+}
+
+CountersReading readCounters(const std::vector<std::string>& folders) {
+  CountersReading reading;
+  const uint64_t our_namespace = pidNamespace();
+  for (const auto& folder : folders) {
+    auto opened = openCountersFolder(folder, false);
+    if (!opened.ok()) {
+      reading.notes.push_back(opened.error().message);
+      continue;
+    }
+    if (!opened.value()) continue;
+    const int fd = opened.value().get();
+    DIR* listing = fdopendir(dup(fd));
+    if (listing == nullptr) continue;
+    while (const dirent* entry = readdir(listing)) {
+      const auto name = parseName(entry->d_name);
+      if (!name) continue;
+      struct stat about {};
+      std::string note;
+      auto counters = readFile(fd, entry->d_name, about, note);
+      if (!note.empty()) reading.notes.push_back(fmt::format("{}/{} {}", folder, entry->d_name, note));
+      if (!counters) continue;
+      if (counters->magic[0] == '\0') {
+        if (processStartTicks(name->pid) != name->start_ticks && time(nullptr) - about.st_mtime > kUnfinishedSeconds) {
+          unlinkat(fd, entry->d_name, 0);
+        }
+        continue;
+      }
+      CountersSnapshot snapshot{
+          .counters = std::move(counters), .state = CountersSnapshot::State::kRunning, .folder = folder};
+      const Counters& read_in = *snapshot.counters;
+      if (valueOf(read_in.ended_unix_ns) != 0) {
+        snapshot.state = CountersSnapshot::State::kEnded;
+      } else if (read_in.pid_namespace != our_namespace) {
+        snapshot.state = CountersSnapshot::State::kElsewhere;
+      } else if (processStartTicks(read_in.pid) != read_in.start_ticks) {
+        snapshot.state = CountersSnapshot::State::kEnded;
+      }
+      if (snapshot.state == CountersSnapshot::State::kEnded && read_in.keep_token == 0) {
+        unlinkat(fd, entry->d_name, 0);
+        continue;
+      }
+      reading.processes.push_back(std::move(snapshot));
+    }
+    closedir(listing);
+  }
+  std::sort(reading.processes.begin(), reading.processes.end(),
+            [](const auto& a, const auto& b) { return a.counters->pid < b.counters->pid; });
+  return reading;
+}
+
+}  // namespace olpager::pager
