@@ -1,0 +1,284 @@
+#include "pager/counters/counters.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "pager/counters/files.h"
+#include "tests/catch.h"
+
+using namespace olpager;
+using namespace olpager::pager;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Folder {
+  fs::path root;
+  Folder() {
+    char name[] = "/tmp/ol-counters-XXXXXX";
+    root = mkdtemp(name);
+    setenv("XDG_RUNTIME_DIR", root.c_str(), 1);
+    unsetenv("OL_COUNTERS_KEEP");
+  }
+  ~Folder() { fs::remove_all(root); }
+  std::string olpager() const { return (root / "olpager").string(); }
+  size_t files() const {
+    size_t count = 0;
+    if (fs::exists(olpager())) {
+      for ([[maybe_unused]] const auto& entry : fs::directory_iterator(olpager())) count++;
+    }
+    return count;
+  }
+};
+
+// Runs `body` in a child whose standard error is captured; returns what it wrote. `exit_by` ends the child.
+struct ChildResult {
+  int status = 0;
+  std::string errors;
+};
+ChildResult inChild(const std::function<void()>& body, bool exit_normally = true) {
+  int ends[2];
+  REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+  base::UniqueFd from(ends[0]);
+  base::UniqueFd to(ends[1]);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(to.get(), STDERR_FILENO);
+    body();
+    if (exit_normally) std::exit(0);
+    _exit(0);
+  }
+  to.reset();
+  ChildResult result;
+  char buffer[1024];
+  for (ssize_t n = 0; (n = ::read(from.get(), buffer, sizeof buffer)) > 0;) result.errors.append(buffer, size_t(n));
+  waitpid(child, &result.status, 0);
+  return result;
+}
+
+void require(bool condition) {
+  if (!condition) _exit(7);
+}
+
+}  // namespace
+
+TEST_CASE("a process's counters can be read while it runs and go with it", "[counters]") {
+  Folder folder;
+  const auto child = inChild([&] {
+    Counters& mine = counters();
+    require(&mine == &counters());
+    add(mine.device(2).launches, 5);
+    set(mine.pool_bytes, 1ull << 30);
+    const auto reading = readCounters(countersFolders(folder.root));
+    require(reading.processes.size() == 1 && reading.notes.empty());
+    const Counters& read_in = *reading.processes[0].counters;
+    require(read_in.pid == static_cast<uint32_t>(getpid()) && read_in.uid == getuid());
+    require(valueOf(read_in.device_count) == 3 && valueOf(read_in.devices[2].launches) == 5);
+    require(valueOf(read_in.pool_bytes) == 1ull << 30);
+    require(std::strcmp(read_in.program, program_invocation_short_name) == 0);
+    require(folder.files() == 1);
+  });
+  CHECK(child.status == 0);
+  CHECK(child.errors.empty());
+  CHECK(folder.files() == 0);
+  struct stat about {};
+  REQUIRE(stat(folder.olpager().c_str(), &about) == 0);
+  CHECK((about.st_mode & 07777) == 0700);
+}
+
+TEST_CASE("the file of a killed process is removed by the reader", "[counters]") {
+  Folder folder;
+  CHECK(WTERMSIG(inChild([] {
+                   add(counters().device(0).launches);
+                   raise(SIGKILL);
+                 }).status) == SIGKILL);
+  CHECK(folder.files() == 1);
+  CHECK(readCounters(countersFolders(folder.root)).processes.empty());
+  CHECK(folder.files() == 0);
+}
+
+TEST_CASE("OL_COUNTERS_KEEP keeps the file of an ended process until somebody removes it", "[counters]") {
+  Folder folder;
+  CHECK(inChild([] {
+          setenv("OL_COUNTERS_KEEP", "77", 1);
+          add(counters().device(0).launches, 3);
+        }).status == 0);
+  const auto reading = readCounters(countersFolders(folder.root));
+  REQUIRE(reading.processes.size() == 1);
+  const auto& kept = reading.processes[0];
+  CHECK(kept.state == CountersSnapshot::State::kEnded);
+  CHECK(kept.counters->keep_token == 77);
+  CHECK(valueOf(kept.counters->ended_unix_ns) >= kept.counters->started_unix_ns);
+  CHECK(valueOf(kept.counters->devices[0].launches) == 3);
+  removeCountersFile(kept.folder, kept.counters->pid, kept.counters->start_ticks);
+  CHECK(folder.files() == 0);
+}
+
+TEST_CASE("a forked child counts for itself and leaves its parent's file", "[counters]") {
+  Folder folder;
+  const auto child = inChild([&] {
+    Counters& mine = counters();
+    add(mine.device(0).launches, 4);
+    const pid_t grandchild = fork();
+    if (grandchild == 0) {
+      require(valueOf(mine.devices[0].launches) == 0 && &counters() == &mine);
+      add(mine.device(0).launches, 100);
+      std::exit(0);
+    }
+    int status = 0;
+    waitpid(grandchild, &status, 0);
+    require(status == 0);
+    require(valueOf(mine.devices[0].launches) == 4 && folder.files() == 1);
+  });
+  CHECK(child.status == 0);
+  CHECK(folder.files() == 0);
+}
+
+TEST_CASE("a process that execs makes its file anew", "[counters]") {
+  Folder folder;
+  CHECK(inChild([&] {
+          auto first = createCountersFile(folder.olpager(), 0);
+          require(first.ok());
+          add(first.value()->device(0).launches, 9);
+          auto second = createCountersFile(folder.olpager(), 0);
+          require(second.ok() && valueOf(second.value()->devices[0].launches) == 0);
+          require(folder.files() == 1);
+        }).status == 0);
+}
+
+TEST_CASE("hostile or broken folders are refused with a line, counting goes on", "[counters]") {
+  Folder folder;
+  std::string expected;
+  SECTION("a symbolic link") {
+    fs::create_directory(folder.root / "elsewhere");
+    fs::permissions(folder.root / "elsewhere", fs::perms::owner_all);
+    fs::create_symlink(folder.root / "elsewhere", folder.olpager());
+    expected = "symbolic link";
+  }
+  SECTION("open to others") {
+    fs::create_directory(folder.olpager());
+    fs::permissions(folder.olpager(), fs::perms::all);
+    expected = "chmod 700";
+  }
+  SECTION("a file") {
+    std::ofstream(folder.olpager()) << "x";
+    expected = "not a real folder";
+  }
+  SECTION("another user's") {
+    if (geteuid() != 0) return;  // only root can make one
+    fs::create_directory(folder.olpager());
+    fs::permissions(folder.olpager(), fs::perms::owner_all);
+    REQUIRE(chown(folder.olpager().c_str(), 12345, 12345) == 0);
+    expected = "belongs to user 12345";
+  }
+  const auto folders = countersFolders(folder.root);
+  const auto made = createCountersFile(folders[0], 0);
+  REQUIRE_FALSE(made.ok());
+  CHECK(made.error().message.find(expected) != std::string::npos);
+  CHECK(made.error().message.find('\n') == std::string::npos);
+  const auto reading = readCounters({folders[0]});
+  CHECK(reading.processes.empty());
+  REQUIRE(reading.notes.size() == 1);
+  CHECK(reading.notes[0].find(expected) != std::string::npos);
+}
+
+TEST_CASE("a squatted name of our file can't be written through", "[counters]") {
+  Folder folder;
+  fs::create_directory(folder.olpager());
+  fs::permissions(folder.olpager(), fs::perms::owner_all);
+  std::ofstream(folder.root / "victim") << "precious";
+  CHECK(inChild([&] {
+          const auto pid = static_cast<uint64_t>(getpid());
+          const auto name = countersFileName(pid, processStartTicks(pid));
+          fs::create_symlink(folder.root / "victim", fs::path(folder.olpager()) / name);
+          require(createCountersFile(folder.olpager(), 0).ok());
+          require(fs::is_regular_file(fs::symlink_status(fs::path(folder.olpager()) / name)));
+        }).status == 0);
+  CHECK(fs::file_size(folder.root / "victim") == 8);
+}
+
+TEST_CASE("what is no counters file is passed over", "[counters]") {
+  Folder folder;
+  fs::create_directory(folder.olpager());
+  fs::permissions(folder.olpager(), fs::perms::owner_all);
+  const fs::path in = folder.olpager();
+  std::ofstream(in / "notes.txt") << "x";
+  std::ofstream(in / "1-1.counters") << "short";
+  fs::create_symlink("/etc/passwd", in / "2-1.counters");
+  REQUIRE(mkfifo((in / "3-1.counters").c_str(), 0600) == 0);
+  Counters future;
+  std::memcpy(future.magic, kCountersMagic, sizeof kCountersMagic);
+  future.version = kCountersVersion + 1;
+  std::ofstream(in / "4-1.counters", std::ios::binary).write(reinterpret_cast<const char*>(&future), sizeof future);
+  const auto reading = readCounters({folder.olpager()});
+  CHECK(reading.processes.empty());
+  REQUIRE(reading.notes.size() == 2);  // the pipe and the other version
+  CHECK((reading.notes[0] + reading.notes[1]).find("layout version 2") != std::string::npos);
+}
+
+TEST_CASE("without any folder counting still works, said once", "[counters]") {
+  Folder folder;
+  const auto child = inChild([&] {
+    rlimit nothing{};
+    // No file may grow: the file system is full, as far as this process can tell.
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &nothing);
+    add(counters().device(0).launches);
+    add(counters().device(0).launches);
+    require(valueOf(counters().devices[0].launches) == 2);
+  });
+  CHECK(child.status == 0);
+  CHECK(child.errors.find("olpager: warn: no counters for olpagestat: ") == 0);
+  CHECK(child.errors.find('\n') == child.errors.size() - 1);
+  CHECK(folder.files() == 0);
+}
+
+TEST_CASE("first calls from many threads give one file", "[counters]") {
+  Folder folder;
+  CHECK(inChild([&] {
+          std::vector<std::thread> threads;
+          for (int t = 0; t < 8; t++) {
+            threads.emplace_back([] {
+              for (int i = 0; i < 1000; i++) add(counters().device(0).launches);
+            });
+          }
+          for (auto& thread : threads) thread.join();
+          require(valueOf(counters().devices[0].launches) == 8000 && folder.files() == 1);
+        }).status == 0);
+}
+
+TEST_CASE("devices beyond the table share its last entry", "[counters]") {
+  Counters mine{};
+  CHECK(&mine.device(kMaxCountedDevices + 3) == &mine.devices[kMaxCountedDevices - 1]);
+  CHECK(valueOf(mine.device_count) == kMaxCountedDevices);
+}
+
+TEST_CASE("waits fall into powers of two and percentiles come out of them", "[counters]") {
+  WaitHistogram waits{};
+  CHECK(waitPercentile(waits, 0.5) == 0);
+  waits.record(0);
+  waits.record(1);
+  CHECK(valueOf(waits.buckets[0]) == 2);
+  for (int i = 0; i < 96; i++) waits.record(1500);
+  waits.record(UINT64_MAX);
+  waits.record(1ull << 40);
+  CHECK(valueOf(waits.buckets[10]) == 96);
+  CHECK(valueOf(waits.buckets[kWaitBuckets - 1]) == 1);
+  const double p50 = waitPercentile(waits, 0.5);
+  CHECK(p50 >= 1024);
+  CHECK(p50 <= 2048);
+  CHECK(waitPercentile(waits, 0.99) > 1e12);
+}
