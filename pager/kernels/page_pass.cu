@@ -1,0 +1,153 @@
+// The page pass on the GPU: one block of 256 threads hashes one 2 MiB page and tests its words for addresses of the
+// range. page_pass.h says what and why; the C++ reference in page_pass.cpp gives the same hashes.
+//
+// Each thread takes four 16-byte vectors a round, 128 rounds. Eight 128-bit sums (one for each word of a round) with
+// one key for the round: two multiply-adds a word, no chain longer than one addition, so the loads of the next round
+// overlap. Written for few instructions a byte rather than short PTX text: what is rare (a word that looks like an
+// address) is out of the way.
+#include "hash_constants.h"
+
+typedef unsigned long long u64;
+typedef unsigned int u32;
+
+struct Job {  // PagePassJob
+  u64 address;
+  u64 found;
+  u32 pages;
+  u32 first_hash;
+};
+
+namespace {
+
+constexpr u32 kThreads = 256;
+constexpr u32 kLanes = 8;
+constexpr u32 kRounds = (2u << 20) / (kThreads * kLanes * 8);
+constexpr u32 kPageShift = 21;
+
+struct Sum {
+  u64 low, high;
+};
+
+// 16 bytes of global memory that will not be used again soon.
+template <u32 kOffset>
+__device__ __forceinline__ ulonglong2 loadOnce(u64 at) {
+  ulonglong2 vector;
+  asm("ld.global.cs.v2.u64 {%0, %1}, [%2 + %3];" : "=l"(vector.x), "=l"(vector.y) : "l"(at), "n"(kOffset));
+  return vector;
+}
+
+// sum += word * key
+__device__ __forceinline__ void multiplyAdd(Sum& sum, u64 word, u64 key) {
+  asm("mad.lo.cc.u64 %0, %2, %3, %0;\n\t"
+      "madc.hi.u64 %1, %2, %3, %1;"
+      : "+l"(sum.low), "+l"(sum.high)
+      : "l"(word), "l"(key));
+}
+
+__device__ __forceinline__ void add(Sum& sum, const Sum& other) {
+  sum.low += other.low;
+  sum.high += other.high + (sum.low < other.low);
+}
+
+// sum += other * key, mod 2^128
+__device__ __forceinline__ void multiplyAdd128(Sum& sum, const Sum& other, u64 key_low, u64 key_high) {
+  multiplyAdd(sum, other.low, key_low);
+  sum.high += other.low * key_high + other.high * key_low;
+}
+
+__device__ __forceinline__ u64 firstKey(u32 thread) {
+  u64 key = OLPAGER_KEY_SEED + thread;
+  key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9ull;
+  key = (key ^ (key >> 27)) * 0x94d049bb133111ebull;
+  return (key ^ (key >> 31)) | 1;
+}
+
+__device__ __forceinline__ void markIfInRange(u64 word, u64 base, u64 bytes, u32* found) {
+  const u64 offset = word - base;
+  if (offset < bytes) {
+    const u64 page = offset >> kPageShift;
+    const u32 bit = 1u << (page & 31);
+    u32* const cell = found + (page >> 5);
+    // Most words that are addresses name pages already found: reading first spares the atomics. A stale value only
+    // costs one of them.
+    if ((*reinterpret_cast<volatile u32*>(cell) & bit) == 0) atomicOr(cell, bit);
+  }
+}
+
+__device__ __forceinline__ u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    olpager_page_pass(const Job* jobs, u64 range_base, u64 range_pages, ulonglong2* hashes) {
+  const Job job = jobs[blockIdx.y];
+  if (blockIdx.x >= job.pages) return;
+  const u32 thread = threadIdx.x;
+  u64 at = __cvta_generic_to_global(reinterpret_cast<const void*>(job.address)) +
+           (static_cast<u64>(blockIdx.x) << kPageShift) + thread * 16;
+  u32* const found = reinterpret_cast<u32*>(job.found);
+  const u64 range_bytes = job.found == 0 ? 0 : range_pages << kPageShift;
+
+  Sum sums[kLanes] = {};
+  u64 key = firstKey(thread);
+  for (u32 round = 0; round < kRounds; ++round) {
+    const ulonglong2 a = loadOnce<0 * kThreads * 16>(at);
+    const ulonglong2 b = loadOnce<1 * kThreads * 16>(at);
+    const ulonglong2 c = loadOnce<2 * kThreads * 16>(at);
+    const ulonglong2 d = loadOnce<3 * kThreads * 16>(at);
+    at += 4 * kThreads * 16;
+    multiplyAdd(sums[0], a.x, key);
+    multiplyAdd(sums[1], a.y, key);
+    multiplyAdd(sums[2], b.x, key);
+    multiplyAdd(sums[3], b.y, key);
+    multiplyAdd(sums[4], c.x, key);
+    multiplyAdd(sums[5], c.y, key);
+    multiplyAdd(sums[6], d.x, key);
+    multiplyAdd(sums[7], d.y, key);
+    key *= OLPAGER_KEY_STEP;
+    // One comparison for the eight words: is the smallest offset in the range?
+    const u64 nearest =
+        smaller(smaller(smaller(a.x - range_base, a.y - range_base), smaller(b.x - range_base, b.y - range_base)),
+                smaller(smaller(c.x - range_base, c.y - range_base), smaller(d.x - range_base, d.y - range_base)));
+    if (nearest < range_bytes) {
+      markIfInRange(a.x, range_base, range_bytes, found);
+      markIfInRange(a.y, range_base, range_bytes, found);
+      markIfInRange(b.x, range_base, range_bytes, found);
+      markIfInRange(b.y, range_base, range_bytes, found);
+      markIfInRange(c.x, range_base, range_bytes, found);
+      markIfInRange(c.y, range_base, range_bytes, found);
+      markIfInRange(d.x, range_base, range_bytes, found);
+      markIfInRange(d.y, range_base, range_bytes, found);
+    }
+  }
+
+  const u64 lane_keys[kLanes][2] = {OLPAGER_LANE_KEYS};
+  Sum hash = {0, 0};
+#pragma unroll
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    multiplyAdd128(hash, sums[lane], lane_keys[lane][0], lane_keys[lane][1]);
+  }
+
+  // Sum over the block: within a warp by shuffles, then over the warps by the first thread.
+  __shared__ Sum of_warp[kThreads / 32];
+#pragma unroll
+  for (u32 distance = 16; distance != 0; distance /= 2) {
+    const Sum other = {__shfl_down_sync(~0u, hash.low, distance), __shfl_down_sync(~0u, hash.high, distance)};
+    add(hash, other);
+  }
+  if (thread % 32 == 0) of_warp[thread / 32] = hash;
+  __syncthreads();
+  if (thread == 0) {
+    Sum total = {OLPAGER_HASH_LOW, OLPAGER_HASH_HIGH};
+    for (u32 warp = 0; warp < kThreads / 32; ++warp) add(total, of_warp[warp]);
+    hashes[job.first_hash + blockIdx.x] = make_ulonglong2(total.low, total.high);
+  }
+}
+
+extern "C" __global__ void olpager_scan(const u64* words, u64 count, u64 range_base, u64 range_pages, u32* found) {
+  const u64 range_bytes = range_pages << kPageShift;
+  for (u64 i = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<u64>(gridDim.x) * blockDim.x) {
+    markIfInRange(words[i], range_base, range_bytes, found);
+  }
+}
