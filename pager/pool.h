@@ -193,6 +193,9 @@ class Access {
   void addParameter(const void* bytes_at, size_t bytes);
   /// An exact range, known from the function's specification. 0 bytes or an address outside the range: nothing.
   void addRange(uint64_t address, uint64_t bytes, Mode mode);
+  /// The operation copies `bytes` from host memory, whose words may be addresses of the range that kernels follow later.
+  /// `stable`: the bytes can't change before the copy is made (pageable source, or a synchronous copy).
+  void addHostSource(const void* host, uint64_t bytes, bool stable);
   /// Everything that a graph reaches.
   void addReach(const ReachSet& set);
   /// True when something was named.
@@ -215,18 +218,21 @@ class Access {
   };
   static constexpr unsigned kInlineUses = 24;
   Use& push();
+  const Use& use(unsigned i) const { return i < kInlineUses ? inline_[i] : more_[i - kInlineUses]; }
   void addWord(uint64_t word);
+  CUresult acquireSlow();
 
   Pool& pool_;
   StreamKey stream_;
   const void* function_ = nullptr;
+  const void* host_source_ = nullptr;
+  uint64_t host_bytes_ = 0;
+  bool host_stable_ = false;
+  bool follows_pointers_ = false;  // a kernel or a graph: its reach goes on through pointers in memory
   Use inline_[kInlineUses];
   std::vector<Use> more_;  // beyond kInlineUses
   unsigned count_ = 0;
-  uint32_t hazard_slot_ = UINT32_MAX;
-  uint64_t launch_ = 0;
-  bool pinned_ = false;
-  bool bad_range_ = false;
+  StreamState* stream_state_ = nullptr;  // set while acquired
 };
 
 }  // namespace olpager::pager

@@ -1,0 +1,271 @@
+// The launch path. While everything is in VRAM (`slow` is false): no lock, no system call. Else the launch's reach is worked
+// out under the mutex and waits for what is missing.
+#include <algorithm>
+#include <cstring>
+
+#include "pager/clock.h"
+#include "pager/kernels/page_pass.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+namespace {
+
+void raise(std::atomic<uint64_t>& value, uint64_t to) {
+  uint64_t now = value.load(std::memory_order_relaxed);
+  while (now < to && !value.compare_exchange_weak(now, to, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+}
+
+constexpr uint64_t kScanOnCpu = 64 << 10;
+
+}  // namespace
+
+Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), stream_(stream) {}
+
+Access::~Access() {
+  if (stream_state_ != nullptr) submitted(CUDA_ERROR_UNKNOWN);
+}
+
+Access::Use& Access::push() {
+  if (count_ < kInlineUses) return inline_[count_++];
+  ++count_;
+  return more_.emplace_back();
+}
+
+void Access::addWord(uint64_t word) {
+  if (pool_.contains(word)) push() = {word, 0, Mode::kReadWrite};
+}
+
+void Access::addParameter(const void* bytes_at, size_t bytes) {
+  follows_pointers_ = true;
+  const char* at = static_cast<const char*>(bytes_at);
+  for (size_t offset = 0; offset + sizeof(uint64_t) <= bytes; offset += 4) {
+    uint64_t word;
+    std::memcpy(&word, at + offset, sizeof(word));
+    addWord(word);
+  }
+}
+
+void Access::addRange(uint64_t address, uint64_t bytes, Mode mode) {
+  if (bytes != 0 && pool_.contains(address)) push() = {address, bytes, mode};
+}
+
+void Access::addHostSource(const void* host, uint64_t bytes, bool stable) {
+  host_source_ = host;
+  host_bytes_ = bytes;
+  host_stable_ = stable;
+}
+
+void Access::addReach(const ReachSet& set) {
+  follows_pointers_ = true;
+  for (const uint64_t address : set.addresses) addWord(address);
+}
+
+void Access::collect(ReachSet& into) const {
+  for (unsigned i = 0; i < count_; ++i) {
+    const Region* region = pool_.state_->find(use(i).address);
+    if (region != nullptr) into.add(region->base);
+  }
+}
+
+CUresult Access::acquire() {
+  PoolState& state = *pool_.state_;
+  if (count_ == 0 && (!follows_pointers_ || !state.slow.load(std::memory_order_relaxed))) return CUDA_SUCCESS;
+  if (state.forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
+  HazardSlot* slot = hazards().mine();
+  StreamState* stream = state.streams.find(stream_);
+  if (!state.slow.load(std::memory_order_relaxed)) {
+    slot->enter();
+    if (!state.slow.load(std::memory_order_seq_cst)) {
+      const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_relaxed) + 1;
+      bool clear = true;
+      Region* last = nullptr;
+      for (unsigned i = 0; i < count_ && clear; ++i) {
+        const Use& named = use(i);
+        Region* region = state.find(named.address);
+        if (region == nullptr || (named.bytes != 0 && named.address + named.bytes > region->end())) {
+          clear = named.bytes == 0;  // a range that is not ours to give: the slow path says so
+          continue;
+        }
+        if (region == last) continue;
+        clear = region->blocked.load(std::memory_order_seq_cst) == 0;
+        raise(region->stamp, number);
+        last = region;
+      }
+      if (clear) {
+        raise(stream->last, number);
+        stream_state_ = stream;
+        if (last != nullptr) {
+          DeviceCounters& figures = last->engine->figures();
+          add(follows_pointers_ ? figures.launches : figures.copies);
+          if (follows_pointers_) add(figures.launches_resident);
+        }
+        return CUDA_SUCCESS;
+      }
+    }
+    slot->leave();
+  }
+  return acquireSlow();
+}
+
+CUresult Access::acquireSlow() {
+  PoolState& state = *pool_.state_;
+  Lock lock(state.mutex);
+  std::vector<Region*> reach;
+  const uint32_t mark = ++state.closure_mark;
+  const auto visit = [&](Region* region) {
+    if (region == nullptr || region->dead || region->mark == mark) return;
+    region->mark = mark;
+    reach.push_back(region);
+  };
+  std::vector<Extent*> needed;
+  Region* from = nullptr;
+  const auto signature = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(function_) >> 4);
+  for (unsigned i = 0; i < count_; ++i) {
+    const Use& named = use(i);
+    Region* region = state.find(named.address);
+    if (named.bytes != 0) {
+      // Exact ranges: the extents that they overlap. A range may run over several regions only through the program's own
+      // mappings, which are one region.
+      if (region == nullptr || region->dead || named.address < region->base || named.address + named.bytes > region->end())
+        return CUDA_ERROR_INVALID_VALUE;
+      for (auto& extent : region->extents)
+        if (extent->address < named.address + named.bytes && named.address < extent->address + extent->bytes())
+          needed.push_back(extent.get());
+      if (named.mode == Mode::kRead) from = region;
+    }
+    if (region != nullptr && !region->dead && region->mark != mark) state.predictor.touch(region->id, signature);
+    visit(region);
+  }
+  const bool reach_all = follows_pointers_ && state.options.reach == Reach::kAll;
+  if (reach_all) {
+    for (uint32_t id = 1; id < state.regions.end(); ++id) {
+      Region* region = state.regions.at(id);
+      if (region->dead || !region->published || region->blocked.load(std::memory_order_relaxed) == 0) continue;
+      for (auto& extent : region->extents)
+        if (!extent->mapped() || extent->state == ExtentState::kRetiring) needed.push_back(extent.get());
+      visit(region);
+    }
+  } else if (follows_pointers_) {
+    for (const Root& root : state.roots)
+      for (const uint32_t id : root.edges) visit(state.regions.at(id));
+    for (size_t i = 0; i < reach.size(); ++i) {
+      for (const uint32_t id : reach[i]->edges) visit(state.regions.at(id));
+      for (auto& extent : reach[i]->extents) needed.push_back(extent.get());
+    }
+  }
+
+  const auto usable = [](const Extent& extent) {
+    return extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace;
+  };
+  bool waited = false;
+  uint64_t began = 0;
+  std::vector<std::pair<Engine*, Want>> wants;
+  const auto settled = [&] {
+    for (const Extent* extent : needed)
+      if (!usable(*extent) && !extent->region->engine->broken()) return false;
+    if (follows_pointers_ && !reach_all)
+      for (const Region* region : reach)
+        if (region->host_written && !region->engine->broken()) return false;
+    return !state.gate;
+  };
+  bool refused = false;
+  while (!settled()) {
+    if (!waited) {
+      waited = true;
+      began = nowNs();
+      for (Extent* extent : needed) {
+        auto it = std::find_if(wants.begin(), wants.end(), [&](auto& want) { return want.first == extent->region->engine; });
+        if (it == wants.end()) it = wants.emplace(wants.end(), extent->region->engine, Want{});
+        it->second.extents.push_back(extent);
+      }
+      for (auto& [engine, want] : wants) {
+        want.since_ns = began;
+        if (follows_pointers_ && !reach_all)
+          for (Region* region : reach)
+            if (region->host_written && region->engine == engine) want.to_scan.push_back(region);
+        engine->addWant(&want);
+      }
+      for (Region* region : reach) ++region->wanted;
+    }
+    state.changed.wait_for(lock, std::chrono::milliseconds(100));
+    for (auto& [engine, want] : wants) refused |= want.failed;
+    if (refused || state.stopped) break;
+  }
+  if (waited) {
+    for (auto& [engine, want] : wants) engine->removeWant(&want);
+    for (Region* region : reach) --region->wanted;
+  }
+  if (refused) return CUDA_ERROR_OUT_OF_MEMORY;
+
+  const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (reach_all) state.floor = std::max(state.floor, number);
+  Engine* engine = nullptr;
+  bool in_place = false;
+  for (Region* region : reach) {
+    raise(region->stamp, number);
+    engine = region->engine;
+    in_place |= region->in_place > 0;
+    if (region->ahead > 0)
+      for (auto& extent : region->extents)
+        if (extent->prefetched && extent->state == ExtentState::kVram) engine->noteUsed(*extent, true);
+    if (follows_pointers_) state.markDirty(region);
+  }
+  for (unsigned i = 0; !follows_pointers_ && i < count_; ++i) {
+    if (use(i).mode == Mode::kRead) continue;
+    Region* region = state.find(use(i).address);
+    state.markDirty(region);
+    if (from != nullptr) {
+      for (const uint32_t id : from->edges) region->edges.push_back(id);
+      region->edges.push_back(from->id);
+      region->host_written |= from->host_written;
+    } else if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
+      kernels::scanWords(host_source_, host_bytes_, pool_.base(), pool_.end() - pool_.base(), [&](uint64_t word) {
+        if (const Region* target = state.find(word); target != nullptr) region->edges.push_back(target->id);
+      });
+    } else if (host_source_ != nullptr) {
+      region->host_written = true;
+    }
+    std::sort(region->edges.begin(), region->edges.end());
+    region->edges.erase(std::unique(region->edges.begin(), region->edges.end()), region->edges.end());
+  }
+  StreamState* stream = state.streams.find(stream_);
+  raise(stream->last, number);
+  stream_state_ = stream;
+  hazards().mine()->enter();  // before the mutex is released: whoever marks an extent later waits for this
+  if (engine != nullptr) {
+    DeviceCounters& figures = engine->figures();
+    if (follows_pointers_) {
+      add(figures.launches);
+      if (!waited && !in_place) add(figures.launches_resident);
+      if (in_place) add(figures.launches_in_place);
+    } else {
+      add(figures.copies);
+    }
+    if (waited) figures.fault_wait.record(nowNs() - began);
+    engine->touched();
+  }
+  return CUDA_SUCCESS;
+}
+
+void Access::submitted(CUresult result) {
+  static_cast<void>(result);
+  if (stream_state_ == nullptr) return;
+  hazards().mine()->leave();
+  // No other thread can name a per-thread default stream.
+  if (stream_.thread != 0 && pool_.state_->slow.load(std::memory_order_relaxed))
+    pool_.state_->streams.markOwn(stream_state_);
+  stream_state_ = nullptr;
+}
+
+void ReachSet::add(uint64_t address) {
+  const auto it = std::lower_bound(addresses.begin(), addresses.end(), address);
+  if (it == addresses.end() || *it != address) addresses.insert(it, address);
+}
+
+void ReachSet::add(const ReachSet& other) {
+  for (const uint64_t address : other.addresses) add(address);
+}
+
+}  // namespace olpager::pager

@@ -1,0 +1,69 @@
+#include "pager/budgets.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace olpager::pager {
+
+namespace {
+
+uint64_t wholePages(uint64_t bytes) { return std::max(kPageBytes, bytes / kPageBytes * kPageBytes); }
+
+uint64_t availableMemory() {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  uint64_t kib = 0;
+  std::string rest;
+  while (file >> key >> kib && std::getline(file, rest))
+    if (key == "MemAvailable:") return kib << 10;
+  return 0;
+}
+
+uint64_t number(const std::string& path) {
+  std::ifstream file(path);
+  uint64_t value = 0;
+  return file >> value ? value : UINT64_MAX;  // "max" is no number
+}
+
+// What is left under the memory limits of this process's cgroup (version 2) and its ancestors.
+uint64_t cgroupLeft() {
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  std::string path;
+  while (std::getline(file, line))
+    if (line.starts_with("0::")) path = line.substr(3);
+  uint64_t left = UINT64_MAX;
+  while (!path.empty()) {
+    const std::string folder = "/sys/fs/cgroup" + path;
+    const uint64_t limit = number(folder + "/memory.max");
+    const uint64_t used = number(folder + "/memory.current");
+    if (limit != UINT64_MAX && used != UINT64_MAX) left = std::min(left, limit > used ? limit - used : 0);
+    if (path == "/") break;
+    path = path.substr(0, std::max<size_t>(path.rfind('/'), 1));
+  }
+  return left;
+}
+
+}  // namespace
+
+uint64_t vramBudget(const Budget& given, const DriverApi& driver) {
+  if (given.bytes != 0) return wholePages(given.bytes);
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  if (driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS) return kPageBytes;
+  if (given.percent != 0) return wholePages(static_cast<uint64_t>(static_cast<double>(total_bytes) * given.percent / 100));
+  // The program's libraries take memory of their own after us: modules, workspaces of the driver, contexts.
+  const uint64_t reserve = std::min<uint64_t>(free_bytes / 4, std::max<uint64_t>(256ull << 20, total_bytes / 32));
+  return wholePages(free_bytes - reserve);
+}
+
+uint64_t hostLimit(const Budget& given) {
+  if (given.bytes != 0) return given.bytes / kPageBytes * kPageBytes;
+  const uint64_t available = std::min(availableMemory(), cgroupLeft());
+  const double share = given.percent != 0 ? given.percent / 100 : 0.8;
+  return static_cast<uint64_t>(static_cast<double>(available) * share) / kPageBytes * kPageBytes;
+}
+
+}  // namespace olpager::pager

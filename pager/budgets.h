@@ -1,0 +1,18 @@
+// How much of VRAM and host memory the pager may use.
+#pragma once
+
+#include <cstdint>
+
+#include "pager/driver_api.h"
+#include "pager/pool.h"
+
+namespace olpager::pager {
+
+/// VRAM for the pool of the current context's device: as given, else what the driver has free less a reserve for contexts,
+/// modules and libraries. Multiples of a page, at least one.
+uint64_t vramBudget(const Budget& given, const DriverApi& driver);
+
+/// Bytes of the host tier: as given, else 80 % of the smaller of available memory and what the cgroup leaves.
+uint64_t hostLimit(const Budget& given);
+
+}  // namespace olpager::pager

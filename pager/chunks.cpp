@@ -1,0 +1,257 @@
+#include "pager/chunks.h"
+
+#include <sys/mman.h>
+
+#include <array>
+
+#include "base/log.h"
+
+namespace olpager::pager {
+
+namespace {
+
+CUmemAllocationProp deviceProperties(CUdevice device) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  return properties;
+}
+
+CUmemAllocationProp hostProperties(int numa_node) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {numa_node}};
+  return properties;
+}
+
+CUmemAccessDesc readWrite(CUmemLocationType type, int id) {
+  CUmemAccessDesc access{};
+  access.location = {type, {id}};
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return access;
+}
+
+}  // namespace
+
+void ChunkStore::probeHost(int numa_node) {
+  numa_node_ = numa_node < 0 ? 0 : numa_node;
+  host_mappable_ = true;
+  HostChunk* chunk = makeHost(0);
+  host_mappable_ = chunk != nullptr;
+  if (chunk != nullptr) destroyHost(chunk);
+}
+
+CUresult ChunkStore::mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle) const {
+  CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0);
+  if (result != CUDA_SUCCESS) return result;
+  std::array<CUmemAccessDesc, 16> access;
+  size_t count = 0;
+  access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_);
+  for (CUdevice peer : peers_)
+    if (count < access.size()) access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, peer);
+  result = driver_.cuMemSetAccess(address, bytes, access.data(), count);
+  if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
+  return result;
+}
+
+VramChunk* ChunkStore::makeVram(unsigned order) {
+  const uint64_t bytes = kPageBytes << order;
+  const CUmemAllocationProp properties = deviceProperties(device_);
+  auto* chunk = new VramChunk{0, 0, static_cast<uint8_t>(order)};
+  CUdeviceptr alias = 0;
+  if (driver_.cuMemCreate(&chunk->handle, bytes, &properties, 0) == CUDA_SUCCESS) {
+    if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
+      chunk->alias = alias;
+      if (mapAt(alias, bytes, chunk->handle) == CUDA_SUCCESS) return chunk;
+      driver_.cuMemAddressFree(alias, bytes);
+    }
+    driver_.cuMemRelease(chunk->handle);
+  }
+  delete chunk;
+  return nullptr;
+}
+
+void ChunkStore::destroyVram(VramChunk* chunk) {
+  const uint64_t bytes = kPageBytes << chunk->order;
+  driver_.cuMemUnmap(chunk->alias, bytes);
+  driver_.cuMemAddressFree(chunk->alias, bytes);
+  driver_.cuMemRelease(chunk->handle);
+  delete chunk;
+}
+
+HostChunk* ChunkStore::makeHost(unsigned order) {
+  const uint64_t bytes = kPageBytes << order;
+  auto* chunk = new HostChunk{0, 0, static_cast<uint8_t>(order)};
+  if (!host_mappable_) {
+    void* memory = nullptr;
+    if (driver_.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS) {
+      chunk->alias = reinterpret_cast<uint64_t>(memory);
+      madvise(memory, bytes, MADV_DONTFORK);
+      madvise(memory, bytes, MADV_DONTDUMP);
+      return chunk;
+    }
+    delete chunk;
+    return nullptr;
+  }
+  const CUmemAllocationProp properties = hostProperties(numa_node_);
+  CUdeviceptr alias = 0;
+  if (driver_.cuMemCreate(&chunk->handle, bytes, &properties, 0) == CUDA_SUCCESS) {
+    if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
+      chunk->alias = alias;
+      if (driver_.cuMemMap(alias, bytes, 0, chunk->handle, 0) == CUDA_SUCCESS) {
+        std::array<CUmemAccessDesc, 2> access = {readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_),
+                                                 readWrite(CU_MEM_LOCATION_TYPE_HOST_NUMA, numa_node_)};
+        if (driver_.cuMemSetAccess(alias, bytes, access.data(), access.size()) == CUDA_SUCCESS) {
+          madvise(reinterpret_cast<void*>(alias), bytes, MADV_DONTFORK);
+          madvise(reinterpret_cast<void*>(alias), bytes, MADV_DONTDUMP);
+          return chunk;
+        }
+        driver_.cuMemUnmap(alias, bytes);
+      }
+      driver_.cuMemAddressFree(alias, bytes);
+    }
+    driver_.cuMemRelease(chunk->handle);
+  }
+  delete chunk;
+  return nullptr;
+}
+
+void ChunkStore::destroyHost(HostChunk* chunk) {
+  const uint64_t bytes = kPageBytes << chunk->order;
+  if (chunk->handle == 0) {
+    driver_.cuMemFreeHost(reinterpret_cast<void*>(chunk->alias));
+  } else {
+    driver_.cuMemUnmap(chunk->alias, bytes);
+    driver_.cuMemAddressFree(chunk->alias, bytes);
+    driver_.cuMemRelease(chunk->handle);
+  }
+  delete chunk;
+}
+
+VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
+  const uint64_t bytes = kPageBytes << order;
+  auto& free = free_vram_[order];
+  if (!free.empty()) {
+    VramChunk* chunk = free.back();
+    free.pop_back();
+    vram_free_ -= bytes;
+    return chunk;
+  }
+  if (vramAvailable() < bytes) return nullptr;
+  // Room in the budget: perhaps only as free chunks of other orders, which go back to the driver first.
+  uint64_t excess = vram_made_ + bytes > vram_budget_ ? vram_made_ + bytes - vram_budget_ : 0;
+  for (unsigned other = 0; other < kOrders && excess > 0; ++other) {
+    while (!free_vram_[other].empty() && excess > 0) {
+      doomed_vram_.push_back(free_vram_[other].back());
+      free_vram_[other].pop_back();
+      const uint64_t other_bytes = kPageBytes << other;
+      vram_made_ -= other_bytes;
+      vram_free_ -= other_bytes;
+      excess -= std::min(excess, other_bytes);
+    }
+  }
+  vram_made_ += bytes;  // claimed before the mutex is released
+  destroyDoomed(lock);
+  lock.unlock();
+  VramChunk* chunk = makeVram(order);
+  lock.lock();
+  if (chunk == nullptr) {
+    vram_made_ -= bytes;
+    // The driver has less than the budget says (another program took it): live with what there is.
+    if (vram_budget_ > vram_made_ && vram_made_ > 0) {
+      vram_budget_ = vram_made_;
+      base::logWarn("device %d: the driver has no more VRAM, budget lowered to %llu MiB", device_,
+                    static_cast<unsigned long long>(vram_budget_ >> 20));
+    }
+  }
+  return chunk;
+}
+
+void ChunkStore::giveVram(VramChunk* chunk) {
+  free_vram_[chunk->order].push_back(chunk);
+  vram_free_ += kPageBytes << chunk->order;
+}
+
+HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock) {
+  auto& free = free_host_[order];
+  if (free.empty() && !makeHostAhead(order, lock)) return nullptr;
+  if (free.empty()) return nullptr;  // another thread took it meanwhile
+  HostChunk* chunk = free.back();
+  free.pop_back();
+  host_free_ -= kPageBytes << order;
+  return chunk;
+}
+
+bool ChunkStore::makeHostAhead(unsigned order, Lock& lock) {
+  const uint64_t bytes = kPageBytes << order;
+  if (host_made_ + bytes > host_limit_) {
+    if (host_made_ - host_free_ + bytes > host_limit_) return false;
+    uint64_t excess = host_made_ + bytes - host_limit_;
+    for (unsigned other = 0; other < kOrders && excess > 0; ++other) {
+      while (other != order && !free_host_[other].empty() && excess > 0) {
+        doomed_host_.push_back(free_host_[other].back());
+        free_host_[other].pop_back();
+        const uint64_t other_bytes = kPageBytes << other;
+        host_made_ -= other_bytes;
+        host_free_ -= other_bytes;
+        excess -= std::min(excess, other_bytes);
+      }
+    }
+    if (excess > 0) return false;
+  }
+  host_made_ += bytes;
+  destroyDoomed(lock);
+  lock.unlock();
+  HostChunk* chunk = makeHost(order);
+  lock.lock();
+  if (chunk == nullptr) {
+    host_made_ -= bytes;
+    return false;
+  }
+  giveHost(chunk);
+  return true;
+}
+
+void ChunkStore::giveHost(HostChunk* chunk) {
+  free_host_[chunk->order].push_back(chunk);
+  host_free_ += kPageBytes << chunk->order;
+}
+
+void ChunkStore::destroyDoomed(Lock& lock) {
+  if (passes_ > 0 || (doomed_vram_.empty() && doomed_host_.empty())) return;
+  std::vector<VramChunk*> vram;
+  std::vector<HostChunk*> host;
+  vram.swap(doomed_vram_);
+  host.swap(doomed_host_);
+  lock.unlock();
+  for (VramChunk* chunk : vram) destroyVram(chunk);
+  for (HostChunk* chunk : host) destroyHost(chunk);
+  lock.lock();
+}
+
+uint64_t ChunkStore::releaseFreeVram(uint64_t bytes, Lock& lock) {
+  uint64_t released = 0;
+  for (unsigned order = kOrders; order-- > 0 && released < bytes;) {
+    while (!free_vram_[order].empty() && released < bytes) {
+      doomed_vram_.push_back(free_vram_[order].back());
+      free_vram_[order].pop_back();
+      released += kPageBytes << order;
+    }
+  }
+  vram_made_ -= released;
+  vram_free_ -= released;
+  destroyDoomed(lock);
+  return released;
+}
+
+void ChunkStore::releaseAllFree(Lock& lock) {
+  releaseFreeVram(UINT64_MAX, lock);
+  for (auto& free : free_host_) {
+    for (HostChunk* chunk : free) host_made_ -= kPageBytes << chunk->order, doomed_host_.push_back(chunk);
+    free.clear();
+  }
+  host_free_ = 0;
+  destroyDoomed(lock);
+}
+
+}  // namespace olpager::pager

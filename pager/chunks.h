@@ -1,0 +1,88 @@
+// Physical memory of one device: VRAM chunks within the budget, host chunks within the host tier's limit. Both are made once
+// and reused; a chunk is 2^order pages. Making and releasing are driver calls, made with the mutex released.
+//
+// Thread-safety: every member runs under PoolState::mutex, passed as `lock`; those that make driver calls release it meanwhile.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/result.h"
+#include "pager/driver_api.h"
+#include "pager/region.h"
+
+namespace olpager::pager {
+
+using Lock = std::unique_lock<std::mutex>;
+
+inline constexpr unsigned kOrders = 5;  // 2, 4, 8, 16 and 32 MiB
+
+class ChunkStore {
+ public:
+  ChunkStore(const DriverApi& driver, CUdevice device) : driver_(driver), device_(device) {}
+
+  void setBudgets(uint64_t vram_bytes, uint64_t host_bytes) { vram_budget_ = vram_bytes, host_limit_ = host_bytes; }
+  uint64_t vramBudget() const { return vram_budget_; }
+  uint64_t hostLimit() const { return host_limit_; }
+  /// Finds out what kind of host memory this machine gives. The device's context is current.
+  void probeHost(int numa_node);
+  bool hostMappable() const { return host_mappable_; }
+
+  /// A free VRAM chunk, made if the budget has room, from free chunks of other orders if need be. nullptr: evict first.
+  VramChunk* takeVram(unsigned order, Lock& lock);
+  void giveVram(VramChunk* chunk);
+  /// A free host chunk or a new one. nullptr: the host tier is full, or the system gave none.
+  HostChunk* takeHost(unsigned order, Lock& lock);
+  void giveHost(HostChunk* chunk);
+  /// Makes a host chunk ahead of need and puts it among the free ones. False: limit reached or refused.
+  bool makeHostAhead(unsigned order, Lock& lock);
+
+  /// Bytes that takeVram can still give, counting free chunks.
+  uint64_t vramAvailable() const { return vram_budget_ - (vram_made_ - vram_free_); }
+  uint64_t vramInUse() const { return vram_made_ - vram_free_; }
+  uint64_t hostInUse() const { return host_made_ - host_free_; }
+  uint64_t hostFree() const { return host_free_; }
+  uint64_t hostFreeOf(unsigned order) const { return free_host_[order].size(); }
+  uint64_t hostRoom() const { return host_limit_ > host_made_ - host_free_ ? host_limit_ - (host_made_ - host_free_) : 0; }
+  /// A pass of the GPU reads chunks through their aliases: until it ends none is released.
+  void passBegins() { ++passes_; }
+  void passEnds(Lock& lock) {
+    if (--passes_ == 0) destroyDoomed(lock);
+  }
+  /// Gives free chunks back to the driver until `bytes` of VRAM are released. Returns the bytes released.
+  uint64_t releaseFreeVram(uint64_t bytes, Lock& lock);
+  /// Drops every free chunk (the device's context is current).
+  void releaseAllFree(Lock& lock);
+
+  /// Maps a chunk at a global address for the device and its peers. Without the mutex.
+  CUresult mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle) const;
+  CUresult unmapAt(uint64_t address, uint64_t bytes) const { return driver_.cuMemUnmap(address, bytes); }
+  void addPeer(CUdevice peer) { peers_.push_back(peer); }
+  const std::vector<CUdevice>& peers() const { return peers_; }
+
+ private:
+  VramChunk* makeVram(unsigned order);
+  void destroyVram(VramChunk* chunk);
+  HostChunk* makeHost(unsigned order);
+  void destroyHost(HostChunk* chunk);
+  void destroyDoomed(Lock& lock);
+
+  const DriverApi& driver_;
+  CUdevice device_;
+  uint64_t vram_budget_ = 0, vram_made_ = 0, vram_free_ = 0;
+  uint64_t host_limit_ = 0, host_made_ = 0, host_free_ = 0;
+  bool host_mappable_ = false;
+  int numa_node_ = 0;
+  std::array<std::vector<VramChunk*>, kOrders> free_vram_;
+  std::array<std::vector<HostChunk*>, kOrders> free_host_;
+  std::vector<CUdevice> peers_;
+  unsigned passes_ = 0;
+  std::vector<VramChunk*> doomed_vram_;
+  std::vector<HostChunk*> doomed_host_;
+};
+
+}  // namespace olpager::pager

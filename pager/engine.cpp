@@ -1,0 +1,612 @@
+#include "pager/engine.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "pager/clock.h"
+#include "pager/kernels/page_pass.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+namespace {
+constexpr uint64_t kPatienceNs = 200'000'000;  // a launch waits this long without progress, then it is mapped in place
+constexpr uint64_t kInFlightBytes = 128ull << 20;
+constexpr auto kPollPause = std::chrono::microseconds(10);
+}  // namespace
+
+Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
+    : pool_(pool),
+      device_(device),
+      context_(context),
+      chunks_(pool.driver, device),
+      figures_(&counters().device(static_cast<unsigned>(device))) {}
+
+Engine::~Engine() { stop(); }
+
+CUresult Engine::start(uint64_t vram_budget, uint64_t host_limit, int numa_node, Lock& lock) {
+  const DriverApi& driver = pool_.driver;
+  chunks_.setBudgets(vram_budget, host_limit);
+  const uint64_t pages = (vram_budget + host_limit) / kPageBytes + 64;
+  lock.unlock();
+  CUresult result = driver.cuCtxPushCurrent_v2(context_);
+  if (result == CUDA_SUCCESS) {
+    chunks_.probeHost(numa_node);
+    // Before other streams' work, so that eviction does not wait behind the program's kernels.
+    for (CUstream* stream : {&in_stream_, &out_stream_, &pass_stream_})
+      if (result == CUDA_SUCCESS) result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
+    if (result == CUDA_SUCCESS) result = driver.cuModuleLoadData(&module_, kernels::pagePassPtx());
+    if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&pass_, module_, kernels::kPagePassKernel);
+    for (Scratch& scratch : scratch_) {
+      void* memory = nullptr;
+      const uint64_t bytes = kFoundBytes + pages * (sizeof(ContentHash) + sizeof(kernels::PagePassJob));
+      if (result == CUDA_SUCCESS)
+        result = driver.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+      if (result != CUDA_SUCCESS) break;
+      scratch.pages = pages;
+      scratch.hashes = static_cast<ContentHash*>(memory);
+      scratch.found = reinterpret_cast<uint32_t*>(scratch.hashes + pages);
+      scratch.jobs = reinterpret_cast<kernels::PagePassJob*>(reinterpret_cast<char*>(scratch.found) + kFoundBytes);
+    }
+    CUcontext popped = nullptr;
+    driver.cuCtxPopCurrent_v2(&popped);
+  }
+  lock.lock();
+  if (result != CUDA_SUCCESS) return result;
+  set(figures_->vram_budget_bytes, vram_budget);
+  set(counters().host_limit_bytes, host_limit);
+  set(counters().pool_bytes, vram_budget + host_limit);
+  thread_ = std::thread([this] { run(); });
+  const unsigned makers = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
+  for (unsigned i = 0; i < makers; ++i) host_makers_.emplace_back([this] { makeHostChunks(); });
+  return CUDA_SUCCESS;
+}
+
+void Engine::stop() noexcept {
+  {
+    std::lock_guard lock(pool_.mutex);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  host_wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  for (std::thread& maker : host_makers_)
+    if (maker.joinable()) maker.join();
+  host_makers_.clear();
+}
+
+void Engine::abandon() noexcept {
+  // The threads exist in the parent only.
+  if (thread_.joinable()) thread_.detach();
+  for (std::thread& maker : host_makers_)
+    if (maker.joinable()) maker.detach();
+  host_makers_.clear();
+}
+
+void Engine::setState(Extent& extent, ExtentState state) {
+  const ExtentState before = extent.state;
+  if (before == state) return;
+  Region& region = *extent.region;
+  const uint64_t bytes = extent.bytes();
+  const auto gauge = [&](ExtentState of, bool on) -> Counter* {
+    switch (of) {
+      case ExtentState::kVram:
+      case ExtentState::kRetiring: return &figures_->resident_bytes;
+      case ExtentState::kInPlace: return &figures_->in_place_bytes;
+      case ExtentState::kParked: return &figures_->parked_bytes;
+      default: static_cast<void>(on); return nullptr;
+    }
+  };
+  if (Counter* counter = gauge(before, false)) subtract(*counter, bytes);
+  if (Counter* counter = gauge(state, true)) add(*counter, bytes);
+  if (before == ExtentState::kInPlace) --region.in_place;
+  if (state == ExtentState::kInPlace) ++region.in_place;
+  extent.state = state;
+  const bool was = before == ExtentState::kVram, is = state == ExtentState::kVram;
+  if (was && !is) {
+    region.blocked.fetch_add(1, std::memory_order_seq_cst);
+    if (region.published) {
+      ++pool_.outside;
+      pool_.updateSlow();
+    }
+  } else if (!was && is) {
+    region.blocked.fetch_sub(1, std::memory_order_seq_cst);
+    if (region.published) {
+      --pool_.outside;
+      pool_.updateSlow();
+    }
+  }
+  if (extent.mapped() || state == ExtentState::kParked || state == ExtentState::kEmpty) pool_.changed.notify_all();
+}
+
+CUevent Engine::takeEvent() {
+  if (!events_.empty()) {
+    const CUevent event = events_.back();
+    events_.pop_back();
+    return event;
+  }
+  CUevent event = nullptr;
+  pool_.driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+  return event;
+}
+
+/// Whether an event of ours has come; a lost context ends everything.
+bool Engine::reached(CUevent event) {
+  const CUresult result = pool_.driver.cuEventQuery(event);
+  if (result == CUDA_ERROR_NOT_READY) return false;
+  if (result != CUDA_SUCCESS) lost(result);
+  return true;
+}
+
+void Engine::lost(CUresult result) {
+  if (broken_) return;
+  broken_ = true;
+  base::logError("device %d: the context is lost (CUDA error %d); paging on it has stopped", device_,
+                 static_cast<int>(result));
+}
+
+void Engine::run() {
+  const DriverApi& driver = pool_.driver;
+  driver.cuCtxPushCurrent_v2(context_);
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver.cuThreadExchangeStreamCaptureMode(&mode);
+  prctl(PR_SET_TIMERSLACK, 1000ul);  // the pauses below are to last microseconds
+  Lock lock(pool_.mutex);
+  while (!stop_) {
+    bool progress = finishFetches(lock);
+    progress |= finishWrites(lock);
+    progress |= advanceBatches(lock);
+    progress |= serveWants(lock);
+    progress |= prefetch(lock);
+    if (progress || stop_) continue;
+    const bool busy = !fetching_.empty() || !writing_.empty() || !batches_.empty() || !wants_.empty();
+    if (busy && !broken_) {
+      lock.unlock();
+      std::this_thread::sleep_for(kPollPause);
+      lock.lock();
+    } else {
+      idle_ = true;
+      wake_.wait_for(lock, std::chrono::milliseconds(100));
+      idle_ = false;
+    }
+  }
+}
+
+// Host chunks take milliseconds to make (pinning), so they are made before the first eviction needs them.
+void Engine::makeHostChunks() {
+  const DriverApi& driver = pool_.driver;
+  driver.cuCtxPushCurrent_v2(context_);
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver.cuThreadExchangeStreamCaptureMode(&mode);
+  Lock lock(pool_.mutex);
+  while (!stop_) {
+    bool made = false;
+    // From three quarters of the budget on something will have to leave.
+    if (pool_.allocated_bytes > chunks_.vramBudget() / 4 * 3 && !broken_) {
+      for (unsigned order = kOrders; order-- > 0 && !made;) {
+        const uint64_t bytes = kPageBytes << order;
+        const uint64_t ahead = std::min<uint64_t>(without_host_[order], std::max<uint64_t>(1, kHostAheadBytes / bytes));
+        if (chunks_.hostFreeOf(order) + host_making_[order] >= ahead) continue;
+        ++host_making_[order];
+        made = chunks_.makeHostAhead(order, lock);
+        --host_making_[order];
+        if (!made && host_full_ == false) {
+          host_full_ = true;
+          base::logInfo("device %d: the host tier is full at %llu MiB", device_,
+                        static_cast<unsigned long long>(chunks_.hostInUse() >> 20));
+        }
+      }
+    }
+    if (!made) host_wake_.wait_for(lock, std::chrono::milliseconds(host_full_ ? 500 : 50));
+  }
+}
+
+CUresult Engine::mapNew(Region& region, Lock& lock) {
+  for (auto& extent : region.extents) ++without_host_[extent->order];
+  host_wake_.notify_all();
+  for (auto& extent : region.extents)
+    if (!mapEmpty(*extent, lock)) break;
+  return CUDA_SUCCESS;
+}
+
+bool Engine::mapEmpty(Extent& extent, Lock& lock) {
+  if (extent.state != ExtentState::kEmpty) return false;
+  setState(extent, ExtentState::kMapping);
+  VramChunk* chunk = chunks_.takeVram(extent.order, lock);
+  if (chunk == nullptr) {
+    setState(extent, ExtentState::kEmpty);
+    return false;
+  }
+  lock.unlock();
+  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), chunk->handle);
+  lock.lock();
+  if (result != CUDA_SUCCESS) {
+    chunks_.giveVram(chunk);
+    setState(extent, ExtentState::kEmpty);
+    return false;
+  }
+  extent.vram = chunk;
+  setState(extent, ExtentState::kVram);
+  return true;
+}
+
+void Engine::giveHost(Extent& extent) {
+  if (extent.host == nullptr) return;
+  chunks_.giveHost(extent.host);
+  extent.host = nullptr;
+  extent.host_valid = extent.hash_valid = false;
+  ++without_host_[extent.order];
+}
+
+bool Engine::takeHost(Extent& extent, Lock& lock) {
+  if (extent.host != nullptr) return true;
+  extent.host = chunks_.takeHost(extent.order, lock);
+  if (extent.host == nullptr && dropLowerCopies(extent.bytes()) > 0) extent.host = chunks_.takeHost(extent.order, lock);
+  if (extent.host == nullptr) return false;
+  --without_host_[extent.order];
+  host_wake_.notify_all();
+  return true;
+}
+
+// The host tier is full: lower copies of extents that are in VRAM are a convenience only.
+uint64_t Engine::dropLowerCopies(uint64_t bytes) {
+  uint64_t dropped = 0;
+  for (uint32_t id = 1; id < pool_.regions.end() && dropped < bytes; ++id) {
+    Region* region = pool_.regions.at(id);
+    if (region->dead || region->engine != this) continue;
+    for (auto& extent : region->extents) {
+      if (extent->state != ExtentState::kVram || extent->host == nullptr) continue;
+      dropped += extent->bytes();
+      giveHost(*extent);
+      if (dropped >= bytes) break;
+    }
+  }
+  return dropped;
+}
+
+void Engine::dismantle(Extent& extent, Lock& lock) {
+  if (extent.prefetched) noteUsed(extent, false);
+  lock.unlock();
+  if (extent.left_mapped) chunks_.unmapAt(extent.address, extent.bytes());
+  lock.lock();
+  if (extent.vram != nullptr) chunks_.giveVram(extent.vram);
+  extent.vram = nullptr;
+  giveHost(extent);
+  --without_host_[extent.order];
+  wake();
+}
+
+void Engine::forget(const Region* region) {
+  for (auto& batch : batches_) {
+    for (Extent*& victim : batch->victims)
+      if (victim != nullptr && victim->region == region) victim = nullptr;
+    std::erase(batch->scan_for, region);
+  }
+}
+
+void Engine::releaseAll() {
+  const DriverApi& driver = pool_.driver;
+  if (driver.cuCtxPushCurrent_v2(context_) != CUDA_SUCCESS) return;
+  Lock lock(pool_.mutex);
+  chunks_.releaseAllFree(lock);
+  lock.unlock();
+  for (Scratch& scratch : scratch_)
+    if (scratch.hashes != nullptr) driver.cuMemFreeHost(scratch.hashes);
+  for (CUevent event : events_) driver.cuEventDestroy_v2(event);
+  for (CUstream stream : {in_stream_, out_stream_, pass_stream_})
+    if (stream != nullptr) driver.cuStreamDestroy_v2(stream);
+  if (module_ != nullptr) driver.cuModuleUnload(module_);
+  CUcontext popped = nullptr;
+  driver.cuCtxPopCurrent_v2(&popped);
+}
+
+CUresult Engine::addPeer(CUdevice peer, Lock& lock) {
+  if (std::find(chunks_.peers().begin(), chunks_.peers().end(), peer) != chunks_.peers().end()) return CUDA_SUCCESS;
+  chunks_.addPeer(peer);  // for every mapping from now on
+  CUmemAccessDesc access{};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {peer}};
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  CUresult result = CUDA_SUCCESS;
+  static_cast<void>(lock);  // widening access changes no mapping: nothing waits for the GPU
+  for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
+    const Region* region = pool_.regions.at(id);
+    if (region->dead || region->engine != this) continue;
+    for (const auto& extent : region->extents)
+      if (extent->mapped() && result == CUDA_SUCCESS)
+        result = pool_.driver.cuMemSetAccess(extent->address, extent->bytes(), &access, 1);
+  }
+  return result;
+}
+
+void Engine::noteUsed(Extent& extent, bool used) {
+  if (!extent.prefetched) return;
+  extent.prefetched = false;
+  --extent.region->ahead;
+  ahead_bytes_ -= std::min(ahead_bytes_, extent.bytes());
+  add(used ? figures_->prefetches_useful : figures_->prefetches_wasted);
+}
+
+bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
+  if (extent.state != ExtentState::kParked || broken_) return false;
+  setState(extent, ExtentState::kFetching);
+  VramChunk* chunk = chunks_.takeVram(extent.order, lock);
+  if (chunk == nullptr) {
+    setState(extent, ExtentState::kParked);
+    return false;
+  }
+  extent.vram = chunk;
+  const CUevent event = takeEvent();
+  lock.unlock();
+  const DriverApi& driver = pool_.driver;
+  CUresult result =
+      driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias), extent.bytes(), in_stream_);
+  if (result == CUDA_SUCCESS) result = driver.cuEventRecord(event, in_stream_);
+  lock.lock();
+  if (result != CUDA_SUCCESS) {
+    lost(result);
+    events_.push_back(event);
+    chunks_.giveVram(chunk);
+    extent.vram = nullptr;
+    setState(extent, ExtentState::kParked);
+    return false;
+  }
+  fetching_.push_back({&extent, event});
+  fetching_bytes_ += extent.bytes();
+  add(figures_->bytes_in, extent.bytes());
+  if (ahead) {
+    extent.prefetched = true;
+    ++extent.region->ahead;
+    ahead_bytes_ += extent.bytes();
+    add(figures_->prefetches_issued);
+  } else {
+    add(figures_->demand_faults);
+  }
+  return true;
+}
+
+bool Engine::finishFetches(Lock& lock) {
+  if (fetching_.empty() || !reached(fetching_.front().event)) return false;
+  const Copy copy = fetching_.front();
+  fetching_.pop_front();
+  events_.push_back(copy.event);
+  Extent& extent = *copy.extent;
+  fetching_bytes_ -= extent.bytes();
+  lock.unlock();
+  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle);
+  lock.lock();
+  if (result != CUDA_SUCCESS || broken_) {
+    lost(result);
+    noteUsed(extent, false);
+    chunks_.giveVram(extent.vram);
+    extent.vram = nullptr;
+    setState(extent, ExtentState::kParked);
+    return true;
+  }
+  setState(extent, ExtentState::kVram);
+  return true;
+}
+
+bool Engine::finishWrites(Lock& lock) {
+  if (writing_.empty() || !reached(writing_.front().event)) return false;
+  const Copy copy = writing_.front();
+  writing_.pop_front();
+  events_.push_back(copy.event);
+  Extent& extent = *copy.extent;
+  incoming_ -= extent.bytes();
+  if (broken_) {
+    setState(extent, ExtentState::kParked);
+    return true;
+  }
+  extent.host_valid = true;
+  add(figures_->bytes_out, extent.bytes());
+  add(figures_->evictions_written);
+  if (extent.region->wanted > 0) {  // a launch came for it meanwhile
+    lock.unlock();
+    const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle);
+    lock.lock();
+    if (result == CUDA_SUCCESS) {
+      setState(extent, ExtentState::kVram);
+      return true;
+    }
+  }
+  chunks_.giveVram(extent.vram);
+  extent.vram = nullptr;
+  setState(extent, ExtentState::kParked);
+  return true;
+}
+
+bool Engine::mapInPlace(Extent& extent, Lock& lock) {
+  if (!chunks_.hostMappable() || broken_) return false;
+  if (extent.state != ExtentState::kParked && extent.state != ExtentState::kEmpty) return false;
+  const ExtentState before = extent.state;
+  setState(extent, ExtentState::kMoving);
+  if (!takeHost(extent, lock)) {
+    setState(extent, before);
+    return false;
+  }
+  lock.unlock();
+  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.host->handle);
+  lock.lock();
+  if (result != CUDA_SUCCESS) {
+    setState(extent, before);
+    return false;
+  }
+  extent.host_valid = true;
+  extent.hash_valid = false;  // the GPU may write it where it is
+  setState(extent, ExtentState::kInPlace);
+  return true;
+}
+
+bool Engine::serveWants(Lock& lock) {
+  bool progress = false;
+  demand_short_ = 0;
+  const uint64_t now = nowNs();
+  // By index: the list may change while the mutex is released. A waiting thread leaves it only under the mutex.
+  for (size_t w = 0; w < wants_.size(); ++w) {
+    Want* want = wants_[w];
+    uint64_t missing = 0;
+    bool in_flight = false;
+    bool moved = false;
+    for (size_t i = 0; i < want->extents.size(); ++i) {
+      Extent& extent = *want->extents[i];
+      switch (extent.state) {
+        case ExtentState::kVram:
+        case ExtentState::kInPlace:
+        case ExtentState::kFreeing: break;
+        case ExtentState::kRetiring: cancelRetiring(extent); moved = true; break;
+        case ExtentState::kMapping:
+        case ExtentState::kWriting:
+        case ExtentState::kFetching:
+        case ExtentState::kMoving: in_flight = true; break;
+        case ExtentState::kEmpty:
+        case ExtentState::kParked: {
+          const bool parked = extent.state == ExtentState::kParked;
+          if (want->in_place && mapInPlace(extent, lock)) {
+            moved = true;
+          } else if (parked ? startFetch(extent, false, lock) : mapEmpty(extent, lock)) {
+            moved = in_flight = true;
+          } else {
+            missing += extent.bytes();
+          }
+          break;
+        }
+      }
+      if (w >= wants_.size() || wants_[w] != want) return true;  // it left while the mutex was released
+    }
+    for (const Region* region : want->to_scan) {
+      if (!region->host_written) continue;
+      in_flight = true;
+      moved |= scanHostWritten(want->to_scan);
+      break;
+    }
+    progress |= moved;
+    if (moved) want->since_ns = now;
+    demand_short_ += missing;
+    if (missing == 0) continue;
+    const uint64_t coming = chunks_.vramAvailable() + incoming_;
+    if (missing > coming && retire(missing - coming, 0, true, lock)) {
+      progress = true;
+      continue;
+    }
+    const bool hopeless = !in_flight && incoming_ == 0 && batches_.empty();
+    if (!want->in_place && (broken_ || hopeless || now - want->since_ns > kPatienceNs)) {
+      want->in_place = true;
+      want->since_ns = now;
+      progress = true;
+    } else if (want->in_place && (broken_ || (!moved && now - want->since_ns > 25 * kPatienceNs))) {
+      // Neither VRAM nor host memory in place: the launch is refused before it starts.
+      want->failed = true;
+      pool_.changed.notify_all();
+    }
+  }
+  return progress;
+}
+
+uint64_t Engine::windowBytes() const {
+  // Enough to keep the link busy over the latency of a launch, its end, and the way out of what it used: some
+  // milliseconds of PCIe. Every byte of it is a byte of the model that can't stay.
+  return std::clamp<uint64_t>(chunks_.vramBudget() / 16, 2 * kPageBytes, 448ull << 20);
+}
+
+bool Engine::prefetch(Lock& lock) {
+  if (broken_ || !pool_.slow.load(std::memory_order_relaxed) || demand_short_ > 0) return false;
+  if (pool_.predictor.touches() == planned_touches_ && !prefetch_again_) return false;
+  planned_touches_ = pool_.predictor.touches();
+  prefetch_again_ = false;
+  plan();
+  const uint64_t window = windowBytes();
+  if (ahead_bytes_ >= window) return false;
+  struct Next {
+    Region* region;
+    uint64_t distance;
+  };
+  std::vector<Next> upcoming;
+  uint64_t bytes = 0;
+  pool_.predictor.upcoming(128, [&](uint32_t unit, uint64_t distance) {
+    Region* region = pool_.regions.at(unit);
+    if (region == nullptr || region->dead || region->engine != this) return true;
+    upcoming.push_back({region, distance});
+    if (region->blocked.load(std::memory_order_relaxed) != 0) bytes += region->pages * kPageBytes;
+    return bytes < 2 * window;
+  });
+  bool progress = false;
+  for (const Next& next : upcoming) {
+    if (next.region->dead || next.region->blocked.load(std::memory_order_relaxed) == 0) continue;
+    for (size_t i = 0; i < next.region->extents.size(); ++i) {
+      Extent& extent = *next.region->extents[i];
+      if (extent.state == ExtentState::kRetiring && extent.vram != nullptr) {
+        cancelRetiring(extent);
+        progress = true;
+        continue;
+      }
+      if (extent.state != ExtentState::kParked) continue;
+      if (ahead_bytes_ + extent.bytes() > window && ahead_bytes_ > 0) return progress;
+      if (fetching_bytes_ > kInFlightBytes) {  // a demand would wait behind all that is queued
+        prefetch_again_ = true;
+        return progress;
+      }
+      if (startFetch(extent, true, lock)) {
+        progress = prefetch_again_ = true;
+        if (next.region->dead) return true;
+        continue;
+      }
+      const uint64_t short_of = window - std::min(window, ahead_bytes_);
+      const uint64_t coming = chunks_.vramAvailable() + incoming_;
+      if (coming < short_of) progress |= retire(short_of - coming, next.distance, false, lock);
+      prefetch_again_ = incoming_ > 0;
+      return progress;
+    }
+  }
+  return progress;
+}
+
+// Which regions stay and which stream through VRAM, once the order of a round is known. Any set that stays gives the same
+// number of bytes a round; an evenly spread one lets copies and kernels overlap all the time, where the set that plain
+// farthest-next-use ends up with (one contiguous run) would leave the link idle while the run is used.
+void Engine::plan() {
+  if (pool_.predictor.touches() < next_plan_ || !pool_.predictor.confident()) return;
+  std::vector<Region*> round;
+  uint64_t total = 0, signature = 0;
+  pool_.predictor.upcoming(1u << 16, [&](uint32_t unit, uint64_t) {
+    Region* region = pool_.regions.at(unit);
+    if (region == nullptr || region->dead || region->engine != this) return true;
+    round.push_back(region);
+    total += region->pages;
+    signature += (region->id * 0x9E3779B97F4A7C15ull) ^ region->pages;
+    return true;
+  });
+  next_plan_ = pool_.predictor.touches() + std::max<size_t>(64, round.size() / 4);
+  if (round.empty()) return;
+  // What other regions hold in VRAM (hot ones, and those outside the round) is not there for it.
+  uint64_t others = 0;
+  const uint32_t mark = ++pool_.closure_mark;
+  for (Region* region : round) region->mark = mark;
+  for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
+    Region* region = pool_.regions.at(id);
+    if (region->dead || region->engine != this || region->mark == mark) continue;
+    if (pool_.predictor.isHot(id) || region->placement == Placement::kUnplanned) others += region->pages;
+  }
+  const uint64_t budget = chunks_.vramBudget() / kPageBytes;
+  const uint64_t streaming = windowBytes() / kPageBytes * 3 / 2;  // the window, and what is on its way out
+  const uint64_t room = budget > others + streaming ? budget - others - streaming : 0;
+  // Planned anew only when the round or the room has changed noticeably: another choice costs a round of traffic.
+  const uint64_t change = room > planned_room_ ? room - planned_room_ : planned_room_ - room;
+  if (signature == planned_round_ && change * 64 <= budget) return;
+  planned_round_ = signature;
+  planned_room_ = room;
+  std::sort(round.begin(), round.end(), [](const Region* a, const Region* b) { return a->base < b->base; });
+  uint64_t owed = 0;  // pages that should stay of those passed, times total
+  uint64_t kept = 0;
+  for (Region* region : round) {
+    owed += region->pages * std::min(room, total);
+    const bool keep = total <= room || (kept + region->pages / 2) * total <= owed;
+    if (keep) kept += region->pages;
+    region->placement = keep ? Placement::kKeep : Placement::kStream;
+  }
+  base::logInfo("device %d: a round of %zu allocations, %llu MiB; %llu MiB of them stay in VRAM", device_, round.size(),
+                static_cast<unsigned long long>(total * 2), static_cast<unsigned long long>(kept * 2));
+}
+
+}  // namespace olpager::pager

@@ -1,0 +1,186 @@
+// One device's residency engine: a thread that brings extents into VRAM ahead of launches, retires those whose next use is
+// farthest, and serves launches that wait. Several extents are in flight at once: the copy engines never wait for a driver
+// call or a hash of another extent.
+//
+// Pipelines, each a queue that the engine's thread advances (engine.cpp holds the loop):
+//   in    kParked -> take chunk -> HtoD on `in_stream_` -> event -> map -> kVram            (fetch.cpp)
+//   out   kVram -> kRetiring: grace period, launches in flight, hash and scan (retire.cpp)
+//         -> unmap -> equal to the lower copy: kParked, chunk free; else DtoH on `out_stream_` -> event -> kParked
+//   want  a launch that waits (Want) is served before any prefetch; what can't come in time is mapped in place.
+//
+// Locks: everything runs under PoolState::mutex, which is released around driver calls; claimed extents are in a
+// transitional state meanwhile. Only the engine's thread retires and fetches; other threads map new extents.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "pager/chunks.h"
+#include "pager/counters/counters.h"
+#include "pager/kernels/page_pass.h"
+#include "pager/launches.h"
+#include "pager/region.h"
+
+namespace olpager::pager {
+
+struct PoolState;
+
+/// A launch that waits for extents. On the waiting thread's stack; listed in Engine::wants_ while it waits.
+struct Want {
+  std::vector<Extent*> extents;   // to be mapped; those of the working set in VRAM
+  std::vector<Region*> to_scan;   // reached, and written by the host since their last scan
+  uint64_t since_ns = 0;
+  bool in_place = false;          // the time is over, or it can't fit: map the rest in place
+  bool failed = false;            // neither could be had
+};
+
+class Engine {
+ public:
+  Engine(PoolState& pool, CUdevice device, CUcontext context);
+  ~Engine();
+
+  /// Starts the thread and makes the engine's objects in its context. Under the mutex (released for driver calls).
+  CUresult start(uint64_t vram_budget, uint64_t host_limit, int numa_node, Lock& lock);
+  /// Ends the thread. Without the mutex.
+  void stop() noexcept;
+  void abandon() noexcept;  // in a forked child
+
+  CUdevice device() const { return device_; }
+  CUcontext context() const { return context_; }
+  ChunkStore& chunks() { return chunks_; }
+
+  /// New extents of a region get VRAM where there is room without evicting; the others stay kEmpty.
+  CUresult mapNew(Region& region, Lock& lock);
+  /// Unmaps and gives back all that the extent has. It is quiet and claimed (kFreeing).
+  void dismantle(Extent& extent, Lock& lock);
+
+  /// A launch (or a free) takes a victim back.
+  void cancelRetiring(Extent& extent);
+  /// The region's extents go: nothing of the engine's may name them any more.
+  void forget(const Region* region);
+  /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context goes.
+  void releaseAll();
+  /// The peer device gets access to every mapping.
+  CUresult addPeer(CUdevice peer, Lock& lock);
+
+  uint64_t capacity() const { return chunks_.vramBudget() + chunks_.hostLimit(); }
+  uint64_t allocated() const { return allocated_; }
+  void addAllocated(int64_t bytes) { allocated_ += static_cast<uint64_t>(bytes); }
+
+  void addWant(Want* want) { wants_.push_back(want); wake(); }
+  void removeWant(Want* want) { std::erase(wants_, want); }
+  void wake() { wake_.notify_one(); }
+  /// A launch touched regions in the learned order: prefetch may have something to do.
+  void touched() { if (idle_) wake(); }
+
+  bool broken() const { return broken_; }
+  DeviceCounters& figures() { return *figures_; }
+  /// The one place where a state changes: keeps Region::blocked, `slow` and the gauges in step.
+  void setState(Extent& extent, ExtentState state);
+  /// A launch came for a prefetched extent, or it leaves unused.
+  void noteUsed(Extent& extent, bool used);
+
+ private:
+  /// A batch of victims on its way out (retire.cpp).
+  struct Batch {
+    enum class Stage : uint8_t { kGrace, kDrain, kPass } stage = Stage::kGrace;
+    std::vector<Extent*> victims;
+    std::vector<Region*> scan_for;       // no victims: a scan that a launch waits for
+    std::vector<uint32_t> hash_slots;    // of each victim's first page
+    std::vector<Region*> scanned;        // regions whose pages this pass scans
+    std::vector<uint64_t> scanned_upto;  // their buffer ids: a region may be freed and reused meanwhile
+    Hazards::Snapshot hazards;
+    uint64_t bytes = 0;
+    unsigned scratch = 0;
+    bool settles_floor = false;  // its grace period began after the time before `slow`
+    CUevent event = nullptr;
+  };
+  struct Copy {
+    Extent* extent;
+    CUevent event;
+  };
+  /// Buffers of one pass, in pinned memory that the GPU reads and writes directly.
+  struct Scratch {
+    uint64_t pages = 0;  // room of `hashes` and `jobs`
+    ContentHash* hashes = nullptr;
+    uint32_t* found = nullptr;
+    kernels::PagePassJob* jobs = nullptr;
+    bool busy = false;
+  };
+  static constexpr uint64_t kFoundBytes = 1u << 20;       // a bit for each page of 16 TiB
+  static constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
+
+  void run();
+  void makeHostChunks();
+  bool finishFetches(Lock& lock);
+  bool finishWrites(Lock& lock);
+  bool advanceBatches(Lock& lock);
+  bool serveWants(Lock& lock);
+  bool prefetch(Lock& lock);
+  void plan();
+  bool plan_known() const { return planned_round_ != 0; }
+
+  bool startFetch(Extent& extent, bool ahead, Lock& lock);
+  bool mapEmpty(Extent& extent, Lock& lock);
+  bool mapInPlace(Extent& extent, Lock& lock);
+  bool retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock);
+  bool scanHostWritten(const std::vector<Region*>& regions);
+  bool startPass(Batch& batch, Lock& lock);
+  CUresult launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event);
+  void finishPass(Batch& batch, Lock& lock);
+  void findEdges(Batch& batch, Lock& lock);
+  void noteFound(Region& region, const uint32_t* found, uint64_t words);
+  void evict(Extent& extent, const ContentHash& hash, Lock& lock);
+  void drainContexts(Lock& lock);
+  bool takeHost(Extent& extent, Lock& lock);
+  void giveHost(Extent& extent);
+  uint64_t dropLowerCopies(uint64_t bytes);
+  CUevent takeEvent();
+  bool reached(CUevent event);
+  void lost(CUresult result);
+  uint64_t windowBytes() const;
+
+  PoolState& pool_;
+  CUdevice device_;
+  CUcontext context_;
+  ChunkStore chunks_;
+  DeviceCounters* figures_;
+  std::thread thread_;
+  std::vector<std::thread> host_makers_;
+  std::condition_variable wake_;
+  std::condition_variable host_wake_;
+  std::shared_ptr<std::atomic<bool>> draining_ = std::make_shared<std::atomic<bool>>(false);
+  bool stop_ = false;
+  bool idle_ = false;
+  bool broken_ = false;     // the context is lost: nothing moves any more
+  bool host_full_ = false;  // said once
+
+  CUstream in_stream_ = nullptr, out_stream_ = nullptr, pass_stream_ = nullptr;
+  CUmodule module_ = nullptr;
+  CUfunction pass_ = nullptr;
+  std::array<Scratch, 4> scratch_;
+  std::vector<CUevent> events_;
+
+  std::deque<Copy> fetching_;
+  std::deque<Copy> writing_;
+  std::deque<std::unique_ptr<Batch>> batches_;
+  std::vector<Want*> wants_;
+  uint64_t fetching_bytes_ = 0;
+  uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet
+  uint64_t ahead_bytes_ = 0;  // prefetched and not used yet, in flight included
+  uint64_t incoming_ = 0;     // VRAM that batches and writes in flight will free
+  uint64_t allocated_ = 0;    // pages of the engine's regions, in bytes
+  size_t clock_hand_ = 0;
+  std::array<uint32_t, kOrders> without_host_{};  // extents that have no host chunk
+  std::array<uint32_t, kOrders> host_making_{};
+  uint64_t planned_touches_ = 0, next_plan_ = 0, planned_round_ = 0, planned_room_ = 0;
+  bool prefetch_again_ = false;
+};
+
+}  // namespace olpager::pager

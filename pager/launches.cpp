@@ -1,0 +1,237 @@
+#include "pager/launches.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+
+namespace olpager::pager {
+
+namespace {
+
+thread_local HazardSlot* my_slot = nullptr;
+
+struct StreamCache {
+  const StreamTable* table = nullptr;
+  StreamState* stream = nullptr;
+  uint64_t generation = 0;
+};
+thread_local StreamCache stream_cache;
+
+pthread_key_t slot_key;
+pthread_once_t slot_key_once = PTHREAD_ONCE_INIT;
+
+void releaseSlot(void* slot) {
+  my_slot = nullptr;
+  static_cast<HazardSlot*>(slot)->word.store(0, std::memory_order_release);
+  static_cast<HazardSlot*>(slot)->used.store(false, std::memory_order_release);
+}
+
+void makeSlotKey() { pthread_key_create(&slot_key, releaseSlot); }
+
+}  // namespace
+
+Hazards& hazards() {
+  static Hazards* instance = new Hazards;  // never destroyed: threads may launch while the process exits
+  return *instance;
+}
+
+HazardSlot* Hazards::mine() noexcept {
+  if (my_slot != nullptr) return my_slot;
+  pthread_once(&slot_key_once, makeSlotKey);
+  for (unsigned i = 0;; i = (i + 1) % kSlots) {
+    bool expected = false;
+    if (!slots_[i].used.load(std::memory_order_relaxed) && slots_[i].used.compare_exchange_strong(expected, true)) {
+      unsigned high = high_.load();
+      while (high < i + 1 && !high_.compare_exchange_weak(high, i + 1)) {
+      }
+      my_slot = &slots_[i];
+      pthread_setspecific(slot_key, my_slot);
+      return my_slot;
+    }
+    if (i == kSlots - 1) sched_yield();  // more launching threads than slots: one of them has to end
+  }
+}
+
+void Hazards::snapshot(Snapshot& out) const {
+  out.active.clear();
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const unsigned high = high_.load();
+  for (unsigned i = 0; i < high; ++i) {
+    const uint64_t word = slots_[i].word.load(std::memory_order_seq_cst);
+    if (word != 0) out.active.emplace_back(&slots_[i], word);
+  }
+}
+
+bool Hazards::passed(Snapshot& snapshot) {
+  std::erase_if(snapshot.active,
+                [](const auto& entry) { return entry.first->word.load(std::memory_order_acquire) != entry.second; });
+  return snapshot.active.empty();
+}
+
+StreamTable::~StreamTable() = default;  // events die with their contexts; no driver call at exit
+
+StreamState* StreamTable::find(const StreamKey& key) {
+  StreamCache& cache = stream_cache;
+  if (cache.table == this && cache.stream->key == key &&
+      cache.stream->generation.load(std::memory_order_acquire) == cache.generation)
+    return cache.stream;
+  std::lock_guard lock(mutex_);
+  StreamState* found = nullptr;
+  StreamState* unused = nullptr;
+  for (auto& stream : streams_) {
+    const bool live = (stream->generation.load(std::memory_order_relaxed) & 1) != 0;
+    if (live && stream->key == key) {
+      found = stream.get();
+      break;
+    }
+    if (!live && stream->marks.empty()) unused = stream.get();
+  }
+  if (found == nullptr) {
+    if (unused == nullptr) {
+      streams_.push_back(std::make_unique<StreamState>());
+      unused = streams_.back().get();
+    }
+    found = unused;
+    found->key = key;
+    found->last.store(0);
+    found->completed.store(0);
+    found->needs_drain = false;
+    found->generation.fetch_add(1, std::memory_order_release);
+  }
+  cache = {this, found, found->generation.load()};
+  return found;
+}
+
+CUevent StreamTable::takeEvent(CUcontext context) {
+  for (auto it = free_events_.begin(); it != free_events_.end(); ++it) {
+    if (it->context != context) continue;
+    const CUevent event = it->event;
+    free_events_.erase(it);
+    return event;
+  }
+  CUevent event = nullptr;
+  return driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
+}
+
+// Records a mark behind the last launch. The stream's context is made current for it.
+bool StreamTable::record(StreamState& stream) {
+  const uint64_t number = stream.last.load(std::memory_order_acquire);
+  if (driver_.cuCtxPushCurrent_v2(stream.key.context) != CUDA_SUCCESS) return false;
+  bool recorded = false;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's end.
+  if (driver_.cuStreamIsCapturing(stream.key.stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) {
+    if (CUevent event = takeEvent(stream.key.context); event != nullptr) {
+      if (driver_.cuEventRecord(event, stream.key.stream) == CUDA_SUCCESS) {
+        stream.marks.push_back({event, number});
+        recorded = true;
+      } else {
+        free_events_.push_back({stream.key.context, event});
+      }
+    }
+  }
+  CUcontext popped = nullptr;
+  driver_.cuCtxPopCurrent_v2(&popped);
+  return recorded;
+}
+
+void StreamTable::poll() {
+  std::lock_guard lock(mutex_);
+  const bool capture = capturing();
+  for (auto& stream : streams_) {
+    while (!stream->marks.empty()) {
+      const CUresult result = driver_.cuEventQuery(stream->marks.front().event);
+      if (result == CUDA_ERROR_NOT_READY) break;
+      // Any other answer ends the wait too: in a context that a kernel has broken nothing runs any more.
+      stream->completed.store(std::max(stream->completed.load(), stream->marks.front().number));
+      free_events_.push_back({stream->key.context, stream->marks.front().event});
+      stream->marks.pop_front();
+    }
+    if ((stream->generation.load() & 1) == 0) continue;
+    const uint64_t last = stream->last.load(std::memory_order_acquire);
+    const uint64_t marked = stream->marks.empty() ? stream->completed.load() : stream->marks.back().number;
+    if (last <= marked) continue;
+    if (stream->key.thread != 0) {
+      stream->needs_drain = true;
+    } else if (!capture) {
+      record(*stream);
+    }
+  }
+}
+
+void StreamTable::markOwn(StreamState* stream) {
+  std::lock_guard lock(mutex_);
+  if (!capturing()) record(*stream);
+  stream->needs_drain = false;
+}
+
+bool StreamTable::quiet(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  for (auto& stream : streams_) {
+    const uint64_t last = std::min(number, stream->last.load(std::memory_order_acquire));
+    if (stream->completed.load() < last) return false;
+  }
+  return true;
+}
+
+uint64_t StreamTable::completedFloor(uint64_t upper) {
+  std::lock_guard lock(mutex_);
+  uint64_t floor = upper;
+  for (auto& stream : streams_) {
+    const uint64_t completed = stream->completed.load();
+    if (completed < stream->last.load(std::memory_order_acquire)) floor = std::min(floor, completed);
+  }
+  return floor;
+}
+
+void StreamTable::streamDestroyed(const StreamKey& key) {
+  std::lock_guard lock(mutex_);
+  for (auto& stream : streams_) {
+    if ((stream->generation.load() & 1) == 0 || !(stream->key == key)) continue;
+    // The work goes on after the handle is gone: its end must still be seen.
+    const uint64_t marked = stream->marks.empty() ? stream->completed.load() : stream->marks.back().number;
+    if (stream->last.load() > marked && !record(*stream)) {
+      driver_.cuStreamSynchronize(key.stream);
+      stream->completed.store(stream->last.load());
+    }
+    stream->generation.fetch_add(1, std::memory_order_release);
+  }
+}
+
+void StreamTable::contextGone(CUcontext context) {
+  std::lock_guard lock(mutex_);
+  for (auto& stream : streams_) {
+    if (stream->key.context != context) continue;
+    stream->marks.clear();
+    stream->completed.store(stream->last.load());
+    if ((stream->generation.load() & 1) != 0) stream->generation.fetch_add(1, std::memory_order_release);
+  }
+  std::erase_if(free_events_, [context](const FreeEvent& event) { return event.context == context; });
+}
+
+void StreamTable::contextDrained(CUcontext context, uint64_t number) {
+  std::lock_guard lock(mutex_);
+  for (auto& stream : streams_) {
+    if (stream->key.context != context) continue;
+    const uint64_t upto = std::min(number, stream->last.load());
+    stream->completed.store(std::max(stream->completed.load(), upto));
+    if (stream->completed.load() >= stream->last.load()) stream->needs_drain = false;
+  }
+}
+
+std::vector<std::pair<CUcontext, uint64_t>> StreamTable::contextsToDrain() {
+  std::lock_guard lock(mutex_);
+  std::vector<std::pair<CUcontext, uint64_t>> found;
+  for (auto& stream : streams_) {
+    if (!stream->needs_drain || stream->completed.load() >= stream->last.load()) continue;
+    auto it = std::find_if(found.begin(), found.end(), [&](const auto& entry) { return entry.first == stream->key.context; });
+    if (it == found.end())
+      found.emplace_back(stream->key.context, stream->last.load());
+    else
+      it->second = std::max(it->second, stream->last.load());
+  }
+  return found;
+}
+
+}  // namespace olpager::pager

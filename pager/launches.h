@@ -1,0 +1,115 @@
+// Launches in flight: who may still touch what.
+//
+// Every operation takes one global number. A region keeps the highest number that reached it (Region::stamp). A region is
+// quiet when every stream has completed everything up to that number. Three parties:
+//
+//   launching thread   enters its hazard slot (seq_cst), reads Region::blocked, raises Region::stamp, makes the driver call,
+//                      raises StreamState::last, leaves the slot (release).
+//   engine             raises Region::blocked (seq_cst), takes a snapshot of the hazard slots and waits until each active one
+//                      has moved on (a grace period): from then on every launch that saw the region unblocked has been
+//                      submitted and is counted in StreamState::last.
+//   marks              events recorded behind a stream's last launch; when one completes, StreamState::completed rises.
+//
+// A stream's event is recorded by the engine's thread; for a per-thread default stream by that thread itself, as no other can
+// name it. Nothing is recorded while nothing is evicted, and nothing on a stream in capture.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "pager/driver_api.h"
+#include "pager/pool.h"
+
+namespace olpager::pager {
+
+/// One for each thread that launches, a cache line of its own. 0: idle; else a number that is different at each entry.
+struct alignas(64) HazardSlot {
+  std::atomic<uint64_t> word{0};
+  std::atomic<bool> used{false};
+  uint64_t entries = 0;  // of the owning thread: makes each entry's word a new one
+
+  void enter() { word.store(++entries, std::memory_order_seq_cst); }
+  void leave() { word.store(0, std::memory_order_release); }
+};
+
+/// The hazard slots of a process. Type-stable: never freed.
+class Hazards {
+ public:
+  static constexpr unsigned kSlots = 4096;
+  /// This thread's slot (taken at its first call, given back when the thread ends). Waits while all are taken.
+  HazardSlot* mine() noexcept;
+  /// Slots that are active now, to be waited for.
+  struct Snapshot {
+    std::vector<std::pair<const HazardSlot*, uint64_t>> active;
+  };
+  void snapshot(Snapshot& out) const;
+  /// Drops those that have moved on; true when none is left.
+  static bool passed(Snapshot& snapshot);
+
+ private:
+  HazardSlot slots_[kSlots];
+  std::atomic<unsigned> high_{0};
+};
+Hazards& hazards();
+
+/// A stream of the program. Type-stable: an entry is reused by another stream after it died, never freed.
+struct StreamState {
+  StreamKey key;
+  /// Highest number launched. Raised inside the hazard.
+  std::atomic<uint64_t> last{0};
+  std::atomic<uint64_t> completed{0};
+  std::atomic<uint64_t> generation{0};  // odd: in use
+  struct Mark {
+    CUevent event;
+    uint64_t number;
+  };
+  std::deque<Mark> marks;      // under StreamTable::mutex, oldest first
+  bool needs_drain = false;    // per-thread stream with unmarked launches: only a context synchronisation tells
+};
+
+class StreamTable {
+ public:
+  explicit StreamTable(const DriverApi& driver) : driver_(driver) {}
+  ~StreamTable();
+  /// The state of `key`, made at first use. Wait-free for a stream that this thread used last.
+  StreamState* find(const StreamKey& key);
+  /// Engine: records a mark behind every stream's last launch that has none, and collects completed marks.
+  void poll();
+  /// The launching thread's own mark, for per-thread default streams.
+  void markOwn(StreamState* stream);
+  /// True when every launch that reached something stamped `number` has completed, as far as the marks tell.
+  bool quiet(uint64_t number);
+  /// Every launch up to this number has completed.
+  uint64_t completedFloor(uint64_t upper);
+  void streamDestroyed(const StreamKey& key);
+  void contextGone(CUcontext context);
+  void captureBegan() { captures_.fetch_add(1); }
+  void captureEnded() { captures_.fetch_sub(1); }
+  bool capturing() const { return captures_.load() > 0; }
+  /// A context synchronisation that began when no launch above `number` was submitted has returned.
+  void contextDrained(CUcontext context, uint64_t number);
+  /// Contexts with per-thread streams whose launches nobody marked.
+  std::vector<std::pair<CUcontext, uint64_t>> contextsToDrain();
+
+ private:
+  CUevent takeEvent(CUcontext context);
+  bool record(StreamState& stream);
+
+  const DriverApi& driver_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<StreamState>> streams_;
+  struct FreeEvent {
+    CUcontext context;
+    CUevent event;
+  };
+  std::vector<FreeEvent> free_events_;
+  std::atomic<int> captures_{0};
+};
+
+}  // namespace olpager::pager

@@ -1,0 +1,536 @@
+#include "pager/pool.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <thread>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "pager/budgets.h"
+#include "pager/kernels/page_pass.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+namespace {
+
+// Upper 32-bit words of addresses are 0x2A5D.. and up: no round number, so that pairs of small integers in a launch's
+// parameters or in memory do not look like addresses.
+constexpr uint64_t kDefaultVaBase = 0x2A5D'0000'0000;
+constexpr uint64_t kDefaultVaSize = 16ull << 40;
+
+}  // namespace
+
+Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const DriverApi& driver) {
+  std::unique_ptr<Pool> pool(new Pool);
+  PoolOptions given = options;
+  if (given.va_base == 0) given.va_base = kDefaultVaBase;
+  if (given.va_size == 0) given.va_size = kDefaultVaSize;
+  if (given.va_base % kPageBytes != 0 || given.va_size % kPageBytes != 0 || given.va_size > kDefaultVaSize)
+    return Error{"the global range (OL_VA_BASE, OL_VA_SIZE) must be multiples of 2MiB and at most 16TiB"};
+  if (given.vram.bytes != 0 && given.vram.bytes < kPageBytes)
+    return Error{"OL_VRAM is below one page (2MiB): " + base::formatSize(given.vram.bytes)};
+  pool->base_ = given.va_base;
+  pool->end_ = given.va_base + given.va_size;
+  pool->state_ = std::make_unique<PoolState>(given, driver);
+  PoolState& state = *pool->state_;
+  auto map = space::PageMap::create(given.va_base, given.va_size);
+  if (!map) return map.error();
+  state.map = std::move(map).value();
+  if (Status status = state.regions.create(); !status) return status.error();
+  state.addresses = std::make_unique<space::AddressAllocator>(*state.map);
+  CUdeviceptr reserved = 0;
+  const CUresult result = driver.cuMemAddressReserve(&reserved, given.va_size, 0, given.va_base, 0);
+  if (result != CUDA_SUCCESS || reserved != given.va_base) {
+    if (result == CUDA_SUCCESS) driver.cuMemAddressFree(reserved, given.va_size);
+    char text[160];
+    std::snprintf(text, sizeof(text),
+                  "the address range 0x%llx + %s is taken in this process (CUDA error %d); set OL_VA_BASE to a free one",
+                  static_cast<unsigned long long>(given.va_base), base::formatSize(given.va_size).c_str(),
+                  static_cast<int>(result));
+    return Error{text};
+  }
+  if (given.reach == Reach::kAll) state.slow.store(true);
+  return pool;
+}
+
+Pool::~Pool() { stop(); }
+
+void Pool::stop() noexcept {
+  if (state_ == nullptr || state_->forked.load()) return;
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->stopped = true;
+  }
+  state_->changed.notify_all();
+  for (auto& engine : state_->engines) engine->stop();
+}
+
+void Pool::forked() noexcept {
+  state_->forked.store(true);
+  for (auto& engine : state_->engines) engine->abandon();
+}
+
+// --- allocations -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// The device's engine, made and started at its first allocation. `context` is current.
+CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out) {
+  const auto beingMade = [&] {
+    return std::find(state.starting.begin(), state.starting.end(), device) != state.starting.end();
+  };
+  while (beingMade()) state.changed.wait_for(lock, std::chrono::milliseconds(10));
+  if (Engine* engine = state.engineOf(device); engine != nullptr) {
+    *out = engine;
+    return CUDA_SUCCESS;
+  }
+  state.starting.push_back(device);
+  lock.unlock();
+  int numa = 0;
+  if (state.driver.cuDeviceGetAttribute(&numa, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS) numa = 0;
+  const uint64_t vram = vramBudget(state.options.vram, state.driver);
+  const uint64_t host = hostLimit(state.options.host);
+  lock.lock();
+  auto engine = std::make_unique<Engine>(state, device, context);
+  const CUresult result = engine->start(vram, host, numa, lock);
+  std::erase(state.starting, device);
+  state.changed.notify_all();
+  if (result != CUDA_SUCCESS) {
+    base::logError("device %d: the pager could not start (CUDA error %d)", device, static_cast<int>(result));
+    return result;
+  }
+  base::logInfo("device %d: local mode, VRAM budget %s, host tier %s%s", device, base::formatSize(vram).c_str(),
+                base::formatSize(host).c_str(),
+                engine->chunks().hostMappable() ? "" : "; host memory can't be mapped in place here: what a launch reaches has to fit VRAM");
+  *out = engine.get();
+  state.engines.push_back(std::move(engine));
+  return CUDA_SUCCESS;
+}
+
+struct NewRegion {
+  RegionKind kind;
+  AllocationKind allocation_kind;
+  uint64_t pages;
+  uint64_t bytes;
+};
+
+Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const NewRegion& wanted) {
+  const auto address = state.addresses->allocate(wanted.pages);
+  if (!address) return nullptr;
+  Region* region = state.regions.take();
+  if (region == nullptr) {
+    state.addresses->release(*address);
+    return nullptr;
+  }
+  region->stamp.store(0);
+  region->base = *address;
+  region->pages = wanted.pages;
+  region->kind = wanted.kind;
+  region->allocation_kind = wanted.allocation_kind;
+  region->placement = Placement::kUnplanned;
+  region->host_written = false;  // in_dirty_list stays: the object may still be listed
+  region->wanted = 0;
+  region->pins = region->ahead = region->in_place = 0;
+  region->published = false;
+  region->requested_bytes = wanted.bytes;
+  region->buffer_id = state.next_buffer_id++;
+  region->scanned = 0;
+  region->context = context;
+  region->device = engine.device();
+  region->engine = &engine;
+  region->edges.clear();
+  region->extents.clear();
+  space::splitIntoExtents(wanted.pages, [&](const space::Extent& piece) {
+    auto extent = std::make_unique<Extent>();
+    extent->region = region;
+    extent->address = region->base + piece.first_page * kPageBytes;
+    extent->order = static_cast<uint8_t>(std::countr_zero(piece.pages));
+    region->extents.push_back(std::move(extent));
+  });
+  region->blocked.store(static_cast<uint32_t>(region->extents.size()));
+  state.allocated_bytes += wanted.pages * kPageBytes;
+  engine.addAllocated(static_cast<int64_t>(wanted.pages * kPageBytes));
+  return region;
+}
+
+/// From here on launches can name the region. What of it is not in VRAM makes them take the slow path.
+void publish(PoolState& state, Region& region) {
+  region.published = true;
+  state.outside += region.blocked.load();
+  state.updateSlow();
+  state.addresses->publish(region.base, region.id);
+}
+
+/// True when `bytes` more fit the pool of the engine's node.
+bool fits(const Engine& engine, uint64_t bytes) {
+  return engine.allocated() + bytes <= engine.capacity();
+}
+
+/// Takes a region away: it is quiet, and no launch names it any more.
+void dropRegion(PoolState& state, Region* region, Lock& lock) {
+  Engine& engine = *region->engine;
+  while (region->wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  region->dead = true;
+  state.addresses->withdraw(region->base);
+  state.predictor.forget(region->id);
+  for (auto& extent : region->extents) {
+    // The engine's thread may be moving it: it ends in a stable state.
+    while (extent->state == ExtentState::kMapping || extent->state == ExtentState::kWriting ||
+           extent->state == ExtentState::kFetching || extent->state == ExtentState::kMoving)
+      state.changed.wait_for(lock, std::chrono::milliseconds(1));
+    if (extent->state == ExtentState::kRetiring) engine.cancelRetiring(*extent);
+    extent->left_mapped = extent->mapped();
+    engine.setState(*extent, ExtentState::kFreeing);
+  }
+  engine.forget(region);
+  for (auto& extent : region->extents) engine.dismantle(*extent, lock);
+  state.outside -= region->extents.size();
+  region->extents.clear();
+  region->blocked.store(0);
+  region->edges.clear();
+  engine.addAllocated(-static_cast<int64_t>(region->pages * kPageBytes));
+  state.allocated_bytes -= region->pages * kPageBytes;
+  state.addresses->release(region->base);
+  state.regions.give(region);
+  state.updateSlow();
+  state.changed.notify_all();
+}
+
+space::SlabAllocator& slabsFor(PoolState& state, Engine& engine, CUcontext context) {
+  auto& slabs = state.slabs[{engine.device(), context}];
+  if (slabs == nullptr)
+    slabs = std::make_unique<space::SlabAllocator>(space::SlabAllocator::Callbacks{
+        [&state, &engine, context]() -> std::optional<uint64_t> {
+          if (!fits(engine, kPageBytes)) return std::nullopt;
+          Region* region =
+              makeRegion(state, engine, context, {RegionKind::kSlab, AllocationKind::kDevice, 1, kPageBytes});
+          if (region == nullptr) return std::nullopt;
+          state.new_slabs.push_back(region);
+          return region->base;
+        },
+        // The mutex must not be released inside the allocator: the caller takes the slab away afterwards.
+        [&state](uint64_t address) { state.empty_slabs.push_back(state.find(address)); }});
+  return *slabs;
+}
+
+/// Frees a slot or an allocation whose work is done. Under the mutex.
+CUresult freeQuiet(PoolState& state, CUdeviceptr address, Lock& lock) {
+  Region* region = state.find(address);
+  if (region == nullptr || region->dead) return CUDA_ERROR_INVALID_VALUE;
+  DeviceCounters& figures = region->engine->figures();
+  if (region->kind == RegionKind::kSlab) {
+    const auto it = state.small.find(address);
+    if (it == state.small.end()) return CUDA_ERROR_INVALID_VALUE;
+    subtract(figures.allocated_bytes, it->second.bytes);
+    subtract(figures.allocations, 1);
+    state.small.erase(it);
+    slabsFor(state, *region->engine, region->context).release(address);
+    while (!state.empty_slabs.empty()) {
+      Region* slab = state.empty_slabs.back();
+      state.empty_slabs.pop_back();
+      dropRegion(state, slab, lock);
+    }
+    return CUDA_SUCCESS;
+  }
+  if (region->base != address || region->kind != RegionKind::kAllocation) return CUDA_ERROR_INVALID_VALUE;
+  subtract(figures.allocated_bytes, region->requested_bytes);
+  subtract(figures.allocations, 1);
+  dropRegion(state, region, lock);
+  return CUDA_SUCCESS;
+}
+
+/// True when `address` is what an allocation was given out as.
+bool isBase(const PoolState& state, CUdeviceptr address) {
+  const Region* region = state.find(address);
+  if (region == nullptr || region->dead) return false;
+  if (region->kind == RegionKind::kSlab) return state.small.contains(address);
+  return region->kind == RegionKind::kAllocation && region->base == address;
+}
+
+/// Frees what was freed in stream order and whose event has come. `wait`: waits for one that has not.
+bool reapDeferred(PoolState& state, bool wait, Lock& lock) {
+  bool any = false;
+  for (size_t i = 0; i < state.deferred.size();) {
+    const DeferredFree entry = state.deferred[i];
+    if (wait && !any) {
+      lock.unlock();
+      state.driver.cuEventSynchronize(entry.event);
+      lock.lock();
+      if (i >= state.deferred.size() || state.deferred[i].event != entry.event) return true;
+    } else if (state.driver.cuEventQuery(entry.event) == CUDA_ERROR_NOT_READY) {
+      ++i;
+      continue;
+    }
+    state.deferred.erase(state.deferred.begin() + static_cast<ptrdiff_t>(i));
+    state.driver.cuEventDestroy_v2(entry.event);
+    freeQuiet(state, entry.address, lock);
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace
+
+CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, CUdeviceptr* out) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (bytes == 0 || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  Engine* engine = nullptr;
+  if (const CUresult result = engineFor(state, context, device, lock, &engine); result != CUDA_SUCCESS) return result;
+  reapDeferred(state, false, lock);
+  for (;;) {
+    CUdeviceptr address = 0;
+    if (bytes < kPageBytes) {
+      if (const auto slot = slabsFor(state, *engine, context).allocate(bytes)) {
+        address = *slot;
+        state.small[address] = {bytes, state.next_buffer_id++, context, kind};
+        std::vector<Region*> fresh;
+        fresh.swap(state.new_slabs);
+        for (Region* region : fresh) engine->mapNew(*region, lock);
+        for (Region* region : fresh) publish(state, *region);
+      }
+    } else {
+      const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
+      Region* region = fits(*engine, pages * kPageBytes)
+                           ? makeRegion(state, *engine, context, {RegionKind::kAllocation, kind, pages, bytes})
+                           : nullptr;
+      if (region != nullptr) {
+        // Mapped before anybody can name it; what finds no room stays empty and is mapped at its first use.
+        engine->mapNew(*region, lock);
+        publish(state, *region);
+        address = region->base;
+      }
+    }
+    if (address != 0) {
+      add(engine->figures().allocated_bytes, bytes);
+      add(engine->figures().allocations);
+      *out = address;
+      return CUDA_SUCCESS;
+    }
+    if (!reapDeferred(state, true, lock)) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+}
+
+CUresult Pool::free(CUdeviceptr address) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
+  CUcontext context = nullptr;
+  uint64_t number = 0;
+  Hazards::Snapshot launching;
+  {
+    Lock lock(state.mutex);
+    if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
+    context = state.find(address)->context;
+    number = state.launch_number.load();
+    hazards().snapshot(launching);
+  }
+  // As native: returns when all work of the context is done. What other threads are about to submit is waited for first, so
+  // that every launch up to `number` is among that work.
+  while (!Hazards::passed(launching)) std::this_thread::yield();
+  CUresult result = state.driver.cuCtxPushCurrent_v2(context);
+  if (result == CUDA_SUCCESS) {
+    result = state.driver.cuCtxSynchronize();
+    CUcontext popped = nullptr;
+    state.driver.cuCtxPopCurrent_v2(&popped);
+  }
+  if (result != CUDA_SUCCESS && result < CUDA_ERROR_ILLEGAL_ADDRESS && result != CUDA_ERROR_LAUNCH_FAILED) return result;
+  state.streams.contextDrained(context, number);
+  Lock lock(state.mutex);
+  if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
+  const Region* region = state.find(address);
+  // Launches of other contexts and devices that reach it.
+  while (result == CUDA_SUCCESS && !region->engine->broken() && !state.streams.quiet(std::min(number, region->stamp.load()))) {
+    lock.unlock();
+    state.streams.poll();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    lock.lock();
+    if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
+  }
+  const CUresult freed = freeQuiet(state, address, lock);
+  return result != CUDA_SUCCESS ? result : freed;
+}
+
+CUresult Pool::freeAsync(CUdeviceptr address, const StreamKey& stream) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
+  {
+    Lock lock(state.mutex);
+    if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
+  }
+  CUevent event = nullptr;
+  CUresult result = state.driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+  if (result == CUDA_SUCCESS) result = state.driver.cuEventRecord(event, stream.stream);
+  if (result != CUDA_SUCCESS) return result;
+  Lock lock(state.mutex);
+  state.deferred.push_back({address, event});
+  reapDeferred(state, false, lock);
+  return CUDA_SUCCESS;
+}
+
+bool Pool::describe(uint64_t address, AllocationInfo* out) const {
+  PoolState& state = *state_;
+  if (!contains(address) || state.forked.load()) return false;
+  Lock lock(state.mutex);
+  const Region* region = state.find(address);
+  if (region == nullptr || region->dead || address >= region->end()) return false;
+  out->context = region->context;
+  out->device = region->device;
+  if (region->kind == RegionKind::kSlab) {
+    const auto slabs = state.slabs.find({region->device, region->context});
+    if (slabs == state.slabs.end()) return false;
+    const auto slot = slabs->second->find(address);
+    if (!slot) return false;
+    const auto it = state.small.find(slot->address);
+    if (it == state.small.end() || address >= slot->address + slot->capacity) return false;
+    out->base = slot->address;
+    out->bytes = it->second.bytes;
+    out->buffer_id = it->second.buffer_id;
+    out->kind = it->second.kind;
+    return true;
+  }
+  out->base = region->base;
+  out->bytes = region->requested_bytes;
+  out->buffer_id = region->buffer_id;
+  out->kind = region->allocation_kind;
+  return true;
+}
+
+MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
+  static_cast<void>(context);
+  PoolState& state = *state_;
+  Lock lock(state.mutex);
+  if (const Engine* engine = state.engineOf(device); engine != nullptr)
+    return {engine->capacity() - std::min(engine->capacity(), engine->allocated()), engine->capacity()};
+  lock.unlock();
+  const uint64_t total = vramBudget(state.options.vram, state.driver) + hostLimit(state.options.host);
+  return {total, total};
+}
+
+// --- other users of addresses ------------------------------------------------------------------------------------------
+
+CUresult Pool::pin(CUdeviceptr address) {
+  PoolState& state = *state_;
+  if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  Region* region = state.find(address);
+  if (region == nullptr || region->dead) return CUDA_ERROR_INVALID_VALUE;
+  ++region->pins;
+  Engine& engine = *region->engine;
+  Want want;
+  for (auto& extent : region->extents) want.extents.push_back(extent.get());
+  ++region->wanted;
+  engine.addWant(&want);
+  const auto there = [&] {
+    for (const Extent* extent : want.extents)
+      if (extent->state != ExtentState::kVram) return false;
+    return true;
+  };
+  // In place is no help here: who uses the address does not come by again.
+  while (!there() && !want.failed && !want.in_place && !engine.broken())
+    state.changed.wait_for(lock, std::chrono::milliseconds(100));
+  engine.removeWant(&want);
+  --region->wanted;
+  if (there()) {
+    if (region->pins == 1) {
+      add(engine.figures().pinned_extents, region->extents.size());
+      add(engine.figures().pinned_bytes, region->pages * kPageBytes);
+    }
+    return CUDA_SUCCESS;
+  }
+  --region->pins;
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult Pool::unpin(CUdeviceptr address) {
+  PoolState& state = *state_;
+  if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  Region* region = state.find(address);
+  if (region == nullptr || region->dead || region->pins == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (--region->pins == 0) {
+    subtract(region->engine->figures().pinned_extents, region->extents.size());
+    subtract(region->engine->figures().pinned_bytes, region->pages * kPageBytes);
+  }
+  return CUDA_SUCCESS;
+}
+
+void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host) {
+  Lock lock(state_->mutex);
+  state_->roots.push_back({address, bytes, host, context, {}});
+}
+
+void Pool::removeRoot(CUdeviceptr address) {
+  Lock lock(state_->mutex);
+  std::erase_if(state_->roots, [address](const Root& root) { return root.address == address; });
+}
+
+// --- streams and contexts ------------------------------------------------------------------------------------------------
+
+void Pool::streamDestroyed(const StreamKey& stream) { state_->streams.streamDestroyed(stream); }
+void Pool::captureBegan() { state_->streams.captureBegan(); }
+void Pool::captureEnded() { state_->streams.captureEnded(); }
+
+void Pool::contextGone(CUcontext context) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return;
+  state.streams.contextGone(context);
+  Lock lock(state.mutex);
+  std::erase_if(state.deferred, [&](const DeferredFree& entry) {
+    const Region* region = state.find(entry.address);
+    return region != nullptr && region->context == context;
+  });
+  for (uint32_t id = 1; id < state.regions.end(); ++id) {
+    Region* region = state.regions.at(id);
+    if (region->dead || region->context != context) continue;
+    if (region->kind == RegionKind::kAllocation) {
+      subtract(region->engine->figures().allocated_bytes, region->requested_bytes);
+      subtract(region->engine->figures().allocations, 1);
+    }
+    dropRegion(state, region, lock);
+  }
+  for (auto it = state.small.begin(); it != state.small.end();) {
+    if (it->second.context == context) {
+      Engine* engine = nullptr;
+      for (auto& candidate : state.engines) engine = candidate->context() == context ? candidate.get() : engine;
+      if (engine != nullptr) {
+        subtract(engine->figures().allocated_bytes, it->second.bytes);
+        subtract(engine->figures().allocations, 1);
+      }
+      it = state.small.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  std::erase_if(state.slabs, [&](auto& entry) {
+    if (entry.first.second != context) return false;
+    entry.second->forgetAll();
+    return true;
+  });
+  std::erase_if(state.roots, [context](const Root& root) { return root.context == context; });
+  // An engine that lived in the context goes with it; the next allocation starts another.
+  for (size_t i = 0; i < state.engines.size(); ++i) {
+    if (state.engines[i]->context() != context) continue;
+    const std::unique_ptr<Engine> engine = std::move(state.engines[i]);
+    state.engines.erase(state.engines.begin() + static_cast<ptrdiff_t>(i));
+    lock.unlock();
+    engine->stop();
+    engine->releaseAll();
+    lock.lock();
+    break;
+  }
+}
+
+CUresult Pool::peerEnabled(CUdevice accessing, CUdevice owner) {
+  PoolState& state = *state_;
+  Lock lock(state.mutex);
+  Engine* engine = state.engineOf(owner);
+  if (engine == nullptr) return CUDA_SUCCESS;
+  return engine->addPeer(accessing, lock);
+}
+
+}  // namespace olpager::pager

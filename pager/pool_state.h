@@ -1,0 +1,133 @@
+// What the parts of the pager share: one PoolState for each Pool. Private to pager/.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "pager/engine.h"
+#include "pager/launches.h"
+#include "pager/pool.h"
+#include "pager/predict/predict.h"
+#include "pager/region.h"
+#include "pager/space/space.h"
+
+namespace olpager::pager {
+
+/// Region by id, as the page map names it. Wait-free to read; ids start at 1. Regions are never deleted while the pool
+/// lives: a dead one is reused after a grace period, so that a launch may look at one that is being freed.
+class RegionTable {
+ public:
+  Status create();
+  ~RegionTable();
+  Region* at(uint32_t id) const { return entries_[id].load(std::memory_order_acquire); }
+  /// A region object with a free id. Under the mutex.
+  Region* take();
+  /// A dead region: its object is reused once no launch can look at it any more. Under the mutex.
+  void give(Region* region);
+  /// Ids in use are below this.
+  uint32_t end() const { return next_; }
+
+ private:
+  struct Dead {
+    Region* region;
+    Hazards::Snapshot hazards;
+  };
+  std::atomic<Region*>* entries_ = nullptr;
+  uint32_t next_ = 1;
+  std::deque<Dead> dead_;
+  std::vector<std::unique_ptr<Region>> owned_;
+};
+
+/// Memory outside the range in which kernels may find pointers into it.
+struct Root {
+  CUdeviceptr address;
+  uint64_t bytes;
+  const void* host;
+  CUcontext context;
+  std::vector<uint32_t> edges;
+};
+
+struct SmallAllocation {
+  uint64_t bytes;
+  uint64_t buffer_id;
+  CUcontext context;
+  AllocationKind kind;
+};
+
+/// Memory freed in stream order: goes when `event` has come.
+struct DeferredFree {
+  CUdeviceptr address;
+  CUevent event;
+};
+
+/// Everything of one Pool. Lock order: lock_order.h.
+struct PoolState {
+  explicit PoolState(const PoolOptions& given, const DriverApi& functions)
+      : options(given), driver(functions), streams(driver) {}
+
+  const PoolOptions options;
+  const DriverApi driver;
+
+  std::mutex mutex;
+  /// An extent reached a stable state; launches that wait look again.
+  std::condition_variable changed;
+
+  std::unique_ptr<space::PageMap> map;
+  RegionTable regions;
+  StreamTable streams;
+  /// Number of the newest launch.
+  std::atomic<uint64_t> launch_number{0};
+  /// Some extent is not in VRAM, or leaves it: launches take the slow path. seq_cst against hazards.
+  std::atomic<bool> slow{false};
+  /// Operations wait before they take a number (the reach of every launch changes place). Under the mutex.
+  bool gate = false;
+  /// Launches up to this number may have reached anything: they were made while nothing was unmapped, so nobody asked
+  /// which pointers they could follow. Settled after the grace period that follows `slow`.
+  uint64_t floor = 0;
+  bool floor_pending = false;
+
+  // Under the mutex from here on.
+  std::unique_ptr<space::AddressAllocator> addresses;
+  std::map<std::pair<CUdevice, CUcontext>, std::unique_ptr<space::SlabAllocator>> slabs;
+  std::unordered_map<uint64_t, SmallAllocation> small;
+  std::vector<std::unique_ptr<Engine>> engines;
+  std::vector<Region*> dirty;   // reached since their last scan
+  std::vector<Root> roots;
+  std::vector<DeferredFree> deferred;
+  std::vector<Region*> new_slabs, empty_slabs;  // made or emptied by a slab allocator, seen to after it returned
+  predict::Predictor predictor;
+  uint64_t allocated_bytes = 0;  // pages of live regions
+  uint64_t outside = 0;          // extents of live regions that are not in state kVram
+  uint64_t next_buffer_id = 1;
+  uint32_t closure_mark = 0;
+  std::vector<CUdevice> starting;  // devices whose engine a thread is making
+  bool stopped = false;
+  std::atomic<bool> forked{false};
+
+  /// The region whose pages or guard hold `address`, which lies in the range. Wait-free.
+  Region* find(uint64_t address) const {
+    const uint32_t id = map->lookup(address);
+    return id == 0 ? nullptr : regions.at(id);
+  }
+  Engine* engineOf(CUdevice device) const {
+    for (const auto& engine : engines)
+      if (engine->device() == device) return engine.get();
+    return nullptr;
+  }
+  void markDirty(Region* region) {
+    if (region->in_dirty_list) return;
+    region->in_dirty_list = true;
+    dirty.push_back(region);
+  }
+  /// `slow` as the extents say.
+  void updateSlow();
+};
+
+}  // namespace olpager::pager

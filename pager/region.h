@@ -1,0 +1,134 @@
+// What an address names (Region) and what is mapped and moved (Extent).
+//
+// A Region is a run of addresses that pointers name as a whole: an allocation, a slab of small ones, or a range that the
+// program reserved for its own mappings. Its pages are covered by Extents, power-of-two runs of 2 MiB pages.
+//
+// Extent states, and who moves them (always under PoolState::mutex; a transitional state is left only by its claimer):
+//
+//   kEmpty      no contents anywhere, unmapped           -> kMapping (allocation, or first use)
+//   kMapping    a claimer makes a chunk and maps it      -> kVram | kInPlace
+//   kVram       in a VRAM chunk, mapped                  -> kRetiring (engine)
+//   kRetiring   as kVram, but new launches are stopped: waits for launches in flight, then hash and scan
+//                                                        -> kVram (a launch cancels) | kWriting | kParked | kMoving
+//   kWriting    unmapped, VRAM -> host copy in flight    -> kParked | kVram (wanted again: mapped, host copy stays valid)
+//   kParked     in a host chunk, unmapped                -> kFetching | kMoving
+//   kFetching   unmapped, host -> VRAM copy in flight    -> kVram
+//   kInPlace    in a host chunk, mapped there for the GPU -> kMoving | kParked
+//   kMoving     a claimer changes the mapping            -> any stable state
+//   kFreeing    the allocation is being freed            -> gone
+//
+// An extent's mapping changes only when no launch in flight reaches its region (launches.h says how that is known).
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pager/pool.h"
+
+namespace olpager::pager {
+
+class Engine;
+struct Region;
+
+enum class ExtentState : uint8_t {
+  kEmpty,
+  kMapping,
+  kVram,
+  kRetiring,
+  kWriting,
+  kParked,
+  kFetching,
+  kInPlace,
+  kMoving,
+  kFreeing,
+};
+
+/// Physical VRAM of 2^order pages with a mapping of its own (alias) that lasts as long as the chunk.
+struct VramChunk {
+  CUmemGenericAllocationHandle handle = 0;
+  uint64_t alias = 0;
+  uint8_t order = 0;
+};
+
+/// Pinned host memory of 2^order pages. `alias` is readable by the CPU and by copy engines. `handle` is 0 when it can't be
+/// mapped in place (memory of cuMemHostAlloc).
+struct HostChunk {
+  CUmemGenericAllocationHandle handle = 0;
+  uint64_t alias = 0;
+  uint8_t order = 0;
+};
+
+struct ContentHash {
+  uint64_t low = 0;
+  uint64_t high = 0;
+  bool operator==(const ContentHash&) const = default;
+};
+
+struct Extent {
+  Region* region = nullptr;
+  uint64_t address = 0;  // global address; of the first mapping for a program's own handle, 0 while it has none
+  VramChunk* vram = nullptr;
+  HostChunk* host = nullptr;
+  ContentHash hash;            // of what `host` holds; meaningful while hash_valid
+  ExtentState state = ExtentState::kEmpty;
+  uint8_t order = 0;           // log2 of pages
+  bool hash_valid = false;
+  bool host_valid = false;     // `host` holds the contents as of the last write down
+  bool left_mapped = false;    // kFreeing: its mapping still stands
+  bool prefetched = false;     // came in ahead of a launch and no launch has used it yet
+
+  uint64_t bytes() const { return kPageBytes << order; }
+  bool mapped() const {
+    return state == ExtentState::kVram || state == ExtentState::kRetiring || state == ExtentState::kInPlace;
+  }
+};
+static_assert(sizeof(Extent) <= 128, "metadata per extent");
+
+enum class RegionKind : uint8_t { kAllocation, kSlab, kReservation };
+
+/// Where the learned order wants a region: stays in VRAM, or streams through it once in each round.
+enum class Placement : uint8_t { kUnplanned, kKeep, kStream };
+
+struct Region {
+  // --- read by launches without a lock ---
+  /// Highest number of a launch that reached the region. Raised by launching threads before the driver call, inside
+  /// their hazard; read by the engine after a grace period.
+  std::atomic<uint64_t> stamp{0};
+  /// Not zero: a launch takes the slow path (an extent is not in VRAM, or is being retired). Written under the mutex,
+  /// seq_cst against hazards.
+  std::atomic<uint32_t> blocked{0};
+  uint64_t base = 0;   // set before the page map names the region
+  uint64_t pages = 0;
+
+  // --- under PoolState::mutex ---
+  uint32_t id = 0;
+  RegionKind kind = RegionKind::kAllocation;
+  AllocationKind allocation_kind = AllocationKind::kDevice;
+  Placement placement = Placement::kUnplanned;
+  bool published = false;       // in the page map
+  bool dead = false;            // freed; the object is reused after a grace period
+  bool in_dirty_list = false;
+  bool host_written = false;    // bytes of unknown contents came from the host since the last scan
+  uint16_t wanted = 0;          // launches waiting for it: no victim
+  uint32_t pins = 0;
+  uint32_t ahead = 0;           // extents that came in ahead of a launch and are unused
+  uint32_t in_place = 0;        // extents in host memory in place
+  uint32_t mark = 0;            // visit mark of reach closures
+  uint64_t requested_bytes = 0;
+  uint64_t buffer_id = 0;
+  uint64_t scanned = 0;         // all that launches up to this number wrote is in `edges`
+  CUcontext context = nullptr;
+  CUdevice device = 0;
+  Engine* engine = nullptr;
+  std::vector<std::unique_ptr<Extent>> extents;  // ascending by address
+  std::vector<uint32_t> edges;                   // regions that pointers in its pages name
+
+  uint64_t end() const { return base + pages * kPageBytes; }
+};
+
+}  // namespace olpager::pager

@@ -1,0 +1,389 @@
+// The way out of VRAM. A batch of victims goes through these stages, each polled by the engine's thread:
+//
+//   kGrace  victims are kRetiring (no new launch takes them unseen); waits until every launch that was being made when they
+//           were marked has been submitted
+//   kDrain  waits until the launches that reached a victim have completed
+//   kPass   the GPU hashes the victims and scans every page that launches may have written since its last scan for pointers
+//   then    each victim is unmapped; equal to its lower copy it is dropped, else written down (kWriting)
+//
+// A launch that comes for a victim before it is unmapped takes it back (cancelRetiring).
+#include <algorithm>
+
+#include "base/log.h"
+#include "pager/engine.h"
+#include "pager/kernels/page_pass.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+namespace {
+constexpr uint64_t kBatchBytes = 128ull << 20;
+constexpr size_t kCandidates = 4096;
+
+// Who goes first: the higher class, then the higher key.
+struct Score {
+  unsigned victim_class = 0;
+  uint64_t key = 0;
+  bool operator>(const Score& other) const {
+    return victim_class != other.victim_class ? victim_class > other.victim_class : key > other.key;
+  }
+};
+enum VictimClass : unsigned { kHot, kSoon, kStays, kStreams, kUnknown, kNeverAgain };
+}  // namespace
+
+void Engine::cancelRetiring(Extent& extent) {
+  if (extent.vram != nullptr) {
+    incoming_ -= extent.bytes();
+    setState(extent, ExtentState::kVram);
+  } else {
+    setState(extent, ExtentState::kInPlace);
+  }
+}
+
+// Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch waits
+// for may go; else only what is used later than `nearer_than` touches from now.
+bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock) {
+  static_cast<void>(lock);
+  if (broken_ || batches_.size() >= scratch_.size()) return false;
+  struct Candidate {
+    Region* region;
+    Score score;
+  };
+  std::vector<Candidate> candidates;
+  const uint32_t end = pool_.regions.end();
+  if (end <= 1) return false;
+  const uint64_t newest = pool_.launch_number.load(std::memory_order_relaxed);
+  for (uint32_t step = 0; step < end - 1 && candidates.size() < kCandidates; ++step) {
+    clock_hand_ = clock_hand_ % (end - 1) + 1;
+    Region* region = pool_.regions.at(static_cast<uint32_t>(clock_hand_));
+    if (region->dead || region->engine != this || region->wanted > 0 || region->pins > 0) continue;
+    if (region->extents.empty() || region->blocked.load(std::memory_order_relaxed) >= region->extents.size()) continue;
+    Score score;
+    const auto next = pool_.predictor.nextUse(region->id);
+    using Kind = predict::Predictor::NextUse::Kind;
+    if (pool_.predictor.isHot(region->id)) {
+      score = {kHot, UINT64_MAX - region->pages};
+    } else if (next.kind == Kind::kNever) {
+      score = {kNeverAgain, newest - std::min(newest, region->stamp.load(std::memory_order_relaxed))};
+    } else if (next.kind == Kind::kUnpredicted) {
+      score = {kUnknown, newest - std::min(newest, region->stamp.load(std::memory_order_relaxed))};
+    } else {
+      const unsigned by_plan = region->placement == Placement::kKeep ? kStays : kStreams;
+      score = {next.distance <= nearer_than ? static_cast<unsigned>(kSoon) : by_plan, next.distance};
+    }
+    if (!demand && score.victim_class <= (plan_known() ? kStays : kSoon)) continue;
+    candidates.push_back({region, score});
+  }
+  if (candidates.empty()) return false;
+  const uint64_t wanted = std::min(bytes, kBatchBytes);
+  const size_t first = std::min<size_t>(candidates.size(), 64);
+  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(first), candidates.end(),
+                    [](const Candidate& a, const Candidate& b) { return a.score > b.score; });
+  auto batch = std::make_unique<Batch>();
+  for (size_t c = 0; c < first && batch->bytes < wanted; ++c) {
+    for (auto& extent : candidates[c].region->extents) {
+      if (extent->state != ExtentState::kVram) continue;
+      if (batch->bytes >= wanted) break;
+      batch->victims.push_back(extent.get());
+      batch->bytes += extent->bytes();
+      incoming_ += extent->bytes();
+      setState(*extent, ExtentState::kRetiring);
+    }
+  }
+  if (batch->victims.empty()) return false;
+  batch->settles_floor = pool_.floor_pending;
+  hazards().snapshot(batch->hazards);
+  batches_.push_back(std::move(batch));
+  return true;
+}
+
+// Regions that the host wrote are scanned before a kernel follows pointers in them.
+bool Engine::scanHostWritten(const std::vector<Region*>& regions) {
+  if (broken_ || batches_.size() >= scratch_.size()) return false;
+  for (const auto& batch : batches_)
+    if (!batch->scan_for.empty()) return false;
+  auto batch = std::make_unique<Batch>();
+  for (Region* region : regions)
+    if (region->host_written && region->engine == this) batch->scan_for.push_back(region);
+  if (batch->scan_for.empty()) return false;
+  batch->settles_floor = pool_.floor_pending;
+  hazards().snapshot(batch->hazards);
+  batches_.push_back(std::move(batch));
+  return true;
+}
+
+bool Engine::advanceBatches(Lock& lock) {
+  bool progress = false;
+  bool polled = false;
+  for (size_t b = 0; b < batches_.size(); ++b) {
+    Batch& batch = *batches_[b];
+    if (batch.stage != Batch::Stage::kPass) {
+      // What a launch took back needs no more waiting for.
+      std::erase_if(batch.victims, [](const Extent* extent) {
+        return extent == nullptr || extent->state != ExtentState::kRetiring;
+      });
+      if (batch.victims.empty() && batch.scan_for.empty()) {
+        batches_.erase(batches_.begin() + static_cast<ptrdiff_t>(b));
+        return true;
+      }
+    }
+    if (batch.stage == Batch::Stage::kGrace && Hazards::passed(batch.hazards)) {
+      if (batch.settles_floor) {
+        // Every launch of the time before has been submitted by now.
+        pool_.floor = std::max(pool_.floor, pool_.launch_number.load());
+        pool_.floor_pending = false;
+      }
+      batch.stage = Batch::Stage::kDrain;
+      progress = true;
+    }
+    if (batch.stage == Batch::Stage::kDrain) {
+      if (!polled) pool_.streams.poll();
+      polled = true;
+      uint64_t stamp = pool_.floor;
+      for (const Extent* extent : batch.victims) stamp = std::max(stamp, extent->region->stamp.load());
+      for (const Region* region : batch.scan_for) stamp = std::max(stamp, region->stamp.load());
+      if (broken_ || pool_.streams.quiet(stamp)) {
+        if (startPass(batch, lock)) return true;
+      } else {
+        drainContexts(lock);
+      }
+    }
+    if (batch.stage == Batch::Stage::kPass && reached(batch.event)) {
+      finishPass(batch, lock);  // listed meanwhile: a free must find its extents in it
+      std::erase_if(batches_, [&](const auto& entry) { return entry.get() == &batch; });
+      return true;
+    }
+  }
+  return progress;
+}
+
+// Per-thread default streams whose threads left launches unmarked: only a synchronisation of their context tells. It can
+// last as long as their kernels, so a thread of its own makes it.
+void Engine::drainContexts(Lock& lock) {
+  if (draining_->load()) return;
+  auto contexts = pool_.streams.contextsToDrain();
+  if (contexts.empty()) return;
+  draining_->store(true);
+  static_cast<void>(lock);
+  std::thread([this, contexts, flag = draining_, &driver = pool_.driver] {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    driver.cuThreadExchangeStreamCaptureMode(&mode);
+    for (const auto& [context, number] : contexts) {
+      if (driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) continue;
+      driver.cuCtxSynchronize();
+      CUcontext popped = nullptr;
+      driver.cuCtxPopCurrent_v2(&popped);
+      pool_.streams.contextDrained(context, number);
+    }
+    flag->store(false);
+  }).detach();
+}
+
+bool Engine::startPass(Batch& batch, Lock& lock) {
+  Scratch* scratch = nullptr;
+  for (Scratch& candidate : scratch_)
+    if (!candidate.busy) scratch = &candidate;
+  if (scratch == nullptr) return false;
+  const uint64_t bitmap_words = (pool_.addresses->highWaterPages() + 31) / 32;
+  uint64_t slots = 0;
+  size_t jobs = 0;
+  const auto addJob = [&](uint64_t address, uint64_t pages) {
+    if (slots + pages > scratch->pages) return false;
+    scratch->jobs[jobs++] = {address, reinterpret_cast<uint64_t>(scratch->found), static_cast<uint32_t>(pages),
+                             static_cast<uint32_t>(slots)};
+    slots += pages;
+    return true;
+  };
+  batch.hash_slots.clear();
+  for (const Extent* extent : batch.victims) {
+    batch.hash_slots.push_back(static_cast<uint32_t>(slots));
+    addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order);
+  }
+  // Any page that was written since its last scan may hold a pointer to a victim.
+  const uint64_t floor = pool_.streams.completedFloor(pool_.launch_number.load());
+  batch.scanned.clear();
+  batch.scanned_upto.clear();
+  std::vector<Region*> still_dirty;
+  for (Region* region : pool_.dirty) {
+    if (region->dead) {
+      region->in_dirty_list = false;
+      continue;
+    }
+    bool fits = true;
+    for (auto& extent : region->extents) {
+      const bool victim = extent->state == ExtentState::kRetiring;
+      if (extent->state != ExtentState::kVram && extent->state != ExtentState::kInPlace && !victim) continue;
+      if (victim && std::find(batch.victims.begin(), batch.victims.end(), extent.get()) != batch.victims.end()) continue;
+      fits &= addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order);
+    }
+    if (!fits || region->stamp.load() > floor || pool_.floor_pending) {
+      still_dirty.push_back(region);  // may be written while it is scanned
+    } else {
+      region->in_dirty_list = false;
+    }
+    batch.scanned.push_back(region);
+    batch.scanned_upto.push_back(region->buffer_id);
+  }
+  pool_.dirty.swap(still_dirty);
+  scratch->busy = true;
+  chunks_.passBegins();
+  batch.scratch = static_cast<unsigned>(scratch - scratch_.data());
+  batch.event = takeEvent();
+  batch.stage = Batch::Stage::kPass;
+  add(figures_->scans, slots);
+  add(figures_->hashed_bytes, slots * kPageBytes);
+  const uint64_t used_pages = pool_.addresses->highWaterPages();
+  lock.unlock();
+  std::fill_n(scratch->found, bitmap_words, 0u);
+  const CUresult result = launchPass(*scratch, jobs, used_pages, batch.event);
+  lock.lock();
+  if (result != CUDA_SUCCESS) lost(result);
+  return true;
+}
+
+CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event) {
+  uint32_t widest = 1;
+  for (size_t i = 0; i < jobs; ++i) widest = std::max(widest, scratch.jobs[i].pages);
+  kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(scratch.jobs), pool_.map->base(), range_pages,
+                                         reinterpret_cast<uint64_t>(scratch.hashes)};
+  void* pointers[] = {&parameters.jobs, &parameters.range_base, &parameters.range_pages, &parameters.hashes};
+  CUresult result = CUDA_SUCCESS;
+  constexpr size_t kGridY = 65535;
+  for (size_t at = 0; at < jobs && result == CUDA_SUCCESS; at += kGridY) {
+    parameters.jobs = reinterpret_cast<uint64_t>(scratch.jobs + at);
+    result = pool_.driver.cuLaunchKernel(pass_, widest, static_cast<unsigned>(std::min(kGridY, jobs - at)), 1,
+                                         kernels::kPagePassThreads, 1, 1, 0, pass_stream_, pointers, nullptr);
+  }
+  if (result == CUDA_SUCCESS && event != nullptr) result = pool_.driver.cuEventRecord(event, pass_stream_);
+  return result;
+}
+
+// Some page names another region: finds out which, one scan for each region that was in the pass.
+void Engine::findEdges(Batch& batch, Lock& lock) {
+  Scratch& scratch = scratch_[batch.scratch];
+  const uint64_t used_pages = pool_.addresses->highWaterPages();
+  const uint64_t words = (used_pages + 31) / 32;
+  const size_t at_once = std::max<size_t>(1, kFoundBytes / 4 / std::max<uint64_t>(1, words));
+  for (size_t from = 0; from < batch.scanned.size() && !broken_; from += at_once) {
+    const size_t upto = std::min(batch.scanned.size(), from + at_once);
+    size_t jobs = 0;
+    uint64_t slots = 0;
+    for (size_t r = from; r < upto; ++r) {
+      Region* region = batch.scanned[r];
+      if (region->dead || region->buffer_id != batch.scanned_upto[r]) continue;
+      uint32_t* found = scratch.found + (r - from) * words;
+      for (auto& extent : region->extents) {
+        if (!extent->mapped() || slots + (1ull << extent->order) > scratch.pages) continue;
+        scratch.jobs[jobs++] = {extent->vram != nullptr ? extent->vram->alias : extent->host->alias,
+                                reinterpret_cast<uint64_t>(found), 1u << extent->order, static_cast<uint32_t>(slots)};
+        slots += 1ull << extent->order;
+      }
+    }
+    lock.unlock();
+    std::fill_n(scratch.found, (upto - from) * words, 0u);
+    CUresult result = launchPass(scratch, jobs, used_pages, nullptr);
+    if (result == CUDA_SUCCESS) result = pool_.driver.cuStreamSynchronize(pass_stream_);
+    lock.lock();
+    if (result != CUDA_SUCCESS) lost(result);
+    for (size_t r = from; r < upto; ++r) {
+      Region* region = batch.scanned[r];
+      if (region->dead || region->buffer_id != batch.scanned_upto[r]) continue;
+      noteFound(*region, scratch.found + (r - from) * words, words);
+    }
+  }
+}
+
+void Engine::noteFound(Region& region, const uint32_t* found, uint64_t words) {
+  for (uint64_t w = 0; w < words; ++w) {
+    for (uint32_t bits = found[w]; bits != 0; bits &= bits - 1) {
+      const uint64_t page = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
+      const Region* target = pool_.find(pool_.map->base() + page * kPageBytes);
+      if (target == nullptr || target == &region || target->dead) continue;
+      if (std::find(region.edges.begin(), region.edges.end(), target->id) == region.edges.end())
+        region.edges.push_back(target->id);
+    }
+  }
+}
+
+void Engine::finishPass(Batch& batch, Lock& lock) {
+  Scratch& scratch = scratch_[batch.scratch];
+  events_.push_back(batch.event);
+  // The hashes before findEdges uses the buffer again.
+  std::vector<ContentHash> hashes;
+  for (size_t v = 0; v < batch.victims.size(); ++v) {
+    ContentHash hash;
+    for (uint32_t page = 0; batch.victims[v] != nullptr && page < 1u << batch.victims[v]->order; ++page) {
+      const ContentHash& part = scratch.hashes[batch.hash_slots[v] + page];
+      // Order matters: each step multiplies by an odd constant before it adds.
+      hash.low = hash.low * 0x9E3779B97F4A7C15ull + part.low;
+      hash.high = hash.high * 0xD1342543DE82EF95ull + part.high;
+    }
+    hashes.push_back(hash);
+  }
+  const uint64_t words = (pool_.addresses->highWaterPages() + 31) / 32;
+  bool any = false;
+  for (uint64_t w = 0; w < words && !any; ++w) any = scratch.found[w] != 0;
+  for (size_t r = 0; r < batch.scanned.size(); ++r) {
+    Region* region = batch.scanned[r];
+    if (region->buffer_id == batch.scanned_upto[r] && !region->in_dirty_list) region->host_written = false;
+  }
+  if (any) findEdges(batch, lock);
+  for (size_t v = 0; v < batch.victims.size(); ++v) {
+    Extent* extent = batch.victims[v];
+    if (extent != nullptr && extent->state == ExtentState::kRetiring) evict(*extent, hashes[v], lock);
+  }
+  scratch.busy = false;
+  chunks_.passEnds(lock);
+  pool_.changed.notify_all();
+}
+
+void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
+  if (broken_) return cancelRetiring(extent);
+  const DriverApi& driver = pool_.driver;
+  if (extent.vram == nullptr) {  // leaves its place in host memory, to be fetched
+    setState(extent, ExtentState::kMoving);
+    lock.unlock();
+    const CUresult result = chunks_.unmapAt(extent.address, extent.bytes());
+    lock.lock();
+    if (result != CUDA_SUCCESS) return lost(result);
+    extent.hash = hash;
+    extent.hash_valid = true;
+    setState(extent, ExtentState::kParked);
+    return;
+  }
+  const bool clean = extent.host != nullptr && extent.host_valid && extent.hash_valid && extent.hash == hash;
+  setState(extent, ExtentState::kMoving);
+  if (!clean && !takeHost(extent, lock)) {
+    incoming_ -= extent.bytes();
+    setState(extent, ExtentState::kVram);  // no place to go
+    return;
+  }
+  noteUsed(extent, false);
+  lock.unlock();
+  CUresult result = chunks_.unmapAt(extent.address, extent.bytes());
+  lock.lock();
+  if (result != CUDA_SUCCESS) return lost(result);
+  if (clean) {
+    incoming_ -= extent.bytes();
+    chunks_.giveVram(extent.vram);
+    extent.vram = nullptr;
+    add(figures_->evictions_clean);
+    prefetch_again_ = true;
+    setState(extent, ExtentState::kParked);
+    return;
+  }
+  extent.host_valid = false;
+  extent.hash = hash;
+  extent.hash_valid = true;
+  setState(extent, ExtentState::kWriting);
+  const CUevent event = takeEvent();
+  lock.unlock();
+  result = driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(extent.host->alias), extent.vram->alias, extent.bytes(),
+                                       out_stream_);
+  if (result == CUDA_SUCCESS) result = driver.cuEventRecord(event, out_stream_);
+  lock.lock();
+  if (result != CUDA_SUCCESS) return lost(result);
+  writing_.push_back({&extent, event});
+}
+
+}  // namespace olpager::pager
