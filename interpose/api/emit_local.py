@@ -1,0 +1,192 @@
+"""Local mode: which functions it provides, and the wrappers that make a function's device memory resident."""
+
+from specification import Expression
+from emit_tables import LEGACY_TYPES, NOTE, without_macros
+
+MODES = {"read": "kRead", "write": "kWrite", "readwrite": "kReadWrite"}
+
+
+def _declaration(symbol, types_only=False):
+    inside = symbol.form.types() if types_only else symbol.form.signature()
+    return f"CUresult ol_local_{symbol.name}({inside})"
+
+
+def local_functions_h(spec):
+    own = [s for s in spec.symbols() if s.local == "own"]
+    wrap = [s for s in spec.symbols() if s.local == "wrap"]
+    return f"""{NOTE}// The functions that local mode puts in the place of the driver's: those written by hand (`own` in the specification) and
+// the generated residency wrappers (`wrap`). A function of the first list that is not defined is the driver's.
+#pragma once
+
+#include <cuda.h>
+
+#include "interpose/api/driver_symbols.h"
+{LEGACY_TYPES}
+#pragma GCC visibility push(hidden)
+extern "C" {{
+// Written by hand.
+{"".join(f"{_declaration(s)};" + chr(10) for s in own)}
+// Generated.
+{"".join(f"{_declaration(s)};" + chr(10) for s in wrap)}}}
+#pragma GCC visibility pop
+
+namespace olpager::local {{
+
+/// Address of the function that local mode provides for `symbol`; null when the driver's own is to be used.
+void* localFunction(api::Symbol symbol);
+/// How the specification has `symbol` handled.
+enum class Behaviour : uint8_t {{ kPass, kWrap, kOwn }};
+Behaviour localBehaviour(api::Symbol symbol);
+
+}}  // namespace olpager::local
+"""
+
+
+def local_table_cpp(spec):
+    own = [s for s in spec.symbols() if s.local == "own"]
+    rows = ""
+    for name in spec.all_names():
+        local = name.local if hasattr(name, "form") else "pass"
+        address = f"reinterpret_cast<void*>(&ol_local_{name.name})" if local != "pass" else "nullptr"
+        rows += f"    {{{address}, Behaviour::k{local.capitalize()}}},\n"
+    weak = "".join(f"#pragma weak ol_local_{s.name}\n" for s in own)
+    return f"""{NOTE}#include "interpose/api/local_functions.h"
+
+// Weak: what is not written is null, and the driver's own function is used.
+{weak}
+namespace olpager::local {{
+namespace {{
+
+struct Entry {{
+  void* function;
+  Behaviour behaviour;
+}};
+const Entry kEntries[api::kSymbolCount] = {{
+{rows}}};
+
+}}  // namespace
+
+void* localFunction(api::Symbol symbol) {{ return kEntries[static_cast<size_t>(symbol)].function; }}
+Behaviour localBehaviour(api::Symbol symbol) {{ return kEntries[static_cast<size_t>(symbol)].behaviour; }}
+
+}}  // namespace olpager::local
+"""
+
+
+def _wrapper(symbol):
+    form = symbol.form
+    names = ", ".join(p.name for p in form.parameters)
+    thread = "true" if symbol.per_thread else "false"
+    stream = form.stream()
+    key = f"streamKey({stream}, {thread})" if stream else f"defaultStreamKey({thread})"
+    direct = [(p, a) for p, a in form.accesses() if a.word != "ranges"]
+    extracted = [(p, a) for p, a in form.accesses() if a.word == "ranges"]
+
+    def address(parameter):
+        return parameter.name if not parameter.is_pointer else f"reinterpret_cast<uint64_t>({parameter.name})"
+
+    out = f'extern "C" {_declaration(symbol)} {{\n'
+    out += f"  return withRanges<&DriverTable::{symbol.name}>(\n"
+    def sink_call(annotation):
+        _, name, arguments = annotation.parenthesis.tree
+        return f"extract::{name}({', '.join(['sink'] + [Expression.emit(e) for e in arguments])});"
+
+    touches = " || ".join(f"pool.contains({address(p)})" for p, _ in direct)
+    adds = "".join(f" access.addRange({address(p)}, {a.bracket.cpp()}, Mode::{MODES[a.word]});" for p, a in direct)
+    if extracted:
+        calls = " ".join(sink_call(a) for _, a in extracted)
+        find = f"Touching sink(pool); {calls} return sink.found()"
+        touches = f"if ({touches}) return true; {find}" if touches else find
+        adds += f" Adding sink(access); {calls}"
+    else:
+        touches = f"return {touches}"
+    out += f"      [&](const Pool& pool) {{ {touches}; }},\n"
+    out += f"      [&] {{ return {key}; }},\n"
+    out += f"      [&](Access& access) {{{adds} }}{',' if names else ''}\n"
+    out += f"      {names});\n}}\n"
+    return out
+
+
+def residency_wrappers_cpp(spec):
+    wrap = [s for s in spec.symbols() if s.local == "wrap"]
+    body = "\n".join(_wrapper(s) for s in wrap)
+    return f"""{NOTE}// Copies, memsets and stream memory operations: what they read and write in the range is made resident first.
+#define __CUDA_API_VERSION_INTERNAL
+#include "interpose/api/driver_table.h"
+#include "interpose/api/local_functions.h"
+#include "interpose/api/local_runtime.h"
+#include "interpose/api/range_extractors.h"
+
+namespace olpager::local {{
+namespace {{
+
+using pager::Access;
+using pager::Mode;
+using pager::Pool;
+namespace extract = api::extract;
+
+/// Says whether an operation uses the range at all.
+class Touching : public extract::RangeSink {{
+ public:
+  explicit Touching(const Pool& pool) : pool_(pool) {{}}
+  void add(uint64_t address, uint64_t, extract::Use) override {{ found_ = found_ || pool_.contains(address); }}
+  void addFrom(uint64_t address) override {{ add(address, 0, extract::Use::kReadWrite); }}
+  uint64_t arrayElementBytes(CUarray) override {{ return 1; }}
+  bool found() const {{ return found_; }}
+
+ private:
+  const Pool& pool_;
+  bool found_ = false;
+}};
+
+/// Names the ranges of an operation to its Access.
+class Adding : public extract::RangeSink {{
+ public:
+  explicit Adding(Access& access) : access_(access) {{}}
+  void add(uint64_t address, uint64_t bytes, extract::Use use) override {{
+    access_.addRange(address, bytes, static_cast<Mode>(use));
+  }}
+  void addFrom(uint64_t address) override {{ access_.addParameter(&address, sizeof address); }}
+  uint64_t arrayElementBytes(CUarray array) override {{
+    const auto describe = localRuntime().driver->cuArray3DGetDescriptor_v2;
+    CUDA_ARRAY3D_DESCRIPTOR descriptor = {{}};
+    if (describe == nullptr || describe(&descriptor, array) != CUDA_SUCCESS) return 1;
+    return extract::arrayFormatBytes(descriptor.Format) * descriptor.NumChannels;
+  }}
+
+ private:
+  Access& access_;
+}};
+static_assert(static_cast<int>(Mode::kRead) == static_cast<int>(extract::Use::kRead) &&
+              static_cast<int>(Mode::kWrite) == static_cast<int>(extract::Use::kWrite) &&
+              static_cast<int>(Mode::kReadWrite) == static_cast<int>(extract::Use::kReadWrite));
+
+/// The driver's function, with what `add` names in the range resident for as long as the operation needs it.
+template <auto kFunction, typename Touches, typename Key, typename Add, typename... Arguments>
+CUresult withRanges(Touches touches, Key key, Add add, Arguments... arguments) {{
+  const Runtime& runtime = localRuntime();
+  const auto call = runtime.driver->*kFunction;
+  if (call == nullptr) return CUDA_ERROR_NOT_SUPPORTED;  // the driver is older than the function
+  if (runtime.pool == nullptr || !touches(*runtime.pool)) return call(arguments...);
+  const pager::StreamKey stream = key();
+  Access access(*runtime.pool, stream);
+  add(access);
+  const CUresult entered = enter(access, stream);
+  if (entered != CUDA_SUCCESS) return entered;
+  const CUresult result = call(arguments...);
+  leave(access, stream, result);
+  return result;
+}}
+
+}}  // namespace
+}}  // namespace olpager::local
+
+using namespace olpager::local;   // NOLINT(google-build-using-namespace): the wrappers are C functions
+using olpager::api::DriverTable;
+using olpager::api::extract::saturatingProduct;
+using olpager::pager::Access;
+using olpager::pager::Mode;
+using olpager::pager::Pool;
+namespace extract = olpager::api::extract;
+
+{body}"""

@@ -1,0 +1,41 @@
+// What the generated residency wrappers need of local mode. Implemented in interpose/local.
+//
+// Thread-safety: all of it may be called from any thread; nothing here takes a lock on the resident path.
+// Ownership: the Runtime and what it points to live until the process ends.
+#pragma once
+
+#include <cuda.h>
+
+#include "interpose/api/driver_table.h"
+#include "pager/pool.h"
+
+namespace olpager::local {
+
+struct Runtime {
+  /// The driver's own functions. Never null: a wrapper is only reached once the driver is loaded.
+  const api::DriverTable* driver = nullptr;
+  /// Null while there is no pager (before cuInit, in a forked child, switched off): wrappers then call the driver.
+  pager::Pool* pool = nullptr;
+};
+
+/// The process's runtime, as the calling thread may use it now. A load, no more.
+const Runtime& localRuntime() noexcept;
+
+/// The key of `stream` as the called symbol means it: NULL is CU_STREAM_LEGACY, or CU_STREAM_PER_THREAD when
+/// `per_thread_default`; CU_STREAM_LEGACY and CU_STREAM_PER_THREAD themselves stay. Adds the calling thread's current
+/// context and, for CU_STREAM_PER_THREAD, its identity.
+pager::StreamKey streamKey(CUstream stream, bool per_thread_default) noexcept;
+
+/// streamKey(NULL, per_thread_default): for functions without a stream.
+inline pager::StreamKey defaultStreamKey(bool per_thread_default) noexcept {
+  return streamKey(nullptr, per_thread_default);
+}
+
+/// Before the driver's call: makes what `access` names resident; when `stream` is capturing, adds it to the capture's
+/// reach instead (the operation runs when the graph does). CUDA_SUCCESS, or what the program is to see.
+CUresult enter(pager::Access& access, const pager::StreamKey& stream);
+
+/// After the driver's call, with its result.
+void leave(pager::Access& access, const pager::StreamKey& stream, CUresult result);
+
+}  // namespace olpager::local
