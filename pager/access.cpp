@@ -96,7 +96,7 @@ CUresult Access::acquire() {
       if (clear) {
         raise(stream->last, number);
         stream_state_ = stream;
-        if (last != nullptr) {
+        if (last != nullptr && last->engine != nullptr) {
           DeviceCounters& figures = last->engine->figures();
           add(follows_pointers_ ? figures.launches : figures.copies);
           if (follows_pointers_) add(figures.launches_resident);
@@ -115,7 +115,7 @@ CUresult Access::acquireSlow() {
   std::vector<Region*> reach;
   const uint32_t mark = ++state.closure_mark;
   const auto visit = [&](Region* region) {
-    if (region == nullptr || region->dead || region->mark == mark) return;
+    if (region == nullptr || region->dead || region->mark == mark || region->engine == nullptr) return;
     region->mark = mark;
     reach.push_back(region);
   };
@@ -128,7 +128,8 @@ CUresult Access::acquireSlow() {
     if (named.bytes != 0) {
       // Exact ranges: the extents that they overlap. A range may run over several regions only through the program's own
       // mappings, which are one region.
-      if (region == nullptr || region->dead || named.address < region->base || named.address + named.bytes > region->end())
+      if (region == nullptr || region->dead || named.address < region->base || named.address + named.bytes > region->end() ||
+          region->engine == nullptr)
         return CUDA_ERROR_INVALID_VALUE;
       for (auto& extent : region->extents)
         if (extent->address < named.address + named.bytes && named.address < extent->address + extent->bytes())
@@ -152,6 +153,7 @@ CUresult Access::acquireSlow() {
       for (const uint32_t id : root.edges) visit(state.regions.at(id));
     for (size_t i = 0; i < reach.size(); ++i) {
       for (const uint32_t id : reach[i]->edges) visit(state.regions.at(id));
+      if (reach[i]->blocked.load(std::memory_order_relaxed) == 0) continue;
       for (auto& extent : reach[i]->extents) needed.push_back(extent.get());
     }
   }

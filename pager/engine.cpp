@@ -286,6 +286,41 @@ void Engine::forget(const Region* region) {
   }
 }
 
+void Engine::adopt(VmmHandle& handle) {
+  for (auto& extent : handle.extents) ++without_host_[extent->order];
+  host_wake_.notify_all();
+}
+
+void Engine::attach(Extent& extent, Lock& lock) {
+  if (extent.vram != nullptr) {
+    setState(extent, ExtentState::kMoving);
+    lock.unlock();
+    const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle);
+    lock.lock();
+    if (result != CUDA_SUCCESS) lost(result);
+    setState(extent, ExtentState::kVram);
+  } else if (extent.host != nullptr && extent.host_valid) {
+    setState(extent, ExtentState::kParked);
+  } else {
+    setState(extent, ExtentState::kEmpty);
+    mapEmpty(extent, lock);
+  }
+}
+
+void Engine::detach(Extent& extent, Lock& lock) {
+  if (extent.state == ExtentState::kRetiring) cancelRetiring(extent);
+  for (auto& batch : batches_)
+    for (Extent*& victim : batch->victims)
+      if (victim == &extent) victim = nullptr;
+  noteUsed(extent, false);
+  const bool mapped = extent.mapped();
+  setState(extent, ExtentState::kDetached);
+  if (!mapped) return;
+  lock.unlock();
+  chunks_.unmapAt(extent.address, extent.bytes());
+  lock.lock();
+}
+
 void Engine::releaseAll() {
   const DriverApi& driver = pool_.driver;
   if (driver.cuCtxPushCurrent_v2(context_) != CUDA_SUCCESS) return;
@@ -454,6 +489,7 @@ bool Engine::serveWants(Lock& lock) {
       switch (extent.state) {
         case ExtentState::kVram:
         case ExtentState::kInPlace:
+        case ExtentState::kDetached:
         case ExtentState::kFreeing: break;
         case ExtentState::kRetiring: cancelRetiring(extent); moved = true; break;
         case ExtentState::kMapping:

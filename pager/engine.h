@@ -30,6 +30,7 @@
 namespace olpager::pager {
 
 struct PoolState;
+struct VmmHandle;
 
 /// A launch that waits for extents. On the waiting thread's stack; listed in Engine::wants_ while it waits.
 struct Want {
@@ -64,6 +65,12 @@ class Engine {
   void cancelRetiring(Extent& extent);
   /// The region's extents go: nothing of the engine's may name them any more.
   void forget(const Region* region);
+  /// A new handle's extents count among those that will need host memory one day.
+  void adopt(VmmHandle& handle);
+  /// An extent of a handle joins its reservation: mapped where its bytes are, or kEmpty.
+  void attach(Extent& extent, Lock& lock);
+  /// An extent leaves its reservation, keeping its chunks. It is quiet and in a stable state.
+  void detach(Extent& extent, Lock& lock);
   /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context goes.
   void releaseAll();
   /// The peer device gets access to every mapping.

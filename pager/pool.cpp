@@ -74,9 +74,6 @@ void Pool::forked() noexcept {
 
 // --- allocations -----------------------------------------------------------------------------------------------------
 
-namespace {
-
-/// The device's engine, made and started at its first allocation. `context` is current.
 CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out) {
   const auto beingMade = [&] {
     return std::find(state.starting.begin(), state.starting.end(), device) != state.starting.end();
@@ -109,6 +106,29 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   return CUDA_SUCCESS;
 }
 
+CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes, Lock& lock) {
+  Engine& engine = *region.engine;
+  Want want;
+  for (auto& extent : region.extents)
+    if (extent->address < address + bytes && address < extent->address + extent->bytes())
+      want.extents.push_back(extent.get());
+  ++region.wanted;
+  engine.addWant(&want);
+  const auto there = [&] {
+    for (const Extent* extent : want.extents)
+      if (extent->state != ExtentState::kVram) return false;
+    return true;
+  };
+  // In place is no help here: who uses the address does not come by again.
+  while (!there() && !want.failed && !want.in_place && !engine.broken())
+    state.changed.wait_for(lock, std::chrono::milliseconds(100));
+  engine.removeWant(&want);
+  --region.wanted;
+  return there() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+namespace {
+
 struct NewRegion {
   RegionKind kind;
   AllocationKind allocation_kind;
@@ -124,24 +144,16 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
     state.addresses->release(*address);
     return nullptr;
   }
-  region->stamp.store(0);
+  resetRegion(*region);
   region->base = *address;
   region->pages = wanted.pages;
   region->kind = wanted.kind;
   region->allocation_kind = wanted.allocation_kind;
-  region->placement = Placement::kUnplanned;
-  region->host_written = false;  // in_dirty_list stays: the object may still be listed
-  region->wanted = 0;
-  region->pins = region->ahead = region->in_place = 0;
-  region->published = false;
   region->requested_bytes = wanted.bytes;
   region->buffer_id = state.next_buffer_id++;
-  region->scanned = 0;
   region->context = context;
   region->device = engine.device();
   region->engine = &engine;
-  region->edges.clear();
-  region->extents.clear();
   space::splitIntoExtents(wanted.pages, [&](const space::Extent& piece) {
     auto extent = std::make_unique<Extent>();
     extent->region = region;
@@ -395,6 +407,15 @@ bool Pool::describe(uint64_t address, AllocationInfo* out) const {
   }
   out->base = region->base;
   out->bytes = region->requested_bytes;
+  if (region->kind == RegionKind::kReservation) {
+    // As native: the handle's mapping around the address.
+    auto it = state.vmm_mappings.upper_bound(address);
+    if (it == state.vmm_mappings.begin()) return false;
+    --it;
+    if (address >= it->first + it->second.handle->bytes) return false;
+    out->base = it->first;
+    out->bytes = it->second.handle->bytes;
+  }
   out->buffer_id = region->buffer_id;
   out->kind = region->allocation_kind;
   return true;
@@ -420,30 +441,14 @@ CUresult Pool::pin(CUdeviceptr address) {
   Region* region = state.find(address);
   if (region == nullptr || region->dead) return CUDA_ERROR_INVALID_VALUE;
   ++region->pins;
-  Engine& engine = *region->engine;
-  Want want;
-  for (auto& extent : region->extents) want.extents.push_back(extent.get());
-  ++region->wanted;
-  engine.addWant(&want);
-  const auto there = [&] {
-    for (const Extent* extent : want.extents)
-      if (extent->state != ExtentState::kVram) return false;
-    return true;
-  };
-  // In place is no help here: who uses the address does not come by again.
-  while (!there() && !want.failed && !want.in_place && !engine.broken())
-    state.changed.wait_for(lock, std::chrono::milliseconds(100));
-  engine.removeWant(&want);
-  --region->wanted;
-  if (there()) {
-    if (region->pins == 1) {
-      add(engine.figures().pinned_extents, region->extents.size());
-      add(engine.figures().pinned_bytes, region->pages * kPageBytes);
-    }
-    return CUDA_SUCCESS;
+  const CUresult result = bringToVram(state, *region, region->base, region->pages * kPageBytes, lock);
+  if (result != CUDA_SUCCESS) {
+    --region->pins;
+  } else if (region->pins == 1) {
+    add(region->engine->figures().pinned_extents, region->extents.size());
+    add(region->engine->figures().pinned_bytes, region->pages * kPageBytes);
   }
-  --region->pins;
-  return CUDA_ERROR_OUT_OF_MEMORY;
+  return result;
 }
 
 CUresult Pool::unpin(CUdeviceptr address) {
@@ -487,6 +492,7 @@ void Pool::contextGone(CUcontext context) {
   for (uint32_t id = 1; id < state.regions.end(); ++id) {
     Region* region = state.regions.at(id);
     if (region->dead || region->context != context) continue;
+    if (region->kind == RegionKind::kReservation) continue;  // addresses outlive contexts
     if (region->kind == RegionKind::kAllocation) {
       subtract(region->engine->figures().allocated_bytes, region->requested_bytes);
       subtract(region->engine->figures().allocations, 1);

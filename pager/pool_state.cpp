@@ -39,6 +39,19 @@ void RegionTable::give(Region* region) {
   hazards().snapshot(dead_.back().hazards);
 }
 
+void resetRegion(Region& region) {
+  region.stamp.store(0);
+  region.blocked.store(0);
+  region.placement = Placement::kUnplanned;
+  region.published = region.dead = region.host_written = false;
+  region.wanted = 0;
+  region.pins = region.ahead = region.in_place = 0;
+  region.engine = nullptr;
+  region.context = nullptr;
+  region.edges.clear();
+  region.extents.clear();
+}
+
 void PoolState::updateSlow() {
   const bool now = outside != 0 || options.reach == Reach::kAll;
   if (now == slow.load(std::memory_order_relaxed)) return;

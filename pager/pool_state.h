@@ -67,6 +67,25 @@ struct DeferredFree {
   CUevent event;
 };
 
+/// Physical memory of the program's own (cuMemCreate). Its extents are here while it is mapped nowhere with access.
+struct VmmHandle {
+  CUmemGenericAllocationHandle id = 0;
+  uint64_t bytes = 0;
+  CUmemAllocationProp properties{};
+  Engine* engine = nullptr;
+  CUcontext context = nullptr;
+  uint32_t references = 0;
+  uint32_t mappings = 0;
+  std::vector<std::unique_ptr<Extent>> extents;
+};
+
+struct VmmMapping {
+  VmmHandle* handle = nullptr;
+  Region* region = nullptr;
+  CUmemAccess_flags access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  bool fixed = false;  // a second mapping of its handle
+};
+
 /// Everything of one Pool. Lock order: lock_order.h.
 struct PoolState {
   explicit PoolState(const PoolOptions& given, const DriverApi& functions)
@@ -102,6 +121,9 @@ struct PoolState {
   std::vector<Root> roots;
   std::vector<DeferredFree> deferred;
   std::vector<Region*> new_slabs, empty_slabs;  // made or emptied by a slab allocator, seen to after it returned
+  std::unordered_map<CUmemGenericAllocationHandle, std::unique_ptr<VmmHandle>> vmm_handles;
+  std::map<uint64_t, VmmMapping> vmm_mappings;  // by address
+  uint64_t next_handle = 1;
   predict::Predictor predictor;
   uint64_t allocated_bytes = 0;  // pages of live regions
   uint64_t outside = 0;          // extents of live regions that are not in state kVram
@@ -129,5 +151,13 @@ struct PoolState {
   /// `slow` as the extents say.
   void updateSlow();
 };
+
+/// The device's engine, made and started at its first allocation. `context` is current.
+CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out);
+/// Waits until what [address, + bytes) of a region holds is in VRAM. The region is pinned by the caller.
+CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes, Lock& lock);
+/// A handle's second mapping (vmm.cpp).
+CUresult mapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock);
+void unmapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock);
 
 }  // namespace olpager::pager

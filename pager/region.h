@@ -16,6 +16,7 @@
 //   kInPlace    in a host chunk, mapped there for the GPU -> kMoving | kParked
 //   kMoving     a claimer changes the mapping            -> any stable state
 //   kFreeing    the allocation is being freed            -> gone
+//   kDetached   belongs to a handle of the program's own that is mapped nowhere (vmm.cpp); no engine looks at it
 //
 // An extent's mapping changes only when no launch in flight reaches its region (launches.h says how that is known).
 #pragma once
@@ -46,6 +47,7 @@ enum class ExtentState : uint8_t {
   kInPlace,
   kMoving,
   kFreeing,
+  kDetached,
 };
 
 /// Physical VRAM of 2^order pages with a mapping of its own (alias) that lasts as long as the chunk.
@@ -130,5 +132,8 @@ struct Region {
 
   uint64_t end() const { return base + pages * kPageBytes; }
 };
+
+/// Makes a region object as new; its id and its place in the dirty list stay.
+void resetRegion(Region& region);
 
 }  // namespace olpager::pager

@@ -1,19 +1,320 @@
-// The program's own virtual memory management: not served by the pool yet, so such handles stay the driver's.
+// The program's own virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemSetAccess): PyTorch's
+// expandable segments, vLLM's sleep mode, and whoever does it by hand.
+//
+// A reservation is a Region; a pointer into it names all that is mapped in it. A handle owns extents. While a handle is
+// mapped with access, its extents belong to the reservation and move like any others; otherwise they rest in the handle
+// (kDetached), in whatever chunk they had. A handle that is mapped at a second address at the same time stays in VRAM for
+// as long: its second mapping is a fixed one.
+#include <algorithm>
+#include <bit>
+#include <thread>
+
+#include "base/log.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
 
-CUresult Pool::reserveAddress(uint64_t, uint64_t, uint64_t, CUdeviceptr*) { return CUDA_ERROR_NOT_SUPPORTED; }
-CUresult Pool::releaseAddress(CUdeviceptr, uint64_t) { return CUDA_ERROR_NOT_SUPPORTED; }
-CUresult Pool::createHandle(CUcontext, CUdevice, uint64_t, const CUmemAllocationProp&, CUmemGenericAllocationHandle*) {
-  return CUDA_ERROR_NOT_SUPPORTED;
+namespace {
+
+constexpr uint64_t kFirstHandle = 1ull << 62;
+
+bool wholePages(uint64_t value) { return value % kPageBytes == 0; }
+
+VmmMapping* mappingAt(PoolState& state, uint64_t address) {
+  auto it = state.vmm_mappings.upper_bound(address);
+  if (it == state.vmm_mappings.begin()) return nullptr;
+  --it;
+  return address < it->first + it->second.handle->bytes ? &it->second : nullptr;
 }
-CUresult Pool::releaseHandle(CUmemGenericAllocationHandle) { return CUDA_ERROR_NOT_SUPPORTED; }
-CUresult Pool::handleProperties(CUmemGenericAllocationHandle, CUmemAllocationProp*) const { return CUDA_ERROR_NOT_SUPPORTED; }
-CUresult Pool::retainHandle(CUdeviceptr, CUmemGenericAllocationHandle*) { return CUDA_ERROR_NOT_SUPPORTED; }
-CUresult Pool::map(CUdeviceptr, uint64_t, uint64_t, CUmemGenericAllocationHandle) { return CUDA_ERROR_NOT_SUPPORTED; }
-CUresult Pool::unmap(CUdeviceptr, uint64_t) { return CUDA_ERROR_NOT_SUPPORTED; }
-CUresult Pool::setAccess(CUdeviceptr, uint64_t, const CUmemAccessDesc*, size_t) { return CUDA_ERROR_NOT_SUPPORTED; }
-CUresult Pool::getAccess(CUdeviceptr, const CUmemLocation&, unsigned long long*) const { return CUDA_ERROR_NOT_SUPPORTED; }
+
+// Gives the handle's extents back and forgets it, once it is neither referred to nor mapped.
+void dropHandleIfUnused(PoolState& state, VmmHandle& handle, Lock& lock) {
+  if (handle.references > 0 || handle.mappings > 0) return;
+  for (auto& extent : handle.extents) handle.engine->dismantle(*extent, lock);
+  handle.engine->addAllocated(-static_cast<int64_t>(handle.bytes));
+  state.allocated_bytes -= handle.bytes;
+  subtract(handle.engine->figures().allocated_bytes, handle.bytes);
+  subtract(handle.engine->figures().allocations, 1);
+  state.vmm_handles.erase(handle.id);
+}
+
+bool moving(ExtentState state) {
+  return state == ExtentState::kMapping || state == ExtentState::kWriting || state == ExtentState::kFetching ||
+         state == ExtentState::kMoving;
+}
+
+// Waits until no launch in flight reaches the region. The mutex is released meanwhile.
+void waitQuiet(PoolState& state, Region& region, Lock& lock) {
+  Hazards::Snapshot launching;
+  const uint64_t stamp = std::max(state.floor, region.stamp.load());
+  hazards().snapshot(launching);
+  while (!region.engine->broken() && (!Hazards::passed(launching) || !state.streams.quiet(stamp))) {
+    lock.unlock();
+    state.streams.poll();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    lock.lock();
+  }
+}
+
+}  // namespace
+
+CUresult Pool::reserveAddress(uint64_t bytes, uint64_t alignment, uint64_t hint, CUdeviceptr* out) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (out == nullptr || bytes == 0 || !wholePages(bytes) || (alignment & (alignment - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  const auto address = state.addresses->allocate(bytes / kPageBytes, std::max(alignment, kPageBytes), contains(hint) ? hint : 0);
+  if (!address) return CUDA_ERROR_OUT_OF_MEMORY;
+  Region* region = state.regions.take();
+  if (region == nullptr) {
+    state.addresses->release(*address);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  resetRegion(*region);
+  region->base = *address;
+  region->pages = bytes / kPageBytes;
+  region->kind = RegionKind::kReservation;
+  region->allocation_kind = AllocationKind::kVmm;
+  region->requested_bytes = bytes;
+  region->buffer_id = state.next_buffer_id++;
+  region->published = true;
+  state.addresses->publish(region->base, region->id);
+  *out = region->base;
+  return CUDA_SUCCESS;
+}
+
+CUresult Pool::releaseAddress(CUdeviceptr address, uint64_t bytes) {
+  PoolState& state = *state_;
+  if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  Region* region = state.find(address);
+  if (region == nullptr || region->dead || region->kind != RegionKind::kReservation || region->base != address ||
+      region->pages * kPageBytes != bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  const auto mapped = state.vmm_mappings.lower_bound(address);
+  if (mapped != state.vmm_mappings.end() && mapped->first < region->end()) return CUDA_ERROR_INVALID_VALUE;
+  region->dead = true;
+  state.predictor.forget(region->id);
+  state.addresses->release(address);
+  region->edges.clear();
+  state.regions.give(region);
+  return CUDA_SUCCESS;
+}
+
+CUresult Pool::createHandle(CUcontext context, CUdevice device, uint64_t bytes, const CUmemAllocationProp& properties,
+                            CUmemGenericAllocationHandle* out) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (out == nullptr || bytes == 0 || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  Engine* engine = nullptr;
+  if (const CUresult result = engineFor(state, context, device, lock, &engine); result != CUDA_SUCCESS) return result;
+  if (engine->allocated() + bytes > engine->capacity()) return CUDA_ERROR_OUT_OF_MEMORY;
+  auto handle = std::make_unique<VmmHandle>();
+  handle->id = kFirstHandle + state.next_handle++;
+  handle->bytes = bytes;
+  handle->properties = properties;
+  handle->engine = engine;
+  handle->context = context;
+  handle->references = 1;
+  space::splitIntoExtents(bytes / kPageBytes, [&](const space::Extent& piece) {
+    auto extent = std::make_unique<Extent>();
+    extent->address = piece.first_page * kPageBytes;  // an offset while detached
+    extent->order = static_cast<uint8_t>(std::countr_zero(piece.pages));
+    extent->state = ExtentState::kDetached;
+    handle->extents.push_back(std::move(extent));
+  });
+  engine->adopt(*handle);
+  engine->addAllocated(static_cast<int64_t>(bytes));
+  state.allocated_bytes += bytes;
+  add(engine->figures().allocated_bytes, bytes);
+  add(engine->figures().allocations);
+  *out = handle->id;
+  state.vmm_handles[handle->id] = std::move(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult Pool::releaseHandle(CUmemGenericAllocationHandle id) {
+  PoolState& state = *state_;
+  Lock lock(state.mutex);
+  const auto it = state.vmm_handles.find(id);
+  if (it == state.vmm_handles.end() || it->second->references == 0) return CUDA_ERROR_INVALID_VALUE;
+  --it->second->references;
+  dropHandleIfUnused(state, *it->second, lock);
+  return CUDA_SUCCESS;
+}
+
+CUresult Pool::handleProperties(CUmemGenericAllocationHandle id, CUmemAllocationProp* properties) const {
+  Lock lock(state_->mutex);
+  const auto it = state_->vmm_handles.find(id);
+  if (it == state_->vmm_handles.end() || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *properties = it->second->properties;
+  return CUDA_SUCCESS;
+}
+
+CUresult Pool::retainHandle(CUdeviceptr address, CUmemGenericAllocationHandle* out) {
+  Lock lock(state_->mutex);
+  const VmmMapping* mapping = mappingAt(*state_, address);
+  if (mapping == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  ++mapping->handle->references;
+  *out = mapping->handle->id;
+  return CUDA_SUCCESS;
+}
+
+CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGenericAllocationHandle id) {
+  PoolState& state = *state_;
+  if (!contains(address) || offset != 0 || !wholePages(address) || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  const auto it = state.vmm_handles.find(id);
+  Region* region = state.find(address);
+  if (it == state.vmm_handles.end() || region == nullptr || region->dead || region->kind != RegionKind::kReservation ||
+      address + bytes > region->end() || bytes != it->second->bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (region->engine != nullptr && region->engine != it->second->engine && !region->extents.empty())
+    return CUDA_ERROR_NOT_SUPPORTED;  // one reservation over the memory of two devices
+  const auto next = state.vmm_mappings.lower_bound(address);
+  if (mappingAt(state, address) != nullptr || (next != state.vmm_mappings.end() && next->first < address + bytes))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (region->extents.empty()) {
+    region->engine = it->second->engine;
+    region->device = it->second->engine->device();
+    region->context = it->second->context;
+  }
+  state.vmm_mappings[address] = {it->second.get(), region, CU_MEM_ACCESS_FLAGS_PROT_NONE, it->second->mappings > 0};
+  ++it->second->mappings;
+  return CUDA_SUCCESS;
+}
+
+CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessDesc* descriptors, size_t count) {
+  PoolState& state = *state_;
+  if (!contains(address) || descriptors == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  uint64_t at = address;
+  while (at < address + bytes) {
+    const auto it = state.vmm_mappings.find(at);
+    if (it == state.vmm_mappings.end() || at + it->second.handle->bytes > address + bytes) return CUDA_ERROR_INVALID_VALUE;
+    at += it->second.handle->bytes;
+  }
+  for (at = address; at < address + bytes;) {
+    VmmMapping& mapping = state.vmm_mappings[at];
+    VmmHandle& handle = *mapping.handle;
+    Region* region = mapping.region;
+    for (size_t i = 0; i < count; ++i) {
+      if (descriptors[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && descriptors[i].location.id == handle.engine->device())
+        mapping.access = descriptors[i].flags;
+      else if (descriptors[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && descriptors[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        handle.engine->addPeer(descriptors[i].location.id, lock);
+    }
+    const uint64_t base = at;
+    at += handle.bytes;
+    if (mapping.access == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
+    if (mapping.fixed) {
+      if (const CUresult result = mapFixed(state, base, handle, lock); result != CUDA_SUCCESS) return result;
+      continue;
+    }
+    if (handle.extents.empty()) continue;  // has its extents in the reservation already
+    std::vector<Extent*> fresh;
+    for (auto& extent : handle.extents) {
+      extent->address += base;
+      extent->region = region;
+      fresh.push_back(extent.get());
+      region->extents.push_back(std::move(extent));
+    }
+    handle.extents.clear();
+    std::sort(region->extents.begin(), region->extents.end(),
+              [](const auto& a, const auto& b) { return a->address < b->address; });
+    region->blocked.fetch_add(static_cast<uint32_t>(fresh.size()), std::memory_order_seq_cst);
+    state.outside += fresh.size();
+    for (Extent* extent : fresh) handle.engine->attach(*extent, lock);
+    state.updateSlow();
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Pool::unmap(CUdeviceptr address, uint64_t bytes) {
+  PoolState& state = *state_;
+  if (!contains(address) || !wholePages(address) || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  std::vector<uint64_t> bases;
+  for (auto it = state.vmm_mappings.lower_bound(address); it != state.vmm_mappings.end() && it->first < address + bytes; ++it) {
+    if (it->first + it->second.handle->bytes > address + bytes) return CUDA_ERROR_INVALID_VALUE;
+    bases.push_back(it->first);
+  }
+  if (bases.empty() || mappingAt(state, address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  waitQuiet(state, *state.vmm_mappings[bases[0]].region, lock);
+  for (const uint64_t base : bases) {
+    const auto it = state.vmm_mappings.find(base);
+    if (it == state.vmm_mappings.end()) continue;
+    VmmHandle& handle = *it->second.handle;
+    Region& region = *it->second.region;
+    if (it->second.fixed) {
+      unmapFixed(state, base, handle, lock);
+    } else if (it->second.access != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+      while (region.wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+      for (auto& owned : region.extents) {
+        if (owned == nullptr || owned->address < base || owned->address >= base + handle.bytes) continue;
+        while (moving(owned->state)) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+        handle.engine->detach(*owned, lock);
+        owned->address -= base;
+        handle.extents.push_back(std::move(owned));
+      }
+      std::erase(region.extents, nullptr);
+      region.blocked.fetch_sub(static_cast<uint32_t>(handle.extents.size()), std::memory_order_seq_cst);
+      state.outside -= handle.extents.size();
+      state.updateSlow();
+    }
+    state.vmm_mappings.erase(base);
+    --handle.mappings;
+    dropHandleIfUnused(state, handle, lock);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Pool::getAccess(CUdeviceptr address, const CUmemLocation& location, unsigned long long* flags) const {
+  Lock lock(state_->mutex);
+  const VmmMapping* mapping = mappingAt(*state_, address);
+  if (mapping == nullptr || flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const bool own = location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == mapping->handle->engine->device();
+  const auto& peers = mapping->handle->engine->chunks().peers();
+  const bool peer = location.type == CU_MEM_LOCATION_TYPE_DEVICE && std::find(peers.begin(), peers.end(), location.id) != peers.end();
+  *flags = own || peer ? mapping->access : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return CUDA_SUCCESS;
+}
+
+// --- a second mapping of a handle --------------------------------------------------------------------------------------
+
+CUresult mapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock) {
+  // Where the extents are: with the first mapping, pinned in VRAM from now on.
+  for (auto& [first, mapping] : state.vmm_mappings) {
+    if (mapping.handle != &handle || mapping.fixed || mapping.access == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
+    Region& region = *mapping.region;
+    ++region.pins;
+    const uint64_t begin = first;
+    const CUresult brought = bringToVram(state, region, begin, handle.bytes, lock);
+    if (brought != CUDA_SUCCESS) {
+      --region.pins;
+      return brought;
+    }
+    for (auto& extent : region.extents) {
+      if (extent->address < begin || extent->address >= begin + handle.bytes) continue;
+      const CUresult result = handle.engine->chunks().mapAt(base + (extent->address - begin), extent->bytes(), extent->vram->handle);
+      if (result != CUDA_SUCCESS) return result;
+    }
+    return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_NOT_SUPPORTED;  // its first mapping has no access yet
+}
+
+void unmapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock) {
+  static_cast<void>(lock);
+  for (auto& [first, mapping] : state.vmm_mappings) {
+    if (mapping.handle != &handle || mapping.fixed) continue;
+    for (auto& extent : mapping.region->extents)
+      if (extent->address >= first && extent->address < first + handle.bytes)
+        handle.engine->chunks().unmapAt(base + (extent->address - first), extent->bytes());
+    if (mapping.region->pins > 0) --mapping.region->pins;
+    return;
+  }
+}
 
 }  // namespace olpager::pager

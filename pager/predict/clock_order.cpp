@@ -1,7 +1,32 @@
-// ClockOrder: a doubly linked ring of units with a hand.
+// ClockOrder: two doubly linked rings of units, each with a hand.
 #include "pager/predict/predict.h"
 
 namespace olpager::predict {
+
+void ClockOrder::link(Unit unit, Queue queue) {
+  Node& node = nodes_[unit];
+  node.in = queue;
+  Ring& ring = ringOf(node);
+  if (ring.size++ == 0) {
+    node.next = node.previous = ring.hand = unit;
+    return;
+  }
+  // Just behind the hand: the last that it comes to.
+  node.next = ring.hand;
+  node.previous = nodes_[ring.hand].previous;
+  nodes_[node.previous].next = unit;
+  nodes_[ring.hand].previous = unit;
+}
+
+void ClockOrder::unlink(Unit unit) {
+  Node& node = nodes_[unit];
+  Ring& ring = ringOf(node);
+  nodes_[node.previous].next = node.next;
+  nodes_[node.next].previous = node.previous;
+  if (ring.hand == unit) ring.hand = node.next;
+  --ring.size;
+  node.in = Queue::kNone;
+}
 
 void ClockOrder::insert(Unit unit) {
   if (contains(unit)) {
@@ -10,36 +35,25 @@ void ClockOrder::insert(Unit unit) {
   }
   if (unit >= nodes_.size()) nodes_.resize(std::max<size_t>(unit + 1, nodes_.size() * 2));
   Node& node = nodes_[unit];
-  node = Node{};
-  node.in = true;
-  node.credited_at = ++clock_;
-  if (size_++ == 0) {
-    node.next = node.previous = hand_ = unit;
-    return;
-  }
-  // Just behind the hand: the last that it comes to.
-  node.next = hand_;
-  node.previous = nodes_[hand_].previous;
-  nodes_[node.previous].next = unit;
-  nodes_[hand_].previous = unit;
+  ++clock_;
+  const bool soon = node.been && clock_ - node.credited_at <= 2 * size();
+  node.credit = 0;
+  node.credited_at = clock_;
+  link(unit, soon ? Queue::kMain : Queue::kNewcomers);
 }
 
 void ClockOrder::erase(Unit unit) {
   if (!contains(unit)) return;
-  Node& node = nodes_[unit];
-  nodes_[node.previous].next = node.next;
-  nodes_[node.next].previous = node.previous;
-  if (hand_ == unit) hand_ = node.next;
-  node.in = false;
-  --size_;
+  unlink(unit);
+  nodes_[unit].been = true;
+  nodes_[unit].credited_at = clock_;
 }
 
 void ClockOrder::touch(Unit unit) {
   if (!contains(unit)) return;
   ++clock_;
   Node& node = nodes_[unit];
-  // Touches that follow one another closely are one use.
-  if (clock_ - node.credited_at <= size_ / 8) return;
+  if (clock_ - node.credited_at <= size() / 8) return;
   node.credited_at = clock_;
   if (node.credit < kMaxCredit) ++node.credit;
 }

@@ -16,10 +16,10 @@ constexpr unsigned kLost = 64;       // misses after which the place is given up
 constexpr unsigned kProbation = 8;   // touches after a miss in which a more recent place wins
 constexpr unsigned kSureStreak = 3;  // right ones in a row that make a new place credible
 constexpr float kAccuracyRate = 1.0F / 16;
-constexpr float kIntervalRate = 1.0F / 512;
-constexpr uint32_t kHotUses = 4;       // uses before a unit can be called hot
-constexpr float kHotBelow = 1.0F / 8;  // of the mean interval; becomes hot below it
-constexpr float kHotUpTo = 1.0F / 4;   // stays hot up to it
+constexpr uint32_t kHotUses = 4;  // uses before a unit can be called hot
+constexpr float kHotShare = 4;    // hot: four times as many different units in its window as touches in its interval
+constexpr float kHotShareToStay = 2;
+constexpr float kWindowIntervals = 32;  // a unit's window is at least as many of its intervals
 
 uint64_t mix(uint64_t key) {  // splitmix64's finaliser
   key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -40,6 +40,7 @@ void Predictor::Free::operator()(void* memory) const { std::free(memory); }
 
 Predictor::Predictor(const Options& options) : mask_(std::bit_ceil(std::max<uint32_t>(options.history, 64)) - 1) {
   entries_.reset(allocateZeroed<Entry>(mask_ + 1));
+  recent_.resize(windowTouches(kWindows - 1), kGone);
   for (auto& table : contexts_) table.reset(allocateZeroed<uint32_t>(mask_ + 1));
 }
 
@@ -50,24 +51,49 @@ Predictor::UnitState& Predictor::state(Unit unit) {
   return units_[unit];
 }
 
-void Predictor::updateHot(UnitState& unit) {
-  // A first touch counts as an interval as long as the history, so that in the first round, too, what is touched
-  // between all others stands out.
-  const auto interval = static_cast<float>(head_ - (unit.uses == 0 ? 0 : unit.touched_at));
-  unit.interval = unit.uses < 2 ? interval : unit.interval * 0.75F + interval * 0.25F;
-  unit.touched_at = head_;
-  if (unit.uses != UINT32_MAX) ++unit.uses;
-  interval_sum_ += (interval - interval_sum_) * kIntervalRate;
-  interval_square_sum_ += (interval * interval - interval_square_sum_) * kIntervalRate;
-  const float mean = interval_sum_ > 0 ? interval_square_sum_ / interval_sum_ : 0;
-  unit.hot = unit.uses >= kHotUses && unit.interval < mean * (unit.hot ? kHotUpTo : kHotBelow);
+void Predictor::countRecent(Unit unit, UnitState& unit_state) {
+  for (unsigned window = 0; window < kWindows; ++window) {
+    const uint64_t length = windowTouches(window);
+    if (time_ > length) {
+      const Unit leaving = recent_[(time_ - length) % recent_.size()];
+      if (leaving != kGone && units_[leaving].counted_at == time_ - length) --distinct_[window];
+    }
+  }
+  // Units used once (a model being loaded) say nothing about the length of the loop that runs now.
+  const bool counts = unit_state.uses >= 2;
+  if (counts) {
+    for (unsigned window = 0; window < kWindows; ++window) {
+      if (unit_state.counted_at == 0 || time_ - unit_state.counted_at >= windowTouches(window)) ++distinct_[window];
+    }
+    unit_state.counted_at = time_;
+  }
+  recent_[time_ % recent_.size()] = counts ? unit : kGone;
+}
+
+void Predictor::updateHot(Unit unit, UnitState& unit_state) {
+  ++time_;
+  if (unit_state.uses != 0) {
+    const auto interval = static_cast<float>(time_ - unit_state.touched_at);
+    unit_state.interval = unit_state.uses == 1 ? interval : unit_state.interval * 0.75F + interval * 0.25F;
+  }
+  unit_state.touched_at = time_;
+  if (unit_state.uses != UINT32_MAX) ++unit_state.uses;
+  countRecent(unit, unit_state);
+  // In a loop of equal units an interval holds each of them once, whatever its length: a share of one. What is touched
+  // between others has a short interval and sees many different units in a window of many intervals.
+  unsigned window = 0;
+  while (window + 1 < kWindows && static_cast<float>(windowTouches(window)) < unit_state.interval * kWindowIntervals) {
+    ++window;
+  }
+  const float share = unit_state.hot ? kHotShareToStay : kHotShare;
+  unit_state.hot = unit_state.uses >= kHotUses && static_cast<float>(distinct_[window]) >= unit_state.interval * share;
 }
 
 bool Predictor::isHot(Unit unit) const {
   if (unit >= units_.size() || !units_[unit].hot) return false;
-  // One that has not been touched for much longer than the others' interval was hot once.
-  const float mean = interval_sum_ > 0 ? interval_square_sum_ / interval_sum_ : 0;
-  return static_cast<float>(head_ - units_[unit].touched_at) <= mean;
+  // One that has not been touched for many of its intervals was hot once.
+  const UnitState& unit_state = units_[unit];
+  return static_cast<float>(time_ - unit_state.touched_at) <= std::max(64.0F, unit_state.interval * kWindowIntervals);
 }
 
 void Predictor::touch(Unit unit, uint32_t signature) {
@@ -75,7 +101,7 @@ void Predictor::touch(Unit unit, uint32_t signature) {
   if (unit == last_unit_ || unit == kGone) return;
   last_unit_ = unit;
   UnitState& unit_state = state(unit);
-  updateHot(unit_state);
+  updateHot(unit, unit_state);
   if (unit_state.hot) {
     ++statistics_.hot_touches;
     return;
@@ -224,6 +250,10 @@ void Predictor::forget(Unit unit) {
     Entry& entry = at(position);
     entry.unit = kGone;
     position = entry.back == 0 ? kNowhere : position - entry.back;
+  }
+  for (unsigned window = 0; window < kWindows; ++window) {
+    const uint64_t counted_at = units_[unit].counted_at;
+    if (counted_at != 0 && time_ - counted_at < windowTouches(window)) --distinct_[window];
   }
   units_[unit] = UnitState{};
   if (last_unit_ == unit) last_unit_ = kGone;

@@ -96,7 +96,8 @@ class Predictor {
     uint64_t last = kNowhere;  // last position in the history
     uint64_t hint = kNowhere;  // an occurrence near the first one behind the cursor
     uint64_t touched_at = 0;   // head_ at the last touch
-    float interval = 0;        // between touches, in places of the history; exponential average
+    float interval = 0;        // between touches, in time_; exponential average
+    uint64_t counted_at = 0;   // time_ of the last touch that counts in the windows; 0: none
     uint32_t uses = 0;
     uint32_t visit = 0;
     bool hot = false;
@@ -112,7 +113,8 @@ class Predictor {
   bool alive(uint64_t position) const { return position < head_ && head_ - position <= mask_ + 1; }
   bool skipped(Unit unit) const { return unit == kGone || isHot(unit); }
   UnitState& state(Unit unit);
-  void updateHot(UnitState& state);
+  void updateHot(Unit unit, UnitState& state);
+  void countRecent(Unit unit, UnitState& state);
   bool follow(Unit unit);
   void append(Unit unit, uint32_t signature);
   void place(uint64_t position);
@@ -131,13 +133,17 @@ class Predictor {
   uint64_t head_ = 0;
   uint64_t cursor_ = kNowhere;  // entry that stands for the last touch; what follows it is the prediction
   uint64_t raw_ = 0;
+  uint64_t time_ = 0;  // touches, hot ones included, repetitions not
   Unit last_unit_ = kGone;
   unsigned misses_ = 0;     // in a row
   unsigned streak_ = 0;     // right ones in a row
   unsigned probation_ = 0;  // touches after a miss in which a more recent place is preferred
   float accuracy_ = 0;      // exponential average of right
-  float interval_sum_ = 0;  // of recent touches: sum of interval, and of its square: their ratio is the mean interval
-  float interval_square_sum_ = 0;  // of a unit, each unit counting once however often it is touched
+  // Different units used again within the last 64, 256, 1024 and 4096 touches: what an interval is measured against.
+  static constexpr unsigned kWindows = 4;
+  static constexpr uint64_t windowTouches(unsigned window) { return 64ull << (2 * window); }
+  std::vector<Unit> recent_;  // ring of the largest window
+  uint32_t distinct_[kWindows] = {};
   uint32_t visit_ = 0;
   Statistics statistics_;
 };
@@ -158,11 +164,11 @@ void Predictor::upcoming(size_t n, Visitor&& visitor) {
   }
 }
 
-/// Recency order for units of which nothing is predicted: a CLOCK whose newcomers are first to go. A unit enters with
-/// no credit; a touch gives credit only once the unit has been there for some time (touches of one burst count once),
-/// so a scan passes through without displacing what is used again. (Generalised CLOCK with the admission idea of
-/// S3-FIFO, Yang et al., SOSP 2023.) No lock; O(1) for all but victim(), which passes each unit at most kMaxCredit + 1
-/// times.
+/// Recency order for units of which nothing is predicted: newcomers wait in a queue of their own, a tenth of all, and
+/// leave first unless they are used again; the others stand in a CLOCK with up to three credits. A scan thus passes
+/// through without displacing what is used again, and a unit that comes back soon after it went skips the queue. (The
+/// structure of S3-FIFO, Yang et al., SOSP 2023.) Touches that follow one another closely count as one. No lock; O(1)
+/// for all but victim(), which passes each unit at most kMaxCredit + 2 times.
 class ClockOrder {
  public:
   static constexpr uint8_t kMaxCredit = 3;
@@ -170,41 +176,73 @@ class ClockOrder {
   /// Adds a unit that is not in it (else: touch).
   void insert(Unit unit);
   void erase(Unit unit);
-  bool contains(Unit unit) const { return unit < nodes_.size() && nodes_[unit].in; }
+  bool contains(Unit unit) const { return unit < nodes_.size() && nodes_[unit].in != Queue::kNone; }
   /// Nothing for a unit that is not in it.
   void touch(Unit unit);
-  size_t size() const { return size_; }
+  size_t size() const { return newcomers_.size + main_.size; }
 
   /// The unit to evict among those that `allowed(unit)` accepts; it stays in until erased. nullopt: none is allowed.
   template <typename Allowed>
   std::optional<Unit> victim(Allowed&& allowed);
 
  private:
+  enum class Queue : uint8_t { kNone, kNewcomers, kMain };
+  struct Ring {
+    Unit hand = 0;  // meaningful while size != 0: the oldest, next to be looked at
+    size_t size = 0;
+  };
   struct Node {
     Unit next = 0;
     Unit previous = 0;
-    uint64_t credited_at = 0;  // clock of the last credit, or of the entry
+    uint64_t credited_at = 0;  // clock of the last credit, of the entry, or of the leave
     uint8_t credit = 0;
-    bool in = false;
+    Queue in = Queue::kNone;
+    bool been = false;  // has left before: credited_at says when
   };
+  Ring& ringOf(const Node& node) { return node.in == Queue::kMain ? main_ : newcomers_; }
+  void link(Unit unit, Queue queue);
+  void unlink(Unit unit);
+  template <typename Allowed>
+  std::optional<Unit> fromNewcomers(Allowed& allowed);
+  template <typename Allowed>
+  std::optional<Unit> fromMain(Allowed& allowed);
+
   std::vector<Node> nodes_;
-  Unit hand_ = 0;  // meaningful while size_ != 0
-  size_t size_ = 0;
+  Ring newcomers_;
+  Ring main_;
   uint64_t clock_ = 0;  // touches and insertions
 };
 
 template <typename Allowed>
-std::optional<Unit> ClockOrder::victim(Allowed&& allowed) {
+std::optional<Unit> ClockOrder::fromNewcomers(Allowed& allowed) {
+  for (size_t left = newcomers_.size; left != 0; --left) {
+    const Unit unit = newcomers_.hand;
+    Node& node = nodes_[unit];
+    newcomers_.hand = node.next;
+    if (node.credit != 0) {
+      unlink(unit);
+      node.credit = 0;
+      link(unit, Queue::kMain);
+    } else if (allowed(unit)) {
+      newcomers_.hand = unit;
+      return unit;
+    }
+  }
+  return std::nullopt;
+}
+
+template <typename Allowed>
+std::optional<Unit> ClockOrder::fromMain(Allowed& allowed) {
   bool any = true;
   for (unsigned round = 0; any && round <= kMaxCredit; ++round) {
     any = false;
-    for (size_t i = 0; i < size_; ++i) {
-      const Unit unit = hand_;
+    for (size_t left = main_.size; left != 0; --left) {
+      const Unit unit = main_.hand;
       Node& node = nodes_[unit];
-      hand_ = node.next;
+      main_.hand = node.next;
       if (!allowed(unit)) continue;
       if (node.credit == 0) {
-        hand_ = unit;
+        main_.hand = unit;
         return unit;
       }
       --node.credit;
@@ -212,6 +250,15 @@ std::optional<Unit> ClockOrder::victim(Allowed&& allowed) {
     }
   }
   return std::nullopt;
+}
+
+template <typename Allowed>
+std::optional<Unit> ClockOrder::victim(Allowed&& allowed) {
+  std::optional<Unit> unit;
+  if (newcomers_.size * 10 >= size()) unit = fromNewcomers(allowed);
+  if (!unit) unit = fromMain(allowed);
+  if (!unit) unit = fromNewcomers(allowed);
+  return unit;
 }
 
 }  // namespace olpager::predict
