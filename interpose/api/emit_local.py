@@ -92,17 +92,28 @@ def _wrapper(symbol):
         return f"extract::{name}({', '.join(['sink'] + [Expression.emit(e) for e in arguments])});"
 
     touches = " || ".join(f"pool.contains({address(p)})" for p, _ in direct)
-    adds = "".join(f" access.addRange({address(p)}, {a.bracket.cpp()}, Mode::{MODES[a.word]});" for p, a in direct)
+    writes = any(a.word != "read" for _, a in direct)
+    adds = ""
+    for parameter, annotation in direct:
+        arguments = f"{address(parameter)}, {annotation.bracket.cpp()}, Mode::{MODES[annotation.word]}"
+        if annotation.word == "read" and writes:
+            stable = "true" if parameter.get("in") and form.function.blocking else "false"
+            adds += f" addSource(access, pool, {arguments}, {stable});"
+        else:
+            adds += f" access.addRange({arguments});"
+    for parameter in form.parameters:
+        if parameter.get("word"):
+            adds += f" access.addHostSource(&{parameter.name}, sizeof {parameter.name}, true);"
     if extracted:
         calls = " ".join(sink_call(a) for _, a in extracted)
         find = f"Touching sink(pool); {calls} return sink.found()"
         touches = f"if ({touches}) return true; {find}" if touches else find
-        adds += f" Adding sink(access); {calls}"
+        adds += f" Adding sink(access, pool); {calls}"
     else:
         touches = f"return {touches}"
     out += f"      [&](const Pool& pool) {{ {touches}; }},\n"
     out += f"      [&] {{ return {key}; }},\n"
-    out += f"      [&](Access& access) {{{adds} }}{',' if names else ''}\n"
+    out += f"      [&](Access& access, [[maybe_unused]] const Pool& pool) {{{adds} }}{',' if names else ''}\n"
     out += f"      {names});\n}}\n"
     return out
 
@@ -139,12 +150,26 @@ class Touching : public extract::RangeSink {{
   bool found_ = false;
 }};
 
+/// Names a range that is read. What lies outside the pool may hold addresses of it that come in with the copy; `stable`:
+/// it is host memory that stays as it is until the copy is made.
+void addSource(Access& access, const Pool& pool, uint64_t address, uint64_t bytes, Mode mode, bool stable) {{
+  if (pool.contains(address)) {{
+    access.addRange(address, bytes, mode);
+  }} else {{
+    access.addHostSource(reinterpret_cast<const void*>(address), bytes, stable);
+  }}
+}}
+
 /// Names the ranges of an operation to its Access.
 class Adding : public extract::RangeSink {{
  public:
-  explicit Adding(Access& access) : access_(access) {{}}
+  Adding(Access& access, const Pool& pool) : access_(access), pool_(pool) {{}}
   void add(uint64_t address, uint64_t bytes, extract::Use use) override {{
-    access_.addRange(address, bytes, static_cast<Mode>(use));
+    if (use == extract::Use::kRead) {{
+      addSource(access_, pool_, address, bytes, Mode::kRead, false);
+    }} else {{
+      access_.addRange(address, bytes, static_cast<Mode>(use));
+    }}
   }}
   void addFrom(uint64_t address) override {{ access_.addParameter(&address, sizeof address); }}
   uint64_t arrayElementBytes(CUarray array) override {{
@@ -156,6 +181,7 @@ class Adding : public extract::RangeSink {{
 
  private:
   Access& access_;
+  const Pool& pool_;
 }};
 static_assert(static_cast<int>(Mode::kRead) == static_cast<int>(extract::Use::kRead) &&
               static_cast<int>(Mode::kWrite) == static_cast<int>(extract::Use::kWrite) &&
@@ -170,7 +196,7 @@ CUresult withRanges(Touches touches, Key key, Add add, Arguments... arguments) {
   if (runtime.pool == nullptr || !touches(*runtime.pool)) return call(arguments...);
   const pager::StreamKey stream = key();
   Access access(*runtime.pool, stream);
-  add(access);
+  add(access, *runtime.pool);
   const CUresult entered = enter(access, stream);
   if (entered != CUDA_SUCCESS) return entered;
   const CUresult result = call(arguments...);

@@ -155,6 +155,7 @@ void memOps(RangeSink& sink, const CUstreamBatchMemOpParams* operations, unsigne
         sink.add(op.writeValue.address, 4, Use::kWrite);
         break;
       case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        sink.add(reinterpret_cast<uint64_t>(&op.writeValue.value64), 8, Use::kRead);  // may be an address
         sink.add(op.writeValue.address, 8, Use::kWrite);
         break;
       default:

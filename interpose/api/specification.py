@@ -44,7 +44,7 @@ ANNOTATIONS = {
     "kernel": (False, False), "opaque": (False, False), "opt": (False, False), "new": (False, False),
     "gone": (False, False), "address": (False, False), "host": (True, False), "callback": (False, False),
     "stream": (False, True), "read": (True, False), "write": (True, False), "readwrite": (True, False),
-    "ranges": (False, True),
+    "ranges": (False, True), "word": (False, False),
 }
 ACCESS = ("read", "write", "readwrite")
 
