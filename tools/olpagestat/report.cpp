@@ -1,0 +1,236 @@
+#include "tools/olpagestat/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <functional>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/size.h"
+
+namespace olpager::tools {
+namespace {
+
+using base::formatSize;
+using pager::Counters;
+using pager::CountersSnapshot;
+using pager::DeviceCounters;
+using pager::valueOf;
+
+// A program chooses its own name: nothing in it may reach a terminal as a control sequence.
+std::string printable(const char* name) {
+  std::string text;
+  for (; *name != '\0'; name++) text += *name >= 0x20 && *name < 0x7f ? *name : '?';
+  return text;
+}
+
+const char* stateName(CountersSnapshot::State state) {
+  switch (state) {
+    case CountersSnapshot::State::kRunning:
+      return "running";
+    case CountersSnapshot::State::kEnded:
+      return "ended";
+    case CountersSnapshot::State::kElsewhere:
+      return "in another PID namespace";
+  }
+  return "";
+}
+
+double secondsOf(const Counters& counters) {
+  uint64_t end = valueOf(counters.ended_unix_ns);
+  if (end == 0) {
+    timespec now{};
+    clock_gettime(CLOCK_REALTIME, &now);
+    end = static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+  }
+  return end > counters.started_unix_ns ? static_cast<double>(end - counters.started_unix_ns) / 1e9 : 0;
+}
+
+std::string duration(double nanoseconds) {
+  if (nanoseconds < 1e3) return fmt::format("{:.0f}ns", nanoseconds);
+  if (nanoseconds < 1e6) return fmt::format("{:.1f}us", nanoseconds / 1e3);
+  if (nanoseconds < 1e9) return fmt::format("{:.1f}ms", nanoseconds / 1e6);
+  return fmt::format("{:.1f}s", nanoseconds / 1e9);
+}
+
+std::string share(uint64_t part, uint64_t whole) {
+  return whole == 0 ? "-" : fmt::format("{:.1f}%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+std::string pagesOf(uint64_t bytes) {
+  return fmt::format("{} ({} pages)", formatSize(bytes), (bytes + (2u << 20) - 1) / (2u << 20));
+}
+
+bool waited(const DeviceCounters& device) {
+  return std::any_of(std::begin(device.fault_wait.buckets), std::end(device.fault_wait.buckets),
+                     [](const auto& bucket) { return valueOf(bucket) != 0; });
+}
+
+std::string wait(const DeviceCounters& device, double quantile) {
+  return !waited(device) ? "-" : duration(pager::waitPercentile(device.fault_wait, quantile));
+}
+
+struct Row {
+  const char* label;
+  std::function<std::string(const DeviceCounters&)> value;
+};
+
+std::string number(const pager::Counter& counter) { return fmt::format("{}", valueOf(counter)); }
+
+const std::vector<Row>& rows() {
+  static const std::vector<Row> all = {
+      {"allocated",
+       [](const auto& d) {
+         return fmt::format("{} in {}", formatSize(valueOf(d.allocated_bytes)), valueOf(d.allocations));
+       }},
+      {"VRAM budget", [](const auto& d) { return pagesOf(valueOf(d.vram_budget_bytes)); }},
+      {"resident", [](const auto& d) { return pagesOf(valueOf(d.resident_bytes)); }},
+      {"in host RAM", [](const auto& d) { return pagesOf(valueOf(d.parked_bytes)); }},
+      {"used in place", [](const auto& d) { return pagesOf(valueOf(d.in_place_bytes)); }},
+      {"pinned in VRAM",
+       [](const auto& d) {
+         return fmt::format("{} in {}", formatSize(valueOf(d.pinned_bytes)), valueOf(d.pinned_extents));
+       }},
+      {"launches", [](const auto& d) { return number(d.launches); }},
+      {"  hit rate", [](const auto& d) { return share(valueOf(d.launches_resident), valueOf(d.launches)); }},
+      {"  in place", [](const auto& d) { return number(d.launches_in_place); }},
+      {"copies, memsets", [](const auto& d) { return number(d.copies); }},
+      {"faults", [](const auto& d) { return number(d.demand_faults); }},
+      {"  wait p50", [](const auto& d) { return wait(d, 0.50); }},
+      {"  wait p99", [](const auto& d) { return wait(d, 0.99); }},
+      {"prefetches", [](const auto& d) { return number(d.prefetches_issued); }},
+      {"  useful", [](const auto& d) { return number(d.prefetches_useful); }},
+      {"  wasted", [](const auto& d) { return number(d.prefetches_wasted); }},
+      {"evictions",
+       [](const auto& d) { return fmt::format("{}", valueOf(d.evictions_clean) + valueOf(d.evictions_written)); }},
+      {"  clean", [](const auto& d) { return number(d.evictions_clean); }},
+      {"  written back", [](const auto& d) { return number(d.evictions_written); }},
+      {"bytes in", [](const auto& d) { return formatSize(valueOf(d.bytes_in)); }},
+      {"bytes out", [](const auto& d) { return formatSize(valueOf(d.bytes_out)); }},
+      {"pages scanned", [](const auto& d) { return number(d.scans); }},
+      {"bytes hashed", [](const auto& d) { return formatSize(valueOf(d.hashed_bytes)); }},
+  };
+  return all;
+}
+
+unsigned devicesOf(const Counters& counters) {
+  return static_cast<unsigned>(std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
+}
+
+std::string processTable(const CountersSnapshot& process) {
+  const Counters& counters = *process.counters;
+  std::string text = fmt::format("{}  pid {}  {}  {:.1f}s\n", printable(counters.program), counters.pid,
+                                 stateName(process.state), secondsOf(counters));
+  text += fmt::format("  {:<16}{}\n", "pool", formatSize(valueOf(counters.pool_bytes)));
+  text += fmt::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
+                      formatSize(valueOf(counters.host_limit_bytes)));
+  text += fmt::format("  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
+                      formatSize(valueOf(counters.managed_bytes)), valueOf(counters.managed_allocations),
+                      formatSize(valueOf(counters.pinned_host_bytes)), valueOf(counters.pinned_host_allocations));
+  const unsigned devices = devicesOf(counters);
+  if (devices == 0) return text + "  no device memory used yet\n";
+  if (devices > 1) {
+    text += fmt::format("  {:<16}", "");
+    for (unsigned d = 0; d < devices; d++) text += fmt::format("{:<22}", fmt::format("GPU {}", d));
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
+  }
+  for (const auto& row : rows()) {
+    text += fmt::format("  {:<16}", row.label);
+    for (unsigned d = 0; d < devices; d++) text += fmt::format("{:<22}", row.value(counters.devices[d]));
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
+  }
+  return text;
+}
+
+nlohmann::ordered_json ratio(uint64_t part, uint64_t whole) {
+  if (whole == 0) return nullptr;
+  return static_cast<double>(part) / static_cast<double>(whole);
+}
+
+nlohmann::ordered_json waitJson(const DeviceCounters& device, double quantile) {
+  if (!waited(device)) return nullptr;
+  return pager::waitPercentile(device.fault_wait, quantile);
+}
+
+nlohmann::ordered_json deviceJson(unsigned ordinal, const DeviceCounters& d) {
+  nlohmann::ordered_json waits = nlohmann::ordered_json::array();
+  unsigned used = 0;
+  for (unsigned i = 0; i < pager::kWaitBuckets; i++) {
+    if (valueOf(d.fault_wait.buckets[i]) != 0) used = i + 1;
+  }
+  for (unsigned i = 0; i < used; i++) waits.push_back(valueOf(d.fault_wait.buckets[i]));
+  return {
+      {"device", ordinal},
+      {"allocated_bytes", valueOf(d.allocated_bytes)},
+      {"allocations", valueOf(d.allocations)},
+      {"vram_budget_bytes", valueOf(d.vram_budget_bytes)},
+      {"resident_bytes", valueOf(d.resident_bytes)},
+      {"host_bytes", valueOf(d.parked_bytes)},
+      {"in_place_bytes", valueOf(d.in_place_bytes)},
+      {"pinned_bytes", valueOf(d.pinned_bytes)},
+      {"pinned_extents", valueOf(d.pinned_extents)},
+      {"launches", valueOf(d.launches)},
+      {"launches_resident", valueOf(d.launches_resident)},
+      {"launches_in_place", valueOf(d.launches_in_place)},
+      {"hit_rate", ratio(valueOf(d.launches_resident), valueOf(d.launches))},
+      {"copies", valueOf(d.copies)},
+      {"faults", valueOf(d.demand_faults)},
+      {"fault_wait_p50_ns", waitJson(d, 0.50)},
+      {"fault_wait_p99_ns", waitJson(d, 0.99)},
+      {"fault_wait_log2_ns", std::move(waits)},
+      {"prefetches", valueOf(d.prefetches_issued)},
+      {"prefetches_useful", valueOf(d.prefetches_useful)},
+      {"prefetches_wasted", valueOf(d.prefetches_wasted)},
+      {"evictions_clean", valueOf(d.evictions_clean)},
+      {"evictions_written", valueOf(d.evictions_written)},
+      {"bytes_in", valueOf(d.bytes_in)},
+      {"bytes_out", valueOf(d.bytes_out)},
+      {"pages_scanned", valueOf(d.scans)},
+      {"hashed_bytes", valueOf(d.hashed_bytes)},
+  };
+}
+
+}  // namespace
+
+std::string countersTable(const pager::CountersReading& reading) {
+  std::string text;
+  for (const auto& process : reading.processes) {
+    if (!text.empty()) text += '\n';
+    text += processTable(process);
+  }
+  return text;
+}
+
+std::string countersJson(const pager::CountersReading& reading) {
+  nlohmann::ordered_json processes = nlohmann::ordered_json::array();
+  for (const auto& process : reading.processes) {
+    const Counters& c = *process.counters;
+    nlohmann::ordered_json devices = nlohmann::ordered_json::array();
+    for (unsigned d = 0; d < devicesOf(c); d++) devices.push_back(deviceJson(d, c.devices[d]));
+    processes.push_back({
+        {"pid", c.pid},
+        {"program", c.program},
+        {"state", process.state == CountersSnapshot::State::kElsewhere ? "elsewhere" : stateName(process.state)},
+        {"started_unix_ns", c.started_unix_ns},
+        {"seconds", secondsOf(c)},
+        {"pool_bytes", valueOf(c.pool_bytes)},
+        {"host_limit_bytes", valueOf(c.host_limit_bytes)},
+        {"host_used_bytes", valueOf(c.host_used_bytes)},
+        {"managed_allocations", valueOf(c.managed_allocations)},
+        {"managed_bytes", valueOf(c.managed_bytes)},
+        {"pinned_host_allocations", valueOf(c.pinned_host_allocations)},
+        {"pinned_host_bytes", valueOf(c.pinned_host_bytes)},
+        {"devices", std::move(devices)},
+    });
+  }
+  const nlohmann::ordered_json all = {{"version", 1}, {"processes", std::move(processes)}, {"notes", reading.notes}};
+  return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace olpager::tools

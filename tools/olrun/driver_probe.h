@@ -1,0 +1,24 @@
+// Whether a CUDA driver library can be used, tried in a child process: a library that can't be loaded, or ends the
+// process that loads it, must not take olrun with it. Thread-safety: call with one thread only (it forks).
+#pragma once
+
+#include <string>
+
+#include "base/result.h"
+
+namespace olpager::tools {
+
+struct DriverFacts {
+  std::string path;  // as the loader found it
+  int version = 0;   // cuDriverGetVersion, 13000 for 13.0; 0 unknown
+  // The rest only when asked to start the driver.
+  int devices = -1;           // -1: not asked
+  std::string start_problem;  // why cuInit or the first context failed; "" when it did not
+  std::string host_problem;   // why memory of kind HOST_NUMA can't be made; "" when it can
+};
+
+/// `driver`: an absolute path, or "libcuda.so.1" for the loader's own search. `start`: also cuInit, count devices, try
+/// HOST_NUMA memory on the first. `own_library`: our own libcuda work-alike, never taken for the driver.
+Result<DriverFacts> probeDriver(const std::string& driver, bool start, const std::string& own_library);
+
+}  // namespace olpager::tools

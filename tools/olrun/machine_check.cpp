@@ -1,0 +1,241 @@
+#include "tools/olrun/machine_check.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/fd.h"
+#include "base/size.h"
+#include "pager/counters/files.h"
+#include "tools/olrun/driver_probe.h"
+
+namespace olpager::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using base::formatSize;
+using Kind = Finding::Kind;
+
+using Findings = std::vector<Finding>;
+
+std::string firstLine(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+uint64_t numberIn(const std::string& path) {
+  const std::string line = firstLine(path);
+  return line.empty() || line.find_first_not_of("0123456789") != std::string::npos ? 0 : std::stoull(line);
+}
+
+void checkInstallation(Findings& findings, const std::string& library, const std::string& link_folder) {
+  if (library.empty()) {
+    findings.push_back({Kind::kGap, "library", "libolpager.so is not beside olrun; build it: meson compile -C build"});
+  } else {
+    findings.push_back({Kind::kGood, "library", library});
+  }
+  if (link_folder.empty()) {
+    findings.push_back(
+        {Kind::kGap, "links", "the folder with libcuda.so.1 for LD_LIBRARY_PATH is missing; build again"});
+  }
+}
+
+void checkDevices(Findings& findings) {
+  unsigned gpus = 0;
+  std::vector<std::string> nodes{"/dev/nvidiactl", "/dev/nvidia-uvm"};
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator("/dev", ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.size() > 6 && name.starts_with("nvidia") && name.find_first_not_of("0123456789", 6) == std::string::npos) {
+      nodes.push_back(entry.path());
+      gpus++;
+    }
+  }
+  if (gpus == 0) {
+    findings.push_back({Kind::kGap, "GPU",
+                        "no /dev/nvidia0: no NVIDIA GPU, its kernel module is not loaded (modprobe nvidia), or this "
+                        "container was started without it (--gpus all); --driver sim needs none"});
+    return;
+  }
+  for (const auto& node : nodes) {
+    if (access(node.c_str(), R_OK | W_OK) == 0) continue;
+    const bool there = access(node.c_str(), F_OK) == 0;
+    findings.push_back({Kind::kGap, "GPU",
+                        there ? fmt::format("{}: no permission to read and write; join the group that owns it", node)
+                              : fmt::format("{}: missing; run nvidia-modprobe -u -c 0", node)});
+  }
+  findings.push_back({Kind::kGood, "GPU", fmt::format("{} device node{}", gpus, gpus == 1 ? "" : "s")});
+}
+
+void checkDriver(Findings& findings, const std::string& driver, const std::string& library) {
+  const auto probed = probeDriver(driver, true, library);
+  if (!probed.ok()) {
+    findings.push_back(
+        {Kind::kGap, "driver",
+         probed.error().message + "; install the NVIDIA driver, name it (--driver), or use --driver sim"});
+    return;
+  }
+  const DriverFacts& facts = probed.value();
+  findings.push_back({Kind::kGood, "driver",
+                      facts.version == 0 ? facts.path
+                                         : fmt::format("{} (CUDA {}.{})", facts.path, facts.version / 1000,
+                                                       facts.version % 1000 / 10)});
+  if (!facts.start_problem.empty()) {
+    findings.push_back({Kind::kGap, "driver", facts.start_problem + "; does nvidia-smi work here?"});
+    findings.push_back(
+        {Kind::kNote, "host memory", "whether HOST_NUMA memory is allowed can't be tested without a GPU"});
+    return;
+  }
+  findings.push_back({Kind::kGood, "devices", fmt::format("{}", facts.devices)});
+  if (facts.host_problem.empty()) {
+    findings.push_back({Kind::kGood, "host memory", "the driver gives HOST_NUMA memory: pages can be used in place"});
+  } else {
+    findings.push_back(
+        {Kind::kGap, "host memory",
+         fmt::format("the driver refuses HOST_NUMA memory ({}): what a launch reaches has to fit VRAM; in a "
+                     "container allow the set_mempolicy and mbind calls (--cap-add SYS_NICE)",
+                     facts.host_problem)});
+  }
+}
+
+void checkLimits(Findings& findings) {
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  if (limit.rlim_cur != RLIM_INFINITY) {
+    findings.push_back(
+        {Kind::kGap, "address space",
+         fmt::format("limited to {}, the global range takes 16TiB of it (no memory); ulimit -v unlimited",
+                     formatSize(limit.rlim_cur))});
+  }
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  findings.push_back({Kind::kNote, "memlock",
+                      limit.rlim_cur == RLIM_INFINITY
+                          ? "unlimited"
+                          : fmt::format("{}: enough here, the driver pins for us", formatSize(limit.rlim_cur))});
+}
+
+void checkMemory(Findings& findings, const base::Settings& settings) {
+  const uint64_t available = availableMemory();
+  const uint64_t limit = cgroupMemoryLimit();
+  const uint64_t base_bytes = limit != 0 ? std::min(available, limit) : available;
+  uint64_t host = base_bytes / 10 * 8;
+  if (settings.host.bytes != 0) host = settings.host.bytes;
+  if (settings.host.percent != 0)
+    host = static_cast<uint64_t>(static_cast<double>(base_bytes) * settings.host.percent / 100);
+  findings.push_back({base_bytes < host || host < base::kSettingsPageBytes ? Kind::kGap : Kind::kGood, "RAM",
+                      fmt::format("{} available, {}; host tier {}", formatSize(available),
+                                  limit == 0 ? std::string("no cgroup limit") : "cgroup limit " + formatSize(limit),
+                                  formatSize(host)) +
+                          (base_bytes < host ? ", more than there is; lower --host" : "")});
+  const uint64_t huge = numberIn("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
+  findings.push_back({Kind::kNote, "hugepages",
+                      huge != 0 ? fmt::format("{} of 2MiB reserved", huge)
+                                : "none of 2MiB reserved: not needed here (sysctl vm.nr_hugepages reserves some)"});
+  struct statvfs shm {};
+  if (statvfs("/dev/shm", &shm) != 0 || access("/dev/shm", W_OK) != 0) {
+    findings.push_back({Kind::kGap, "/dev/shm", "can't be written; mount a tmpfs there (container: --shm-size 1g)"});
+  } else {
+    const uint64_t bytes = static_cast<uint64_t>(shm.f_bavail) * shm.f_frsize;
+    findings.push_back({bytes < (64ull << 20) ? Kind::kNote : Kind::kGood, "/dev/shm", formatSize(bytes) + " free"});
+  }
+}
+
+void checkUserfaultfd(Findings& findings) {
+  base::UniqueFd fd(static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK)));
+  if (!fd) {
+    const base::UniqueFd device(open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
+#ifdef USERFAULTFD_IOC_NEW
+    if (device) fd.reset(ioctl(device.get(), USERFAULTFD_IOC_NEW, O_CLOEXEC));
+#endif
+  }
+  findings.push_back({Kind::kNote, "userfaultfd",
+                      fd ? "allowed"
+                         : fmt::format("refused ({}): not needed here, managed memory stays the driver's (sysctl "
+                                       "vm.unprivileged_userfaultfd=1 allows it)",
+                                       std::strerror(errno))});
+}
+
+void checkCounters(Findings& findings) {
+  std::string why;
+  for (const auto& folder : pager::countersFolders()) {
+    const auto opened = pager::openCountersFolder(folder, true);
+    if (opened.ok()) {
+      findings.push_back({Kind::kGood, "counters", folder});
+      return;
+    }
+    why += (why.empty() ? "" : "; ") + opened.error().message;
+  }
+  findings.push_back({Kind::kGap, "counters", why + "; olpagestat will show nothing"});
+}
+
+}  // namespace
+
+uint64_t availableMemory() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    unsigned long long kib = 0;
+    if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) return kib << 10;
+  }
+  return 0;
+}
+
+uint64_t cgroupMemoryLimit() {
+  uint64_t smallest = 0;
+  const auto take = [&](const fs::path& file) {
+    const uint64_t limit = numberIn(file);  // "max" reads as 0; version 1 writes a number near 2^63 for none
+    if (limit != 0 && limit < (1ull << 60) && (smallest == 0 || limit < smallest)) smallest = limit;
+  };
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const auto first = line.find(':');
+    const auto second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool unified = controllers.empty();
+    if (!unified && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
+    const fs::path root = unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    const char* const file = unified ? "memory.max" : "memory.limit_in_bytes";
+    // A limit of any group above holds too. In a container the path may be the host's: the root still is ours.
+    fs::path group = root / fs::path(line.substr(second + 1)).relative_path();
+    while (true) {
+      take(group / file);
+      if (group == root || !group.has_relative_path()) break;
+      group = group.parent_path();
+    }
+  }
+  return smallest;
+}
+
+std::vector<Finding> checkMachine(const base::Settings& settings, const std::string& library,
+                                  const std::string& link_folder, const std::string& driver) {
+  Findings findings;
+  checkInstallation(findings, library, link_folder);
+  if (settings.driver != "sim") checkDevices(findings);
+  if (driver.empty()) {
+    findings.push_back({Kind::kGap, "driver", "libolsimcuda.so, the simulated GPU, is not beside olrun; build it"});
+  } else {
+    checkDriver(findings, driver, library);
+  }
+  checkLimits(findings);
+  checkMemory(findings, settings);
+  checkUserfaultfd(findings);
+  checkCounters(findings);
+  return findings;
+}
+
+}  // namespace olpager::tools

@@ -1,0 +1,233 @@
+// olrun: runs a program under olpager. Checks everything first, so that what is wrong is one line here and not a
+// failing cuInit inside the program. Exit status: 2 for what olrun refuses, 127 and 126 as a shell's for a program that
+// is not there or can't be run, else the program's own.
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/locate.h"
+#include "base/settings.h"
+#include "tools/olrun/driver_probe.h"
+#include "tools/olrun/environment.h"
+#include "tools/olrun/machine_check.h"
+#include "tools/olrun/program.h"
+#include "tools/olrun/run.h"
+
+namespace {
+
+using namespace olpager;
+
+constexpr int kRefused = 2;
+
+int refuse(const std::string& line) {
+  fmt::print(stderr, "olrun: {}\n", line);
+  return kRefused;
+}
+
+// One setting as an option of the command line.
+struct SettingOption {
+  const char* option;
+  const char* key;
+  const char* variable;
+  const char* help;
+  std::string text{};
+};
+
+struct CommandLine {
+  std::vector<SettingOption> settings = {
+      {"--vram", "vram", "OL_VRAM", "VRAM to use on each device: 8GiB, 50% (default: what is free less a reserve)"},
+      {"--host", "host", "OL_HOST", "Host RAM to use: 32GiB, 50% (default: 80% of what is available)"},
+      {"--reach", "reach", "OL_REACH", "What a launch is taken to reach: traced, all or learned (default: traced)"},
+      {"--report", "report", "OL_REPORT", "Memory that the program is told of: node or pool (default: node)"},
+      {"--va-base", "va_base", "OL_VA_BASE", "Where the global address range begins"},
+      {"--va-size", "va_size", "OL_VA_SIZE", "Its size (default: 16TiB)"},
+      {"--log", "log", "OL_LOG", "off, error, warn, info, debug or trace (default: warn)"},
+      {"--driver", "driver", "OL_DRIVER", "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
+  };
+  std::string config;
+  bool check = false;
+  bool stats = false;
+  std::vector<std::string> program;
+};
+
+// CLI11 takes what follows a bare "--" for positionals; a program's own arguments must never be looked at.
+int parse(int argc, char** argv, CommandLine& line, bool& done) {
+  done = true;
+  CLI::App app(
+      "Runs a program with its CUDA memory spread over VRAM and host RAM.\n"
+      "olrun [options] -- program [arguments]",
+      "olrun");
+  app.set_version_flag("--version", std::string("olrun ") + OLPAGER_VERSION);
+  app.prefix_command();
+  for (auto& setting : line.settings) app.add_option(setting.option, setting.text, setting.help);
+  app.add_option("--config", line.config, "A settings file (olpager.toml) besides /etc/olpager and ~/.config/olpager");
+  app.add_flag("--check", line.check, "Run nothing; print each gap of this machine with its fix");
+  app.add_flag("--stats", line.stats, "Print the pager's counters when the program ends");
+
+  std::vector<std::string> before(argv + 1, argv + argc);
+  const auto separator = std::find(before.begin(), before.end(), "--");
+  const bool separated = separator != before.end();
+  const std::vector<std::string> after(separated ? separator + 1 : before.end(), before.end());
+  std::vector<std::string> options(before.begin(), separator);
+  std::reverse(options.begin(), options.end());
+  try {
+    app.parse(options);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    return app.exit(asked);
+  } catch (const CLI::ParseError& failure) {
+    return refuse(fmt::format("{} (olrun --help lists the options)", failure.what()));
+  }
+  line.program = app.remaining();
+  if (!line.program.empty() && line.program.front().starts_with('-')) {
+    return refuse(fmt::format("unknown option {} (olrun --help lists the options)", line.program.front()));
+  }
+  if (separated) {
+    if (!line.program.empty()) line.program.emplace_back("--");
+    line.program.insert(line.program.end(), after.begin(), after.end());
+  }
+  if (line.program.empty() && !line.check) return refuse("no program given: olrun [options] -- program [arguments]");
+  done = false;
+  return 0;
+}
+
+// What lies in [base, base + size) of this process already: "[stack]", a library, or an address.
+std::string occupant(uint64_t base, uint64_t size) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long long from = 0;
+    unsigned long long to = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx", &from, &to) != 2 || to <= base || from >= base + size) continue;
+    const auto name = line.find_first_of("/[");
+    return fmt::format("{} at 0x{:x}", name == std::string::npos ? "a mapping" : line.substr(name), from);
+  }
+  return "a mapping";
+}
+
+// The range the program is to have, tried here: its own layout is much like ours. Only when the user chose it; the
+// built-in range is free in every layout that Linux makes.
+Status checkRange(const base::Settings& settings) {
+  const uint64_t size = settings.va_size != 0 ? settings.va_size : 16ull << 40;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < size) {
+    return Error{
+        fmt::format("the address space is limited to {} and the range takes {}: ulimit -v unlimited, or a smaller "
+                    "--va-size",
+                    base::formatSize(limit.rlim_cur), base::exactSize(size))};
+  }
+  if (settings.va_base == 0) return {};
+  void* const wanted = reinterpret_cast<void*>(settings.va_base);
+  void* const got =
+      mmap(wanted, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  const int why = errno;
+  if (got != MAP_FAILED) munmap(got, size);
+  if (got == wanted) return {};
+  if (got != MAP_FAILED || why == EEXIST) {
+    return Error{fmt::format("the range 0x{:x} + {} is taken ({}); choose another --va-base, such as 0x210000000000",
+                             settings.va_base, base::exactSize(size), occupant(settings.va_base, size))};
+  }
+  return Error{
+      fmt::format("the range 0x{:x} + {} can't be reserved: {}; choose another --va-base or a smaller --va-size",
+                  settings.va_base, base::exactSize(size), std::strerror(why))};
+}
+
+std::string absolute(const std::string& path) {
+  std::error_code failure;
+  const auto full = std::filesystem::absolute(path, failure);
+  return failure ? path : full.lexically_normal().string();
+}
+
+int printFindings(const std::vector<tools::Finding>& findings) {
+  bool gaps = false;
+  for (const auto& finding : findings) {
+    const bool gap = finding.kind == tools::Finding::Kind::kGap;
+    gaps = gaps || gap;
+    fmt::print("{:<5}{:<14}{}\n",
+               gap                                           ? "GAP"
+               : finding.kind == tools::Finding::Kind::kNote ? "note"
+                                                             : "ok",
+               finding.subject, finding.text);
+  }
+  fmt::print("{}\n", gaps ? "This machine has gaps, see above." : "Nothing is missing.");
+  return gaps ? 1 : 0;
+}
+
+int run(int argc, char** argv) {
+  CommandLine line;
+  bool done = false;
+  if (const int status = parse(argc, argv, line, done); done) return status;
+
+  // Settings: files and variables as the library will read them, then the options over them.
+  tools::Environment environment(base::SettingsSources::currentEnvironment());
+  if (!line.config.empty()) environment.set("OL_CONFIG", absolute(line.config));
+  for (auto& setting : line.settings) {
+    if (setting.text.empty()) continue;
+    if (std::string_view(setting.key) == "driver" && setting.text != "sim") setting.text = absolute(setting.text);
+    base::Settings alone;
+    if (auto status = base::applySetting(alone, setting.key, setting.text); !status.ok()) {
+      return refuse(fmt::format("{}: {}", setting.option, status.error().message));
+    }
+    environment.set(setting.variable, setting.text);
+  }
+  const auto loaded = base::loadSettings({.environment = environment.entries()});
+  if (!loaded.ok()) return refuse(loaded.error().message);
+  const base::Settings& settings = loaded.value();
+
+  const std::string self = base::currentExecutable();
+  const std::string library = base::locateLibrary(self, "libolpager.so");
+  const std::string link_folder = base::locateLinkFolder(self);
+  std::string driver = settings.driver;
+  if (driver == "sim") driver = base::locateLibrary(self, "libolsimcuda.so");
+  if (settings.driver.empty()) driver = "libcuda.so.1";
+  if (line.check) return printFindings(tools::checkMachine(settings, library, link_folder, driver));
+
+  const tools::Program program = tools::findProgram(line.program.front(), environment.get("PATH"));
+  if (program.path.empty()) {
+    refuse(program.problem);
+    return program.exit_code;
+  }
+  if (library.empty() || link_folder.empty()) {
+    return refuse(fmt::format("{} is not in the build or installation of {}; build it: meson compile -C build",
+                              library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
+  }
+  if (driver.empty()) {
+    return refuse(fmt::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
+  }
+  if (auto probed = tools::probeDriver(driver, false, library); !probed.ok()) {
+    return refuse(fmt::format("driver: {}; {}", probed.error().message,
+                              settings.driver.empty() ? "install the NVIDIA driver, name it with --driver, or use the "
+                                                        "simulated GPU: --driver sim"
+                                                      : "--driver takes the path of a libcuda.so.1, or sim"));
+  }
+  if (auto status = checkRange(settings); !status.ok()) return refuse(status.error().message);
+  if (!program.warning.empty()) fmt::print(stderr, "olrun: warning: {}\n", program.warning);
+
+  if (settings.driver == "sim") environment.set("OL_DRIVER", driver);
+  if (auto status = tools::addPreload(environment, library); !status.ok()) return refuse(status.error().message);
+  if (auto status = tools::addLibraryFolder(environment, link_folder); !status.ok())
+    return refuse(status.error().message);
+  environment.set("TRITON_LIBCUDA_PATH", link_folder);
+  return line.stats ? tools::runWithStats(program.path, line.program, environment)
+                    : tools::replaceBy(program.path, line.program, environment);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "olrun: %s\n", failure.what());
+    return kRefused;
+  }
+}

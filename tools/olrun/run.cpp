@@ -1,0 +1,105 @@
+#include "tools/olrun/run.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "pager/counters/files.h"
+#include "tools/olpagestat/report.h"
+
+namespace olpager::tools {
+namespace {
+
+volatile pid_t g_child = 0;
+
+// To the child, as if it had been sent to it: whoever stops olrun means the program.
+void handOn(int signal) {
+  if (g_child > 0) kill(g_child, signal);
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> all;
+  for (const auto& string : strings) all.push_back(const_cast<char*>(string.c_str()));
+  all.push_back(nullptr);
+  return all;
+}
+
+uint64_t randomToken() {
+  uint64_t token = 0;
+  while (token == 0) {
+    if (getrandom(&token, sizeof token, 0) < 0 && errno != EINTR) token = static_cast<uint64_t>(getpid());
+  }
+  return token;
+}
+
+void printStats(uint64_t token) {
+  auto reading = pager::readCounters(pager::countersFolders());
+  std::erase_if(reading.processes, [&](const auto& process) { return process.counters->keep_token != token; });
+  fmt::print(stderr, "{}", reading.processes.empty() ? "olrun: the program used no GPU\n" : countersTable(reading));
+  for (const auto& process : reading.processes) {
+    if (process.state != pager::CountersSnapshot::State::kEnded) continue;  // a daemon it left behind
+    pager::removeCountersFile(process.folder, process.counters->pid, process.counters->start_ticks);
+  }
+}
+
+}  // namespace
+
+int replaceBy(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment) {
+  const auto argv = pointers(arguments);
+  const auto envp = pointers(environment.entries());
+  execve(path.c_str(), argv.data(), envp.data());
+  if (errno == ENOEXEC) {
+    // A script without a #! line: a shell runs it, as execvp and every shell do.
+    auto shell_arguments = argv;
+    shell_arguments[0] = const_cast<char*>(path.c_str());
+    static char shell[] = "/bin/sh";
+    shell_arguments.insert(shell_arguments.begin(), shell);
+    execve(shell, shell_arguments.data(), envp.data());
+  }
+  fmt::print(stderr, "olrun: {}: can't be run: {}\n", path, std::strerror(errno));
+  return 126;
+}
+
+int runWithStats(const std::string& path, const std::vector<std::string>& arguments, Environment environment) {
+  const uint64_t token = randomToken();
+  environment.set("OL_COUNTERS_KEEP", fmt::format("{}", token));
+
+  // Blocked until the child's pid is known, so that no signal is lost between fork and then.
+  sigset_t handed_on;
+  sigemptyset(&handed_on);
+  for (int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT}) sigaddset(&handed_on, signal);
+  sigset_t before;
+  sigprocmask(SIG_BLOCK, &handed_on, &before);
+  const pid_t child = fork();
+  if (child < 0) {
+    fmt::print(stderr, "olrun: fork: {}\n", std::strerror(errno));
+    return 126;
+  }
+  if (child == 0) {
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+    _exit(replaceBy(path, arguments, environment));
+  }
+  g_child = child;
+  struct sigaction action {};
+  action.sa_handler = handOn;
+  action.sa_flags = SA_RESTART;
+  for (int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT}) sigaction(signal, &action, nullptr);
+  // The terminal sends these to the program itself.
+  signal(SIGINT, SIG_IGN);
+  signal(SIGQUIT, SIG_IGN);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  g_child = 0;
+  printStats(token);
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+}  // namespace olpager::tools

@@ -1,0 +1,18 @@
+// Running the program: in place of olrun, or as its child when something is to be printed at its end.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/olrun/environment.h"
+
+namespace olpager::tools {
+
+/// Replaces olrun by the program. Returns only when that fails: 126, with a line printed.
+int replaceBy(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment);
+
+/// Runs it as a child, hands signals on to it, then prints the counters of all processes that it was on standard error.
+/// Returns its exit status, 128 + n when signal n ended it.
+int runWithStats(const std::string& path, const std::vector<std::string>& arguments, Environment environment);
+
+}  // namespace olpager::tools
