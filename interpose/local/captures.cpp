@@ -1,0 +1,369 @@
+#include "interpose/local/captures.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "base/log.h"
+#include "interpose/local/root.h"
+
+namespace olpager::local {
+
+namespace detail {
+std::atomic<int> g_captures{0};
+}
+
+namespace {
+
+using pager::ReachSet;
+
+// An allocation made inside a capture; freed with its last owner.
+struct GraphMemory {
+  explicit GraphMemory(CUdeviceptr at) : address(at) {}
+  ~GraphMemory();
+  GraphMemory(const GraphMemory&) = delete;
+  GraphMemory& operator=(const GraphMemory&) = delete;
+  CUdeviceptr address;
+};
+using Memories = std::vector<std::shared_ptr<GraphMemory>>;
+
+// What a graph, or a capture on its way to one, is known to reach.
+struct Content {
+  ReachSet captured;                        // by captured calls: of no node by name
+  std::map<CUgraphNode, ReachSet> nodes;    // by nodes added through the API
+  std::map<CUgraphNode, std::shared_ptr<Content>> copies;  // of child graphs, as they were when added
+  std::vector<CUgraph> bodies;              // of conditional nodes
+  Memories memories;
+};
+
+struct Capture {
+  pager::StreamKey stream;
+  Content content;
+};
+
+struct Executable {
+  CUgraph graph = nullptr;
+  std::map<CUgraphNode, ReachSet> overrides;  // set by cuGraphExec*SetParams
+  ReachSet base;                              // of the graph, when it was instantiated or updated
+  ReachSet all;                               // base and overrides
+  Memories memories;
+  std::vector<uint64_t> pinned;
+  bool device_launched = false;
+};
+
+struct Captures {
+  std::mutex mutex;
+  std::map<uint64_t, Capture> running;
+  std::map<CUgraph, std::shared_ptr<Content>> graphs;
+  std::map<CUgraphNode, ReachSet> changed;  // parameters set in a node whose graph is not known
+  std::map<CUgraphExec, Executable> executables;
+  std::set<CUdeviceptr> owned;
+};
+
+// Never destroyed: graphs are launched in destructors of the program too.
+Captures& state() {
+  static auto* instance = new Captures;
+  return *instance;
+}
+
+GraphMemory::~GraphMemory() {
+  {
+    std::lock_guard lock(state().mutex);
+    state().owned.erase(address);
+  }
+  if (pager::Pool* running = pool()) (void)running->free(address);
+}
+
+std::shared_ptr<Content>& contentOf(Captures& all, CUgraph graph) {
+  std::shared_ptr<Content>& content = all.graphs[graph];
+  if (content == nullptr) content = std::make_shared<Content>();
+  return content;
+}
+
+void gather(const Captures& all, const Content& content, ReachSet& reach, Memories& memories) {
+  reach.add(content.captured);
+  for (const auto& [node, set] : content.nodes) reach.add(set);
+  for (const auto& [node, copy] : content.copies) gather(all, *copy, reach, memories);
+  for (CUgraph body : content.bodies) {
+    const auto found = all.graphs.find(body);
+    if (found != all.graphs.end()) gather(all, *found->second, reach, memories);
+  }
+  memories.insert(memories.end(), content.memories.begin(), content.memories.end());
+}
+
+void rebuild(Executable& executable) {
+  executable.all = executable.base;
+  for (const auto& [node, set] : executable.overrides) executable.all.add(set);
+}
+
+CUresult captureInfo(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id) {
+  const api::DriverTable& functions = driver();
+  if (functions.cuStreamGetCaptureInfo_v2 != nullptr) {
+    const CUresult result = functions.cuStreamGetCaptureInfo_v2(stream, status, id, nullptr, nullptr, nullptr);
+    if (result != CUDA_ERROR_NOT_SUPPORTED) return result;
+  }
+  if (functions.cuStreamGetCaptureInfo_v3 != nullptr) {
+    const CUresult result = functions.cuStreamGetCaptureInfo_v3(stream, status, id, nullptr, nullptr, nullptr, nullptr);
+    if (result != CUDA_ERROR_NOT_SUPPORTED) return result;
+  }
+  if (functions.cuStreamGetCaptureInfo == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  return functions.cuStreamGetCaptureInfo(stream, status, id);
+}
+
+void oneCaptureLess() {
+  detail::g_captures.fetch_sub(1, std::memory_order_relaxed);
+  if (pager::Pool* running = pool()) running->captureEnded();
+}
+
+// Pins are counted by the pager, so an executable graph's old ones are dropped after its new ones are there.
+void repin(Executable& executable, std::vector<uint64_t>& to_pin, std::vector<uint64_t>& to_unpin) {
+  if (!executable.device_launched) return;
+  to_unpin = std::move(executable.pinned);
+  executable.pinned = executable.all.addresses;
+  to_pin = executable.pinned;
+}
+
+void applyPins(const std::vector<uint64_t>& to_pin, const std::vector<uint64_t>& to_unpin) {
+  pager::Pool* running = pool();
+  if (running == nullptr) return;
+  for (uint64_t address : to_pin) (void)running->pin(address);
+  for (uint64_t address : to_unpin) (void)running->unpin(address);
+}
+
+}  // namespace
+
+RelaxedCapture::RelaxedCapture() {
+  if (anyCapture()) exchanged_ = driver().cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
+}
+RelaxedCapture::~RelaxedCapture() {
+  if (exchanged_) (void)driver().cuThreadExchangeStreamCaptureMode(&mode_);
+}
+
+uint64_t captureOf(const pager::StreamKey& stream) {
+  if (!anyCapture()) return 0;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  if (captureInfo(stream.stream, &status, &id) != CUDA_SUCCESS) return 0;
+  return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : id;
+}
+
+void captureBegan(const pager::StreamKey& stream) {
+  detail::g_captures.fetch_add(1, std::memory_order_relaxed);
+  if (pager::Pool* running = pool()) running->captureBegan();
+  const uint64_t id = captureOf(stream);
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  Capture& capture = all.running[id];
+  capture.stream = stream;
+}
+
+void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph) {
+  Captures& all = state();
+  Content content;  // what of it is dropped goes after the lock
+  bool known = false;
+  {
+    std::lock_guard lock(all.mutex);
+    auto found = all.running.find(id);
+    // A capture that an error ended has no id any more.
+    if (found == all.running.end()) {
+      found = std::find_if(all.running.begin(), all.running.end(),
+                           [&](const auto& entry) { return entry.second.stream == stream; });
+    }
+    if (found != all.running.end()) {
+      known = true;
+      content = std::move(found->second.content);
+      all.running.erase(found);
+    }
+    if (known && graph != nullptr) {
+      Content& into = *contentOf(all, graph);
+      into.captured.add(content.captured);
+      into.memories.insert(into.memories.end(), content.memories.begin(), content.memories.end());
+    }
+  }
+  if (known) oneCaptureLess();
+}
+
+void captureStreamGone(const pager::StreamKey& stream) {
+  if (!anyCapture()) return;
+  Captures& all = state();
+  std::vector<Content> dropped;
+  {
+    std::lock_guard lock(all.mutex);
+    for (auto it = all.running.begin(); it != all.running.end();) {
+      if (it->second.stream == stream) {
+        dropped.push_back(std::move(it->second.content));
+        it = all.running.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+  for (size_t i = 0; i < dropped.size(); ++i) oneCaptureLess();
+}
+
+void captureAdd(uint64_t id, const pager::Access& access) {
+  ReachSet reach;
+  access.collect(reach);
+  captureAdd(id, reach);
+}
+
+void captureAdd(uint64_t id, const ReachSet& reach) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.running.find(id);
+  if (found != all.running.end()) found->second.content.captured.add(reach);
+}
+
+void captureOwns(uint64_t id, CUdeviceptr address) {
+  auto memory = std::make_shared<GraphMemory>(address);
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  all.owned.insert(address);
+  const auto found = all.running.find(id);
+  if (found == all.running.end()) return;
+  found->second.content.memories.push_back(std::move(memory));
+  found->second.content.captured.add(address);
+}
+
+bool graphOwns(CUdeviceptr address) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  return all.owned.count(address) != 0;
+}
+
+void graphNodeReaches(CUgraph graph, CUgraphNode node, const ReachSet& reach) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  if (graph != nullptr) {
+    if (!reach.addresses.empty()) contentOf(all, graph)->nodes[node] = reach;
+    return;
+  }
+  for (auto& [handle, content] : all.graphs) {
+    const auto found = content->nodes.find(node);
+    if (found == content->nodes.end()) continue;
+    found->second = reach;
+    return;
+  }
+  all.changed[node] = reach;
+}
+
+void graphNodeGone(CUgraphNode node) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  all.changed.erase(node);
+  for (auto& [handle, content] : all.graphs) content->nodes.erase(node);
+}
+
+void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared) {
+  std::shared_ptr<Content> copy;  // holds what was there before until after the lock
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  if (shared) {
+    contentOf(all, graph)->bodies.push_back(child);
+    return;
+  }
+  const auto found = all.graphs.find(child);
+  if (found == all.graphs.end()) return;
+  copy = std::make_shared<Content>(*found->second);
+  contentOf(all, graph)->copies[node].swap(copy);
+}
+
+void graphCloned(CUgraph clone, CUgraph original) {
+  std::shared_ptr<Content> copy;
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.graphs.find(original);
+  if (found == all.graphs.end()) return;
+  // The clone's nodes have handles of their own; what they reach is the same.
+  copy = std::make_shared<Content>(*found->second);
+  all.graphs[clone].swap(copy);
+}
+
+void graphGone(CUgraph graph) {
+  std::shared_ptr<Content> dropped;  // its memory is freed after the lock
+  Captures& all = state();
+  std::unique_lock lock(all.mutex);
+  const auto found = all.graphs.find(graph);
+  if (found == all.graphs.end()) return;
+  dropped = std::move(found->second);
+  all.graphs.erase(found);
+  lock.unlock();
+}
+
+void execMade(CUgraphExec exec, CUgraph graph, bool device_launched) {
+  Captures& all = state();
+  Memories dropped;
+  std::vector<uint64_t> to_pin;
+  std::vector<uint64_t> to_unpin;
+  {
+    std::lock_guard lock(all.mutex);
+    Executable& executable = all.executables[exec];
+    executable.graph = graph;
+    executable.device_launched = executable.device_launched || device_launched;
+    executable.overrides.clear();
+    executable.base = {};
+    dropped = std::move(executable.memories);
+    executable.memories.clear();
+    const auto found = all.graphs.find(graph);
+    if (found != all.graphs.end()) gather(all, *found->second, executable.base, executable.memories);
+    for (const auto& [node, set] : all.changed) executable.base.add(set);
+    rebuild(executable);
+    repin(executable, to_pin, to_unpin);
+  }
+  applyPins(to_pin, to_unpin);
+}
+
+void execNodeReaches(CUgraphExec exec, CUgraphNode node, const ReachSet& reach) {
+  Captures& all = state();
+  std::vector<uint64_t> to_pin;
+  std::vector<uint64_t> to_unpin;
+  {
+    std::lock_guard lock(all.mutex);
+    Executable& executable = all.executables[exec];
+    ReachSet& present = executable.overrides[node];
+    if (present.addresses == reach.addresses) return;
+    present = reach;
+    rebuild(executable);
+    repin(executable, to_pin, to_unpin);
+  }
+  applyPins(to_pin, to_unpin);
+}
+
+void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+  ReachSet reach;
+  Memories memories;
+  {
+    Captures& all = state();
+    std::lock_guard lock(all.mutex);
+    const auto found = all.graphs.find(child);
+    if (found != all.graphs.end()) gather(all, *found->second, reach, memories);
+    Executable& executable = all.executables[exec];
+    executable.memories.insert(executable.memories.end(), memories.begin(), memories.end());
+  }
+  execNodeReaches(exec, node, reach);
+}
+
+void execGone(CUgraphExec exec) {
+  Executable dropped;
+  {
+    Captures& all = state();
+    std::lock_guard lock(all.mutex);
+    const auto found = all.executables.find(exec);
+    if (found == all.executables.end()) return;
+    dropped = std::move(found->second);
+    all.executables.erase(found);
+  }
+  applyPins({}, dropped.pinned);
+}
+
+void execReach(CUgraphExec exec, ReachSet& into) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.executables.find(exec);
+  if (found != all.executables.end()) into = found->second.all;
+}
+
+}  // namespace olpager::local

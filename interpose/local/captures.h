@@ -1,0 +1,75 @@
+// What captures and graphs reach. An operation that a stream captures does not run now: what it names is gathered for
+// the capture, goes to the graph that ends it, from there to every executable graph made of it, and is made resident at
+// each launch. Every way in which a node gets into a graph passes here (a captured call, cuGraphAdd*, SetParams, a child
+// graph, a clone), so a graph is never walked.
+//
+// Memory allocated inside a capture lives as long as a graph or executable graph that was made of the capture.
+//
+// Thread-safety: everything may be called from any thread. Lock: Captures::mutex, except where nothing captures.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+
+#include "pager/pool.h"
+
+namespace olpager::local {
+
+namespace detail {
+extern std::atomic<int> g_captures;
+}
+
+/// True while some stream of the process captures. One load.
+inline bool anyCapture() { return detail::g_captures.load(std::memory_order_relaxed) != 0; }
+
+/// The id of the capture that `stream` takes part in (also by waiting for an event of another stream), 0 when none.
+uint64_t captureOf(const pager::StreamKey& stream);
+
+// --- captures ---------------------------------------------------------------------------------------------------------
+/// A capture has begun on `stream`.
+void captureBegan(const pager::StreamKey& stream);
+/// It has ended: `graph` is what it made, nullptr when it failed.
+void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph);
+/// The stream is being destroyed, with the capture that began on it.
+void captureStreamGone(const pager::StreamKey& stream);
+/// The operation of `access` is part of capture `id`.
+void captureAdd(uint64_t id, const pager::Access& access);
+void captureAdd(uint64_t id, const pager::ReachSet& reach);
+/// `address` was allocated for capture `id`.
+void captureOwns(uint64_t id, CUdeviceptr address);
+/// True when `address` belongs to a graph: it is freed with it, not by the program.
+bool graphOwns(CUdeviceptr address);
+
+// --- graphs -----------------------------------------------------------------------------------------------------------
+/// What a node of `graph` reaches, when the node is new or its parameters changed. `graph` may be nullptr (not known).
+void graphNodeReaches(CUgraph graph, CUgraphNode node, const pager::ReachSet& reach);
+void graphNodeGone(CUgraphNode node);
+/// `child` became a node of `graph`. `shared`: it is a conditional node's body, filled later; else it was copied.
+void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared);
+void graphCloned(CUgraph clone, CUgraph original);
+void graphGone(CUgraph graph);
+
+// --- executable graphs ------------------------------------------------------------------------------------------------
+/// `exec` was made of `graph`, or updated to it. `device_launched`: kernels may launch it, so all of it stays in VRAM.
+void execMade(CUgraphExec exec, CUgraph graph, bool device_launched);
+void execNodeReaches(CUgraphExec exec, CUgraphNode node, const pager::ReachSet& reach);
+void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
+void execGone(CUgraphExec exec);
+/// Adds to `into` everything that `exec` reaches.
+void execReach(CUgraphExec exec, pager::ReachSet& into);
+
+/// While it lives, calls of the driver by this thread are no part of captures and not refused because of one.
+class RelaxedCapture {
+ public:
+  RelaxedCapture();
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool exchanged_ = false;
+};
+
+}  // namespace olpager::local

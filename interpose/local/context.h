@@ -1,0 +1,32 @@
+// Which context, device and stream a call is about.
+#pragma once
+
+#include "interpose/local/root.h"
+
+namespace olpager::local {
+
+/// The calling thread's current context, or nullptr. A call of the driver that takes no lock (some 10 ns).
+inline CUcontext currentContext() {
+  CUcontext context = nullptr;
+  return driver().cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+
+/// A context and its device.
+struct Place {
+  CUcontext context = nullptr;
+  CUdevice device = 0;
+};
+
+/// Where a call of the calling thread happens. CUDA_ERROR_INVALID_CONTEXT without a current context.
+CUresult currentPlace(Place* place);
+
+/// The device of `context`, asked of the driver once per thread and context.
+CUresult deviceOf(CUcontext context, CUdevice* device);
+
+/// A context is about to go: what threads remember of contexts is asked again.
+void forgetContexts();
+
+/// A number for the calling thread, never given twice.
+uint64_t threadIdentity();
+
+}  // namespace olpager::local

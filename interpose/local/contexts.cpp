@@ -1,0 +1,122 @@
+// Contexts come and go: what the pager keeps for one goes with it, before the driver takes it away.
+//
+// A primary context is counted as the program retains and releases it: the pager has to go first, and the driver does
+// not say beforehand whether a release is the last.
+#include <map>
+#include <mutex>
+
+#include "base/log.h"
+#include "interpose/local/context.h"
+#include "interpose/local/extra.h"
+#include "interpose/local/hook.h"
+#include "interpose/local/modules.h"
+#include "interpose/local/param_layout.h"
+#include "interpose/local/root.h"
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+namespace {
+
+struct PrimaryContexts {
+  struct Entry {
+    CUcontext context = nullptr;
+    unsigned retained = 0;
+  };
+  std::mutex mutex;
+  std::map<CUdevice, Entry> devices;
+};
+
+PrimaryContexts& primaries() {
+  static auto* instance = new PrimaryContexts;
+  return *instance;
+}
+
+void goes(CUcontext context) {
+  olpager::pager::Pool* running = pool();
+  if (running == nullptr || context == nullptr) return;
+  modulesOfContextGone(context);
+  running->contextGone(context);
+  invalidateParamLayouts();
+  forgetContexts();
+}
+
+// The primary context that this release would end, or nullptr.
+CUcontext endedByRelease(CUdevice device) {
+  PrimaryContexts& all = primaries();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.devices.find(device);
+  if (found == all.devices.end() || found->second.retained == 0) return nullptr;
+  return --found->second.retained == 0 ? found->second.context : nullptr;
+}
+
+CUcontext primaryOf(CUdevice device) {
+  PrimaryContexts& all = primaries();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.devices.find(device);
+  return found != all.devices.end() ? found->second.context : nullptr;
+}
+
+}  // namespace
+
+OLPAGER_EXTRA_HOOK(cuDevicePrimaryCtxRetain)(CUcontext* out, CUdevice device) {
+  const CUresult result = driver().cuDevicePrimaryCtxRetain(out, device);
+  if (result != CUDA_SUCCESS || pool() == nullptr) return result;
+  PrimaryContexts& all = primaries();
+  std::lock_guard lock(all.mutex);
+  PrimaryContexts::Entry& entry = all.devices[device];
+  entry.context = *out;
+  ++entry.retained;
+  return CUDA_SUCCESS;
+}
+
+OLPAGER_HOOK(cuDevicePrimaryCtxRelease_v2)(CUdevice device) {
+  if (pool() != nullptr) goes(endedByRelease(device));
+  return driver().cuDevicePrimaryCtxRelease_v2(device);
+}
+
+OLPAGER_HOOK(cuDevicePrimaryCtxRelease)(CUdevice device) {
+  if (pool() != nullptr) goes(endedByRelease(device));
+  return driver().cuDevicePrimaryCtxRelease(device);
+}
+
+// A reset takes away what is in the context; those who retained it still have it.
+OLPAGER_HOOK(cuDevicePrimaryCtxReset_v2)(CUdevice device) {
+  if (pool() != nullptr) goes(primaryOf(device));
+  return driver().cuDevicePrimaryCtxReset_v2(device);
+}
+
+OLPAGER_HOOK(cuDevicePrimaryCtxReset)(CUdevice device) {
+  if (pool() != nullptr) goes(primaryOf(device));
+  return driver().cuDevicePrimaryCtxReset(device);
+}
+
+OLPAGER_HOOK(cuCtxDestroy_v2)(CUcontext context) {
+  goes(context);
+  return driver().cuCtxDestroy_v2(context);
+}
+
+OLPAGER_HOOK(cuCtxDestroy)(CUcontext context) {
+  goes(context);
+  return driver().cuCtxDestroy(context);
+}
+
+// Releases a use that cuCtxAttach or cuCtxCreate took. Attached contexts are counted by the driver alone: the context may
+// live on, so the pager keeps what it has unless it is really gone.
+OLPAGER_HOOK(cuCtxDetach)(CUcontext context) {
+  const CUresult result = driver().cuCtxDetach(context);
+  if (result != CUDA_SUCCESS || pool() == nullptr) return result;
+  unsigned version = 0;
+  if (driver().cuCtxGetApiVersion(context, &version) != CUDA_SUCCESS) goes(context);
+  return result;
+}
+
+OLPAGER_HOOK(cuCtxEnablePeerAccess)(CUcontext peer, unsigned int flags) {
+  const CUresult result = driver().cuCtxEnablePeerAccess(peer, flags);
+  olpager::pager::Pool* running = pool();
+  if (running == nullptr || (result != CUDA_SUCCESS && result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) return result;
+  Place place;
+  CUdevice owner = 0;
+  if (currentPlace(&place) != CUDA_SUCCESS || deviceOf(peer, &owner) != CUDA_SUCCESS) return result;
+  const CUresult mapped = running->peerEnabled(place.device, owner);
+  return mapped != CUDA_SUCCESS ? mapped : result;
+}

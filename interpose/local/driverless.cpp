@@ -1,0 +1,77 @@
+#include "interpose/local/driverless.h"
+
+#include "interpose/api/local_functions.h"
+
+namespace olpager::local {
+
+namespace {
+
+// What the headers are that this was built with: a runtime of that version then goes on to cuInit, whose answer says
+// what is wrong better than "driver too old".
+CUresult driverGetVersion(int* version) {
+  if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *version = CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+
+struct ErrorText {
+  CUresult error;
+  const char* name;
+  const char* text;
+};
+constexpr ErrorText kErrors[] = {
+    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
+    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+};
+
+const ErrorText* textOf(CUresult error) {
+  for (const ErrorText& entry : kErrors) {
+    if (entry.error == error) return &entry;
+  }
+  return nullptr;
+}
+
+CUresult getErrorName(CUresult error, const char** name) {
+  if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const ErrorText* entry = textOf(error);
+  *name = entry != nullptr ? entry->name : nullptr;
+  return entry != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult getErrorString(CUresult error, const char** text) {
+  if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const ErrorText* entry = textOf(error);
+  *text = entry != nullptr ? entry->text : nullptr;
+  return entry != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+// Takes the place of functions with any parameters: the caller clears the stack, and nothing is read.
+CUresult notInitialized() { return CUDA_ERROR_NOT_INITIALIZED; }
+
+CUresult noExportTable(const void** table, const CUuuid* /*id*/) {
+  if (table != nullptr) *table = nullptr;
+  return CUDA_ERROR_NOT_FOUND;
+}
+
+}  // namespace
+
+void* driverlessFunction(api::Symbol symbol) {
+  switch (symbol) {
+    case api::Symbol::kCuInit: return reinterpret_cast<void*>(&ol_local_cuInit);
+    case api::Symbol::kCuGetProcAddress: return reinterpret_cast<void*>(&ol_local_cuGetProcAddress);
+    case api::Symbol::kCuGetProcAddress_v2: return reinterpret_cast<void*>(&ol_local_cuGetProcAddress_v2);
+    case api::Symbol::kCuDriverGetVersion: return reinterpret_cast<void*>(&driverGetVersion);
+    case api::Symbol::kCuGetErrorName: return reinterpret_cast<void*>(&getErrorName);
+    case api::Symbol::kCuGetErrorString: return reinterpret_cast<void*>(&getErrorString);
+    case api::Symbol::kCuGetExportTable: return reinterpret_cast<void*>(&noExportTable);
+    default: return reinterpret_cast<void*>(&notInitialized);
+  }
+}
+
+}  // namespace olpager::local

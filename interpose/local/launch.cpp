@@ -1,0 +1,207 @@
+// Kernel launches: the words of their parameters that lie in the range name what they reach. The path of a launch whose
+// kernel is known and whose memory is resident takes no lock, makes no system call and allocates nothing.
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "interpose/local/captures.h"
+#include "interpose/local/context.h"
+#include "interpose/local/hook.h"
+#include "interpose/local/launch.h"
+#include "interpose/local/param_layout.h"
+#include "interpose/local/root.h"
+
+namespace olpager::local {
+
+namespace {
+
+// The parameter buffer that a launch gives in place of an array of pointers.
+struct ExtraBuffer {
+  const void* bytes_at = nullptr;
+  size_t bytes = 0;
+};
+
+ExtraBuffer bufferOf(void* const* extra) {
+  ExtraBuffer buffer;
+  for (; extra != nullptr && extra[0] != CU_LAUNCH_PARAM_END; extra += 2) {
+    if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) buffer.bytes_at = extra[1];
+    if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE && extra[1] != nullptr) {
+      memcpy(&buffer.bytes, extra[1], sizeof(buffer.bytes));
+    }
+  }
+  return buffer.bytes_at != nullptr ? buffer : ExtraBuffer{};
+}
+
+}  // namespace
+
+void addKernel(pager::Access& access, CUfunction function, CUcontext context, void* const* parameters,
+               void* const* extra) {
+  access.setFunction(function);
+  if (parameters == nullptr) {
+    // The module of a kernel is made known with its layout, also where the layout itself is not needed.
+    if (findParamLayout(function, context) == nullptr) (void)loadParamLayout(function, context);
+    const ExtraBuffer buffer = bufferOf(extra);
+    access.addParameter(buffer.bytes_at, buffer.bytes);
+    return;
+  }
+  const ParamLayout* layout = findParamLayout(function, context);
+  if (layout == nullptr) layout = loadParamLayout(function, context);
+  if (layout == nullptr) return;
+  for (const ParamLayout::Param& param : layout->params) access.addParameter(parameters[param.index], param.bytes);
+}
+
+namespace {
+
+// `call` is the driver's launch with all its arguments.
+template <typename Call>
+CUresult launch(CUfunction function, CUstream stream, bool per_thread, void** parameters, void** extra, Call call) {
+  pager::Pool* running = pool();
+  if (running == nullptr || function == nullptr) return call();
+  const pager::StreamKey key = streamKey(stream, per_thread);
+  if (key.context == nullptr) return call();
+  pager::Access access(*running, key);
+  addKernel(access, function, key.context, parameters, extra);
+  const CUresult entered = enter(access, key);
+  if (entered != CUDA_SUCCESS) return entered;
+  const CUresult result = call();
+  leave(access, key, result);
+  return result;
+}
+
+}  // namespace
+}  // namespace olpager::local
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+OLPAGER_HOOK(cuLaunchKernel)
+(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+ CUstream stream, void** parameters, void** extra) {
+  return launch(f, stream, false, parameters, extra, [&] {
+    return driver().cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
+  });
+}
+
+OLPAGER_HOOK(cuLaunchKernel_ptsz)
+(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+ CUstream stream, void** parameters, void** extra) {
+  return launch(f, stream, true, parameters, extra, [&] {
+    return driver().cuLaunchKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
+  });
+}
+
+OLPAGER_HOOK(cuLaunchKernelEx)(const CUlaunchConfig* config, CUfunction f, void** parameters, void** extra) {
+  if (config == nullptr) return driver().cuLaunchKernelEx(config, f, parameters, extra);
+  return launch(f, config->hStream, false, parameters, extra,
+                [&] { return driver().cuLaunchKernelEx(config, f, parameters, extra); });
+}
+
+OLPAGER_HOOK(cuLaunchKernelEx_ptsz)(const CUlaunchConfig* config, CUfunction f, void** parameters, void** extra) {
+  if (config == nullptr) return driver().cuLaunchKernelEx_ptsz(config, f, parameters, extra);
+  return launch(f, config->hStream, true, parameters, extra,
+                [&] { return driver().cuLaunchKernelEx_ptsz(config, f, parameters, extra); });
+}
+
+OLPAGER_HOOK(cuLaunchCooperativeKernel)
+(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+ CUstream stream, void** parameters) {
+  return launch(f, stream, false, parameters, nullptr, [&] {
+    return driver().cuLaunchCooperativeKernel(f, gx, gy, gz, bx, by, bz, shared, stream, parameters);
+  });
+}
+
+OLPAGER_HOOK(cuLaunchCooperativeKernel_ptsz)
+(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+ CUstream stream, void** parameters) {
+  return launch(f, stream, true, parameters, nullptr, [&] {
+    return driver().cuLaunchCooperativeKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, parameters);
+  });
+}
+
+// One kernel on several devices: each part is made resident on its own stream; all are held until the one call is made.
+OLPAGER_HOOK(cuLaunchCooperativeKernelMultiDevice)(CUDA_LAUNCH_PARAMS* list, unsigned count, unsigned flags) {
+  olpager::pager::Pool* running = pool();
+  if (running == nullptr || list == nullptr) return driver().cuLaunchCooperativeKernelMultiDevice(list, count, flags);
+  std::vector<olpager::pager::StreamKey> keys(count);
+  std::vector<std::unique_ptr<olpager::pager::Access>> accesses;
+  for (unsigned i = 0; i < count; ++i) {
+    keys[i] = streamKey(list[i].hStream, false);
+    CUcontext own = nullptr;
+    if (list[i].hStream != nullptr && driver().cuStreamGetCtx(list[i].hStream, &own) == CUDA_SUCCESS) {
+      keys[i].context = own;
+    }
+    accesses.push_back(std::make_unique<olpager::pager::Access>(*running, keys[i]));
+    addKernel(*accesses[i], list[i].function, keys[i].context, list[i].kernelParams, nullptr);
+    const CUresult entered = enter(*accesses[i], keys[i]);
+    if (entered != CUDA_SUCCESS) return entered;
+  }
+  const CUresult result = driver().cuLaunchCooperativeKernelMultiDevice(list, count, flags);
+  for (unsigned i = 0; i < count; ++i) leave(*accesses[i], keys[i], result);
+  return result;
+}
+
+// --- the launches of CUDA 2: parameters are set one by one in the function itself ------------------------------------
+namespace {
+
+struct LegacyParameters {
+  std::mutex mutex;
+  std::map<CUfunction, std::vector<unsigned char>> blocks;
+};
+
+LegacyParameters& legacyParameters() {
+  static auto* instance = new LegacyParameters;
+  return *instance;
+}
+
+// The largest parameter block that any device takes; offsets beyond are the driver's to refuse.
+constexpr size_t kLargestBlock = 32764;
+
+void noteLegacy(CUfunction function, int offset, const void* bytes_at, size_t bytes) {
+  if (function == nullptr || bytes_at == nullptr || offset < 0) return;
+  const size_t end = static_cast<size_t>(offset) + bytes;
+  if (bytes > kLargestBlock || end > kLargestBlock) return;
+  LegacyParameters& all = legacyParameters();
+  std::lock_guard lock(all.mutex);
+  std::vector<unsigned char>& block = all.blocks[function];
+  if (block.size() < end) block.resize(end);
+  memcpy(block.data() + offset, bytes_at, bytes);
+}
+
+template <typename Call>
+CUresult launchLegacy(CUfunction function, CUstream stream, Call call) {
+  std::vector<unsigned char> block;
+  {
+    LegacyParameters& all = legacyParameters();
+    std::lock_guard lock(all.mutex);
+    const auto found = all.blocks.find(function);
+    if (found != all.blocks.end()) block = found->second;
+  }
+  size_t bytes = block.size();
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                   CU_LAUNCH_PARAM_END};
+  return olpager::local::launch(function, stream, false, nullptr, extra, call);
+}
+
+}  // namespace
+
+OLPAGER_HOOK(cuParamSeti)(CUfunction f, int offset, unsigned value) {
+  noteLegacy(f, offset, &value, sizeof(value));
+  return driver().cuParamSeti(f, offset, value);
+}
+
+OLPAGER_HOOK(cuParamSetv)(CUfunction f, int offset, void* value, unsigned bytes) {
+  noteLegacy(f, offset, value, bytes);
+  return driver().cuParamSetv(f, offset, value, bytes);
+}
+
+OLPAGER_HOOK(cuLaunch)(CUfunction f) {
+  return launchLegacy(f, nullptr, [&] { return driver().cuLaunch(f); });
+}
+
+OLPAGER_HOOK(cuLaunchGrid)(CUfunction f, int width, int height) {
+  return launchLegacy(f, nullptr, [&] { return driver().cuLaunchGrid(f, width, height); });
+}
+
+OLPAGER_HOOK(cuLaunchGridAsync)(CUfunction f, int width, int height, CUstream stream) {
+  return launchLegacy(f, stream, [&] { return driver().cuLaunchGridAsync(f, width, height, stream); });
+}

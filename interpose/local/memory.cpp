@@ -1,0 +1,233 @@
+// Device memory of the program: allocated in the pager's range, freed there, and reported as the pager says.
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+#include "base/log.h"
+#include "interpose/local/captures.h"
+#include "interpose/local/context.h"
+#include "interpose/local/hook.h"
+#include "interpose/local/memory_pools.h"
+#include "interpose/local/pinned_users.h"
+#include "interpose/local/root.h"
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using olpager::pager::AllocationInfo;
+using olpager::pager::AllocationKind;
+using olpager::pager::MemoryInfo;
+using olpager::pager::Pool;
+using olpager::pager::StreamKey;
+
+namespace {
+
+// What rows of pitched allocations are aligned to on every GPU since compute capability 2.
+constexpr uint64_t kPitchAlignment = 512;
+
+// Devices whose engine has started, so that its figures are there without a context.
+std::atomic<uint64_t> g_started{0};
+constexpr uint64_t bitOf(CUdevice device) { return 1ull << (static_cast<unsigned>(device) % 64); }
+void noteStarted(CUdevice device) {
+  if ((g_started.load(std::memory_order_relaxed) & bitOf(device)) == 0) {
+    g_started.fetch_or(bitOf(device), std::memory_order_relaxed);
+  }
+}
+
+CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes) {
+  Place place;
+  const CUresult found = currentPlace(&place);
+  if (found != CUDA_SUCCESS) return found;
+  RelaxedCapture relaxed;
+  const CUresult result = running.allocate(place.context, place.device, bytes, AllocationKind::kDevice, out);
+  if (result == CUDA_SUCCESS) noteStarted(place.device);
+  return result;
+}
+
+CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice device, const StreamKey& key) {
+  if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t capture = captureOf(key);
+  RelaxedCapture relaxed;
+  const CUresult result = running.allocate(key.context, device, bytes, AllocationKind::kStreamOrdered, out);
+  if (result != CUDA_SUCCESS) return result;
+  noteStarted(device);
+  if (capture != 0) captureOwns(capture, *out);
+  return CUDA_SUCCESS;
+}
+
+template <typename Native>
+CUresult allocAsync(CUdeviceptr* out, size_t bytes, CUstream stream, bool per_thread, Native native) {
+  Pool* running = pool();
+  if (running == nullptr) return native();
+  const StreamKey key = streamKey(stream, per_thread);
+  if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  CUdevice device = 0;
+  const CUresult found = deviceOf(key.context, &device);
+  if (found != CUDA_SUCCESS) return found;
+  // The device's current pool may be one of the program's that lies elsewhere.
+  if (!currentPoolIsOnDevice(device)) return native();
+  return allocateAsync(*running, out, bytes, device, key);
+}
+
+template <typename Native>
+CUresult allocFromPool(CUdeviceptr* out, size_t bytes, CUmemoryPool memory_pool, CUstream stream, bool per_thread,
+                       Native native) {
+  Pool* running = pool();
+  CUdevice device = 0;
+  if (running == nullptr || !poolDevice(memory_pool, &device)) return native();
+  const StreamKey key = streamKey(stream, per_thread);
+  if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const CUresult result = allocateAsync(*running, out, bytes, device, key);
+  if (result == CUDA_SUCCESS) noteFromPool(*out, memory_pool);
+  return result;
+}
+
+template <typename Native>
+CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native native) {
+  Pool* running = pool();
+  if (running == nullptr || !running->contains(address)) return native();
+  if (graphOwns(address)) return CUDA_SUCCESS;
+  const StreamKey key = streamKey(stream, per_thread);
+  if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (captureOf(key) != 0) {
+    olpager::base::warnOnce("free in capture",
+                            "memory that was allocated outside of a capture is freed inside of one: it stays allocated");
+    return CUDA_SUCCESS;
+  }
+  forgetPointerState(address);
+  RelaxedCapture relaxed;
+  return running->freeAsync(address, key);
+}
+
+// Programs ask for a device's size before they make a context, when the driver can't say what is free there: then the
+// budget is worked out from the device's size as the pager will from what it finds.
+uint64_t reportedTotal(Pool& running, CUdevice device, uint64_t native) {
+  Place place;
+  const bool here = currentPlace(&place) == CUDA_SUCCESS && place.device == device;
+  const uint64_t total = running.memoryInfo(here ? place.context : nullptr, device).total_bytes;
+  const olpager::base::Budget budget = vramSetting();
+  if (here || budget.bytes != 0 || (g_started.load(std::memory_order_relaxed) & bitOf(device)) != 0) return total;
+  const uint64_t reserve = std::min<uint64_t>(native / 4, std::max<uint64_t>(256ull << 20, native / 32));
+  const uint64_t vram =
+      budget.percent != 0 ? static_cast<uint64_t>(static_cast<double>(native) * budget.percent / 100) : native - reserve;
+  // Without a context the pager counts one page of VRAM.
+  return total - std::min(total, olpager::pager::kPageBytes) + vram / olpager::pager::kPageBytes * olpager::pager::kPageBytes;
+}
+
+MemoryInfo infoHere(Pool& running, const Place& place) { return running.memoryInfo(place.context, place.device); }
+
+}  // namespace
+
+OLPAGER_HOOK(cuMemAlloc_v2)(CUdeviceptr* out, size_t bytes) {
+  Pool* running = pool();
+  if (running == nullptr) return driver().cuMemAlloc_v2(out, bytes);
+  if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  return allocateDevice(*running, out, bytes);
+}
+
+OLPAGER_HOOK(cuMemAllocPitch_v2)
+(CUdeviceptr* out, size_t* pitch, size_t width, size_t height, unsigned int element) {
+  Pool* running = pool();
+  if (running == nullptr) return driver().cuMemAllocPitch_v2(out, pitch, width, height, element);
+  if (out == nullptr || pitch == nullptr || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
+  if (width > std::numeric_limits<uint64_t>::max() - kPitchAlignment) return CUDA_ERROR_OUT_OF_MEMORY;
+  const uint64_t row = (width + kPitchAlignment - 1) / kPitchAlignment * kPitchAlignment;
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(row, static_cast<uint64_t>(height), &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult result = allocateDevice(*running, out, bytes);
+  if (result == CUDA_SUCCESS) *pitch = row;
+  return result;
+}
+
+OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
+  Pool* running = pool();
+  if (running == nullptr || !running->contains(address)) return driver().cuMemFree_v2(address);
+  if (graphOwns(address)) return CUDA_SUCCESS;
+  AllocationInfo info;
+  if (!running->describe(address, &info) || info.base != address || info.kind == AllocationKind::kVmm) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  forgetPointerState(address);
+  RelaxedCapture relaxed;
+  return running->free(address);
+}
+
+OLPAGER_HOOK(cuMemAllocAsync)(CUdeviceptr* out, size_t bytes, CUstream stream) {
+  return allocAsync(out, bytes, stream, false, [&] { return driver().cuMemAllocAsync(out, bytes, stream); });
+}
+OLPAGER_HOOK(cuMemAllocAsync_ptsz)(CUdeviceptr* out, size_t bytes, CUstream stream) {
+  return allocAsync(out, bytes, stream, true, [&] { return driver().cuMemAllocAsync_ptsz(out, bytes, stream); });
+}
+
+OLPAGER_HOOK(cuMemAllocFromPoolAsync)(CUdeviceptr* out, size_t bytes, CUmemoryPool from, CUstream stream) {
+  return allocFromPool(out, bytes, from, stream, false,
+                       [&] { return driver().cuMemAllocFromPoolAsync(out, bytes, from, stream); });
+}
+OLPAGER_HOOK(cuMemAllocFromPoolAsync_ptsz)(CUdeviceptr* out, size_t bytes, CUmemoryPool from, CUstream stream) {
+  return allocFromPool(out, bytes, from, stream, true,
+                       [&] { return driver().cuMemAllocFromPoolAsync_ptsz(out, bytes, from, stream); });
+}
+
+OLPAGER_HOOK(cuMemFreeAsync)(CUdeviceptr address, CUstream stream) {
+  return freeAsync(address, stream, false, [&] { return driver().cuMemFreeAsync(address, stream); });
+}
+OLPAGER_HOOK(cuMemFreeAsync_ptsz)(CUdeviceptr address, CUstream stream) {
+  return freeAsync(address, stream, true, [&] { return driver().cuMemFreeAsync_ptsz(address, stream); });
+}
+
+OLPAGER_HOOK(cuMemGetInfo_v2)(size_t* free_bytes, size_t* total_bytes) {
+  Pool* running = pool();
+  if (running == nullptr) return driver().cuMemGetInfo_v2(free_bytes, total_bytes);
+  if (free_bytes == nullptr || total_bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Place place;
+  const CUresult found = currentPlace(&place);
+  if (found != CUDA_SUCCESS) return found;
+  // Into locals first: the caller's memory may be managed, and touching it may wait for the GPU.
+  const MemoryInfo info = infoHere(*running, place);
+  *free_bytes = info.free_bytes;
+  *total_bytes = info.total_bytes;
+  return CUDA_SUCCESS;
+}
+
+OLPAGER_HOOK(cuMemGetInfo)(unsigned int* free_bytes, unsigned int* total_bytes) {
+  size_t free_now = 0;
+  size_t total = 0;
+  if (pool() == nullptr) return driver().cuMemGetInfo(free_bytes, total_bytes);
+  if (free_bytes == nullptr || total_bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = ol_local_cuMemGetInfo_v2(&free_now, &total);
+  if (result != CUDA_SUCCESS) return result;
+  constexpr size_t kMost = std::numeric_limits<unsigned int>::max();
+  *free_bytes = static_cast<unsigned int>(std::min(free_now, kMost));
+  *total_bytes = static_cast<unsigned int>(std::min(total, kMost));
+  return CUDA_SUCCESS;
+}
+
+OLPAGER_HOOK(cuDeviceTotalMem_v2)(size_t* bytes, CUdevice device) {
+  Pool* running = pool();
+  if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  size_t native = 0;
+  // Also checks the device.
+  const CUresult result = driver().cuDeviceTotalMem_v2(&native, device);
+  if (result != CUDA_SUCCESS) return result;
+  *bytes = running != nullptr ? reportedTotal(*running, device, native) : native;
+  return CUDA_SUCCESS;
+}
+
+OLPAGER_HOOK(cuDeviceTotalMem)(unsigned int* bytes, CUdevice device) {
+  if (pool() == nullptr) return driver().cuDeviceTotalMem(bytes, device);
+  if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  size_t total = 0;
+  const CUresult result = ol_local_cuDeviceTotalMem_v2(&total, device);
+  if (result != CUDA_SUCCESS) return result;
+  *bytes = static_cast<unsigned int>(std::min<size_t>(total, std::numeric_limits<unsigned int>::max()));
+  return CUDA_SUCCESS;
+}
+
+OLPAGER_HOOK(cuMemGetAddressRange_v2)(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
+  Pool* running = pool();
+  if (running == nullptr || !running->contains(address)) return driver().cuMemGetAddressRange_v2(base, bytes, address);
+  AllocationInfo info;
+  if (!running->describe(address, &info)) return CUDA_ERROR_NOT_FOUND;
+  if (base != nullptr) *base = info.base;
+  if (bytes != nullptr) *bytes = info.bytes;
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,388 @@
+// States of an image (a module or a library), moved under ModuleRoots::mutex:
+//
+//   loaded    its names may not be read yet            -> named     (readNames, at the first launch of a kernel of it)
+//   named     the list of its variables is complete    -> registered for a context (registerModuleOf)
+//   unloaded  its variables are no roots any more
+//
+// Names are read from the image itself, because the driver lists kernels but not variables. A library whose image the
+// program keeps in place (as the runtime does) is read late; all others when they are loaded.
+#include "interpose/local/modules.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/fatbin/cubin.h"
+#include "base/fatbin/fatbin.h"
+#include "base/fd.h"
+#include "base/log.h"
+#include "interpose/local/extra.h"
+#include "interpose/local/hook.h"
+#include "interpose/local/param_layout.h"
+#include "interpose/local/root.h"
+
+namespace olpager::local {
+
+namespace {
+
+// A module holds at most a pointer's worth of bytes in 8; smaller variables can't hold an address.
+constexpr uint64_t kSmallestRoot = 8;
+
+struct Image {
+  const void* kept = nullptr;        // still to be read, in the program's memory
+  bool is_library = false;
+  bool named = false;
+  std::vector<std::string> names;
+  std::map<CUcontext, std::vector<CUdeviceptr>> roots;  // registered, by context
+};
+
+struct ModuleRoots {
+  std::mutex mutex;
+  std::map<const void*, std::shared_ptr<Image>> images;  // by CUmodule or CUlibrary
+  std::map<const void*, CUlibrary> aliases;              // a library's module, and functions made of its kernels
+};
+
+ModuleRoots& state() {
+  static auto* instance = new ModuleRoots;
+  return *instance;
+}
+
+void addUnique(std::vector<std::string>& names, std::string_view name) {
+  if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+}
+
+// Variables of PTX: `.global` and `.const` declarations at module scope, `.align 8 .b8 name[64]`, `.u64 name = 0`. Names
+// that are no variables after all do no harm: the driver does not find them.
+void namesOfPtx(std::string_view text, std::vector<std::string>& names) {
+  const auto isName = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$' || c == '%'; };
+  for (std::string_view space : {std::string_view(".global"), std::string_view(".const")}) {
+    for (size_t at = text.find(space); at != std::string_view::npos; at = text.find(space, at + space.size())) {
+      // ld.global and st.global are instructions, not declarations.
+      const size_t line = text.rfind('\n', at) == std::string_view::npos ? 0 : text.rfind('\n', at) + 1;
+      const std::string_view before = text.substr(line, at - line);
+      if (before.find_first_not_of(" \t") != std::string_view::npos && before.find(".visible") == std::string_view::npos &&
+          before.find(".extern") == std::string_view::npos && before.find(".weak") == std::string_view::npos &&
+          before.find(".common") == std::string_view::npos) {
+        continue;
+      }
+      const size_t end = std::min(text.find_first_of("[=;{", at), text.size());
+      size_t last = end;
+      while (last > at && !isName(text[last - 1])) --last;
+      size_t first = last;
+      while (first > at && isName(text[first - 1])) --first;
+      if (first < last && text[first - 1] != '.') addUnique(names, text.substr(first, last - first));
+    }
+  }
+}
+
+void namesOfCubin(fatbin::Bytes bytes, std::vector<std::string>& names) {
+  const Result<fatbin::Cubin> cubin = fatbin::readCubin(bytes);
+  if (!cubin.ok()) return;
+  for (const fatbin::Variable& variable : cubin.value().variables) {
+    if (variable.size >= kSmallestRoot) addUnique(names, variable.name);
+  }
+}
+
+// Every image of a container: which of them the driver takes depends on the device; the names are the same.
+// One cubin tells what all do; PTX is read where there is none.
+void namesOfContainer(fatbin::Bytes container, std::vector<std::string>& names) {
+  const Result<std::vector<fatbin::Entry>> entries = fatbin::entries(container);
+  if (!entries.ok()) return;
+  bool have_cubin = false;
+  for (const fatbin::Entry& entry : entries.value()) {
+    if (entry.kind != fatbin::Kind::elf || have_cubin) continue;
+    const auto bytes = fatbin::contents(entry);
+    if (!bytes.ok()) continue;
+    namesOfCubin(bytes.value(), names);
+    have_cubin = true;
+  }
+  for (const fatbin::Entry& entry : entries.value()) {
+    if (entry.kind != fatbin::Kind::ptx || have_cubin) continue;
+    const auto text = fatbin::ptxText(entry);
+    if (text.ok()) namesOfPtx(text.value(), names);
+  }
+}
+
+void namesOf(const fatbin::Image& image, std::vector<std::string>& names) {
+  switch (image.form) {
+    case fatbin::Image::Form::container: namesOfContainer(image.bytes, names); break;
+    case fatbin::Image::Form::elf: namesOfCubin(image.bytes, names); break;
+    case fatbin::Image::Form::ptx:
+      namesOfPtx({reinterpret_cast<const char*>(image.bytes.data()), image.bytes.size()}, names);
+      break;
+  }
+  for (const fatbin::Bytes& linked : image.linked) namesOfContainer(linked, names);
+}
+
+std::vector<std::string> readNames(const void* code) {
+  std::vector<std::string> names;
+  try {
+    const Result<fatbin::Image> image = fatbin::locate(code);
+    if (image.ok()) {
+      namesOf(image.value(), names);
+    } else {
+      base::logDebug("a module's variables can't be listed: %s", image.error().message.c_str());
+    }
+  } catch (const std::exception& error) {
+    base::logDebug("a module's variables can't be listed: %s", error.what());
+  }
+  return names;
+}
+
+std::vector<std::string> readNamesOfFile(const char* path) {
+  std::vector<std::string> names;
+  const base::UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (!file || fstat(file.get(), &status) != 0 || status.st_size <= 0) return names;
+  try {
+    std::vector<uint8_t> bytes(static_cast<size_t>(status.st_size));
+    size_t have = 0;
+    while (have < bytes.size()) {
+      const ssize_t got = ::read(file.get(), bytes.data() + have, bytes.size() - have);
+      if (got <= 0) return names;
+      have += static_cast<size_t>(got);
+    }
+    const Result<fatbin::Image> image = fatbin::identify(bytes);
+    if (image.ok()) namesOf(image.value(), names);
+  } catch (const std::exception& error) {
+    base::logDebug("%s: its variables can't be listed: %s", path, error.what());
+  }
+  return names;
+}
+
+void addImage(const void* handle, std::shared_ptr<Image> image) {
+  std::lock_guard lock(state().mutex);
+  state().images[handle].swap(image);
+}
+
+void addModule(CUmodule module, std::vector<std::string> names) {
+  auto image = std::make_shared<Image>();
+  image->names = std::move(names);
+  image->named = true;
+  addImage(module, std::move(image));
+}
+
+// Takes an image's roots away; `context` nullptr: in all contexts.
+void dropRoots(Image& image, CUcontext context, std::vector<CUdeviceptr>& dropped) {
+  for (auto it = image.roots.begin(); it != image.roots.end();) {
+    if (context == nullptr || it->first == context) {
+      dropped.insert(dropped.end(), it->second.begin(), it->second.end());
+      it = image.roots.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+void removeRoots(const std::vector<CUdeviceptr>& addresses) {
+  pager::Pool* running = pool();
+  if (running == nullptr) return;
+  for (CUdeviceptr address : addresses) running->removeRoot(address);
+}
+
+void imageGone(const void* handle) {
+  std::vector<CUdeviceptr> dropped;
+  {
+    std::lock_guard lock(state().mutex);
+    const auto found = state().images.find(handle);
+    if (found != state().images.end()) {
+      dropRoots(*found->second, nullptr, dropped);
+      state().images.erase(found);
+    }
+    std::erase_if(state().aliases, [&](const auto& alias) { return alias.second == handle; });
+  }
+  removeRoots(dropped);
+  invalidateParamLayouts();
+}
+
+// The module or library that a kernel belongs to.
+const void* ownerOf(CUfunction function) {
+  const api::DriverTable& functions = driver();
+  CUlibrary library = nullptr;
+  // A CUkernel first: the driver tells its handles from a CUfunction's.
+  if (functions.cuKernelGetLibrary != nullptr &&
+      functions.cuKernelGetLibrary(&library, reinterpret_cast<CUkernel>(function)) == CUDA_SUCCESS) {
+    return library;
+  }
+  CUmodule module = nullptr;
+  if (functions.cuFuncGetModule != nullptr && functions.cuFuncGetModule(&module, function) == CUDA_SUCCESS) return module;
+  return nullptr;
+}
+
+CUresult variable(const Image& image, const void* handle, const char* name, CUdeviceptr* address, size_t* bytes) {
+  void* untyped = const_cast<void*>(handle);  // NOLINT(cppcoreguidelines-pro-type-const-cast): the handle is opaque
+  return image.is_library ? driver().cuLibraryGetGlobal(address, bytes, static_cast<CUlibrary>(untyped), name)
+                          : driver().cuModuleGetGlobal_v2(address, bytes, static_cast<CUmodule>(untyped), name);
+}
+
+void registerImage(const void* handle, const std::shared_ptr<Image>& image, CUcontext context) {
+  const void* kept = nullptr;
+  {
+    std::lock_guard lock(state().mutex);
+    if (image->roots.count(context) != 0) return;
+    if (!image->named) kept = image->kept;
+  }
+  if (kept != nullptr) {
+    std::vector<std::string> names = readNames(kept);
+    std::lock_guard lock(state().mutex);
+    if (!image->named) image->names = std::move(names);
+    image->named = true;
+  }
+  std::vector<std::string> names;
+  {
+    std::lock_guard lock(state().mutex);
+    names = image->names;
+  }
+  pager::Pool* running = pool();
+  if (running == nullptr) return;
+  std::vector<CUdeviceptr> found;
+  for (const std::string& name : names) {
+    CUdeviceptr address = 0;
+    size_t bytes = 0;
+    if (variable(*image, handle, name.c_str(), &address, &bytes) != CUDA_SUCCESS || bytes < kSmallestRoot) continue;
+    running->addRoot(context, address, bytes, nullptr);
+    found.push_back(address);
+  }
+  std::lock_guard lock(state().mutex);
+  image->roots[context] = std::move(found);
+}
+
+bool staysInPlace(const CUlibraryOption* options, void** values, unsigned count) {
+  for (unsigned i = 0; i < count && options != nullptr; ++i) {
+    if (options[i] == CU_LIBRARY_BINARY_IS_PRESERVED) {
+      // The value is a boolean in the pointer itself, or absent, which means true.
+      return values == nullptr || values[i] != nullptr;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+void registerModuleOf(CUfunction function, CUcontext context) {
+  const void* owner = ownerOf(function);
+  std::shared_ptr<Image> image;
+  {
+    std::lock_guard lock(state().mutex);
+    auto alias = state().aliases.find(function);
+    if (alias == state().aliases.end()) alias = state().aliases.find(owner);
+    if (alias != state().aliases.end()) owner = alias->second;
+    const auto found = state().images.find(owner);
+    if (found != state().images.end()) image = found->second;
+  }
+  if (image != nullptr) registerImage(owner, image, context);
+}
+
+void modulesOfContextGone(CUcontext context) {
+  std::vector<CUdeviceptr> dropped;
+  {
+    std::lock_guard lock(state().mutex);
+    for (auto& [handle, image] : state().images) dropRoots(*image, context, dropped);
+  }
+  removeRoots(dropped);
+}
+
+}  // namespace olpager::local
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+namespace {
+
+template <typename Native>
+CUresult loadModule(CUmodule* out, const void* code, Native native) {
+  const CUresult result = native();
+  if (result == CUDA_SUCCESS && pool() != nullptr) addModule(*out, readNames(code));
+  return result;
+}
+
+}  // namespace
+
+OLPAGER_HOOK(cuModuleLoad)(CUmodule* out, const char* path) {
+  const CUresult result = driver().cuModuleLoad(out, path);
+  if (result == CUDA_SUCCESS && pool() != nullptr) addModule(*out, readNamesOfFile(path));
+  return result;
+}
+
+OLPAGER_HOOK(cuModuleLoadData)(CUmodule* out, const void* code) {
+  return loadModule(out, code, [&] { return driver().cuModuleLoadData(out, code); });
+}
+
+OLPAGER_HOOK(cuModuleLoadDataEx)
+(CUmodule* out, const void* code, unsigned int count, CUjit_option* options, void** values) {
+  return loadModule(out, code, [&] { return driver().cuModuleLoadDataEx(out, code, count, options, values); });
+}
+
+OLPAGER_HOOK(cuModuleLoadFatBinary)(CUmodule* out, const void* code) {
+  return loadModule(out, code, [&] { return driver().cuModuleLoadFatBinary(out, code); });
+}
+
+OLPAGER_HOOK(cuModuleUnload)(CUmodule module) {
+  if (pool() != nullptr) imageGone(module);
+  return driver().cuModuleUnload(module);
+}
+
+OLPAGER_HOOK(cuLibraryLoadData)
+(CUlibrary* out, const void* code, CUjit_option* jit, void** jit_values, unsigned int jit_count,
+ CUlibraryOption* options, void** values, unsigned int count) {
+  const CUresult result = driver().cuLibraryLoadData(out, code, jit, jit_values, jit_count, options, values, count);
+  if (result != CUDA_SUCCESS || pool() == nullptr) return result;
+  auto image = std::make_shared<Image>();
+  image->is_library = true;
+  if (staysInPlace(options, values, count)) {
+    image->kept = code;
+  } else {
+    image->names = readNames(code);
+    image->named = true;
+  }
+  addImage(*out, std::move(image));
+  return result;
+}
+
+OLPAGER_HOOK(cuLibraryLoadFromFile)
+(CUlibrary* out, const char* path, CUjit_option* jit, void** jit_values, unsigned int jit_count,
+ CUlibraryOption* options, void** values, unsigned int count) {
+  const CUresult result = driver().cuLibraryLoadFromFile(out, path, jit, jit_values, jit_count, options, values, count);
+  if (result != CUDA_SUCCESS || pool() == nullptr) return result;
+  auto image = std::make_shared<Image>();
+  image->is_library = true;
+  image->names = readNamesOfFile(path);
+  image->named = true;
+  addImage(*out, std::move(image));
+  return result;
+}
+
+OLPAGER_HOOK(cuLibraryUnload)(CUlibrary library) {
+  if (pool() != nullptr) imageGone(library);
+  return driver().cuLibraryUnload(library);
+}
+
+// The driver gives a library's module and its kernels' functions handles of their own.
+OLPAGER_EXTRA_HOOK(cuLibraryGetModule)(CUmodule* out, CUlibrary library) {
+  const CUresult result = driver().cuLibraryGetModule(out, library);
+  if (result == CUDA_SUCCESS && pool() != nullptr) {
+    std::lock_guard lock(state().mutex);
+    state().aliases[*out] = library;
+  }
+  return result;
+}
+
+OLPAGER_EXTRA_HOOK(cuKernelGetFunction)(CUfunction* out, CUkernel kernel) {
+  const CUresult result = driver().cuKernelGetFunction(out, kernel);
+  CUlibrary library = nullptr;
+  if (result == CUDA_SUCCESS && pool() != nullptr && driver().cuKernelGetLibrary != nullptr &&
+      driver().cuKernelGetLibrary(&library, kernel) == CUDA_SUCCESS) {
+    std::lock_guard lock(state().mutex);
+    state().aliases[*out] = library;
+  }
+  return result;
+}

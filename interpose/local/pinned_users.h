@@ -1,0 +1,26 @@
+// Users of addresses that pass no launch: textures and surfaces, exported handles, SYNC_MEMOPS, RDMA registration. What
+// they use stays in VRAM as long as they live.
+// Thread-safety: any thread. Lock: PinnedUsers::mutex.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace olpager::local {
+
+/// Pins the allocation that holds `address` for as long as it lives (or forgetPointerState); once for each address.
+CUresult pinForLife(CUdeviceptr address);
+
+/// SYNC_MEMOPS of the allocation with this base.
+bool syncMemops(CUdeviceptr base);
+void setSyncMemops(CUdeviceptr base, bool on);
+
+/// The allocation with this base is freed: its pins and flags are gone with it.
+void forgetPointerState(CUdeviceptr base);
+
+/// Pins for a texture or surface object until objectGone.
+CUresult pinForObject(unsigned long long object, CUdeviceptr address);
+void objectGone(unsigned long long object);
+
+}  // namespace olpager::local

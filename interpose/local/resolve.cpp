@@ -1,0 +1,112 @@
+// Which function a name of libcuda leads to: ours where local mode has one, else the driver's own; by the exported
+// stubs' first call (olpager_resolve_symbol) and by cuGetProcAddress, with the same answers.
+#include "interpose/local/resolve.h"
+
+#include <cstring>
+
+#include "base/log.h"
+#include "interpose/api/local_functions.h"
+#include "interpose/api/proc_address.h"
+#include "interpose/local/driverless.h"
+#include "interpose/local/extra_hooks.h"
+#include "interpose/local/hook.h"
+#include "interpose/local/root.h"
+
+namespace olpager::local {
+
+namespace {
+
+// The newest version whose signatures the specification knows.
+constexpr int kKnownVersion = 13000;
+
+void* hookOf(api::Symbol symbol) {
+  if (void* own = localFunction(symbol)) return own;
+  return extraHook(symbol);
+}
+
+using GetProcAddressV2 = decltype(api::DriverTable::cuGetProcAddress_v2);
+
+// As the driver answers, NULL when it has none.
+void* askDriver(const char* name, int version, cuuint64_t flags) {
+  void* function = nullptr;
+  CUdriverProcAddressQueryResult status{};
+  if (driver().cuGetProcAddress_v2(name, &function, version, flags, &status) != CUDA_SUCCESS) return nullptr;
+  return function;
+}
+
+// For a driver whose cuGetProcAddress is of the first kind only.
+CUresult passOn(const char* name, void** function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
+  if (driver().cuGetProcAddress_v2 == nullptr) return CUDA_ERROR_NOT_FOUND;
+  return driver().cuGetProcAddress_v2(name, function, version, flags, status);
+}
+
+CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function, CUdriverProcAddressQueryResult* status) {
+  *function = found;
+  if (status != nullptr) *status = why;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void* resolve(api::Symbol symbol) {
+  if (!ensureDriver()) return driverlessFunction(symbol);
+  void* native = driverSymbol(api::symbolName(symbol));
+  // What the driver lacks is lacking here too, or ours would be promising what it can't do.
+  if (native == nullptr) return nullptr;
+  void* own = hookOf(symbol);
+  return own != nullptr ? own : native;
+}
+
+CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,
+                        CUdriverProcAddressQueryResult* status) {
+  if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const bool have_driver = ensureDriver();
+  CUdriverProcAddressQueryResult why{};
+  const std::optional<api::Symbol> symbol = api::lookupProcAddress(name, version, flags, &why);
+  if (!have_driver) {
+    return answer(symbol ? driverlessFunction(*symbol) : nullptr, symbol ? CU_GET_PROC_ADDRESS_SUCCESS : why, function,
+                  status);
+  }
+  void* own = symbol ? hookOf(*symbol) : nullptr;
+  if (own == nullptr) return passOn(name, function, version, flags, status);
+  if (driverSymbol(api::symbolName(*symbol)) == nullptr) {
+    return answer(nullptr, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, function, status);
+  }
+  // A driver newer than the specification may give a newer form of this function, with parameters we don't know.
+  if (version > kKnownVersion && driver().cuGetProcAddress_v2 != nullptr &&
+      askDriver(name, version, flags) != askDriver(name, kKnownVersion, flags)) {
+    base::warnOnce(name, "the program asks for %s of CUDA %d.%d, which this version of olpager does not know: refused", name,
+                   version / 1000, version % 1000 / 10);
+    return answer(nullptr, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, function, status);
+  }
+  return answer(own, CU_GET_PROC_ADDRESS_SUCCESS, function, status);
+}
+
+}  // namespace olpager::local
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" __attribute__((visibility("hidden"))) void* olpager_resolve_symbol(unsigned index) {
+  return resolve(static_cast<olpager::api::Symbol>(index));
+}
+
+OLPAGER_HOOK(cuInit)(unsigned int flags) { return initialize(flags); }
+
+OLPAGER_HOOK(cuGetProcAddress_v2)
+(const char* name, void** function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
+  return getProcAddress(name, function, version, flags, status);
+}
+
+// The first form reports a missing name by its result.
+OLPAGER_HOOK(cuGetProcAddress)(const char* name, void** function, int version, cuuint64_t flags) {
+  CUdriverProcAddressQueryResult status{};
+  const CUresult result = getProcAddress(name, function, version, flags, &status);
+  if (result != CUDA_SUCCESS) return result;
+  return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+// Local mode leaves the driver's private tables as they are: they allocate nothing that a program could name.
+OLPAGER_HOOK(cuGetExportTable)(const void** table, const CUuuid* id) {
+  if (driver().cuGetExportTable == nullptr) return CUDA_ERROR_NOT_FOUND;
+  return driver().cuGetExportTable(table, id);
+}

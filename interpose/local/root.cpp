@@ -1,0 +1,216 @@
+// States of the root, moved under Root::init_mutex:
+//
+//   fresh      nothing loaded                      -> loaded | driverless   (ensureDriver)
+//   driverless the driver can't be had; final      cuInit answers CUDA_ERROR_NO_DEVICE or CUDA_ERROR_INVALID_VALUE
+//   loaded     the driver's functions are known    -> running | refused     (initialize)
+//   refused    settings or range are wrong; final  cuInit answers what went wrong; all else passes to the driver
+//   running    the pool exists
+//   child      forked while running; final         the gate is empty, all passes to the driver
+//
+// Readers look at two atomics only: whether the driver was loaded, and the gate.
+#include "interpose/local/root.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <mutex>
+
+#include "base/log.h"
+#include "base/settings.h"
+#include "interpose/local/driver_loader.h"
+#include "pager/counters/counters.h"
+#include "pager/driver_api.h"
+
+namespace olpager::local {
+
+namespace detail {
+Gate g_gate;
+api::DriverTable g_driver;
+const Runtime g_without_pool{&g_driver, nullptr};
+}  // namespace detail
+
+namespace {
+
+// The oldest driver that can name a kernel's parameters (cuFuncGetParamInfo).
+constexpr int kOldestDriver = 12040;
+
+struct Root {
+  std::mutex init_mutex;
+  base::Settings settings;
+  LoadedDriver driver;
+  bool driver_tried = false;
+  bool initialized = false;          // initialize() ran to its end
+  CUresult init_result = CUDA_SUCCESS;  // what it answered
+};
+
+// Made at first need and never destroyed.
+Root& root() {
+  static Root* instance = new Root;
+  return *instance;
+}
+
+std::atomic<bool> g_driver_ready{false};
+// The pool as the parent made it; the child finds it here after the gate was wiped.
+std::atomic<pager::Pool*> g_made{nullptr};
+std::atomic<bool> g_forked{false};
+
+void childAfterFork() {
+  detail::g_gate.running.store(nullptr, std::memory_order_release);
+  pager::Pool* made = g_made.load(std::memory_order_acquire);
+  if (made == nullptr) return;
+  g_forked.store(true, std::memory_order_release);
+  made->forked();
+}
+
+void atExit() {
+  if (pager::Pool* running = pool()) running->stop();
+}
+
+pager::Budget budgetOf(const base::Budget& given) { return {given.bytes, given.percent}; }
+
+pager::PoolOptions optionsFrom(const base::Settings& settings) {
+  pager::PoolOptions options;
+  options.va_base = settings.va_base;
+  options.va_size = settings.va_size;
+  options.vram = budgetOf(settings.vram);
+  options.host = budgetOf(settings.host);
+  switch (settings.reach) {
+    case base::ReachSetting::kTraced: options.reach = pager::Reach::kTraced; break;
+    case base::ReachSetting::kAll: options.reach = pager::Reach::kAll; break;
+    case base::ReachSetting::kLearned: options.reach = pager::Reach::kLearned; break;
+  }
+  options.report = settings.report == base::ReportSetting::kPool ? pager::Report::kPool : pager::Report::kNode;
+  return options;
+}
+
+void* resolveInDriver(void* handle, const char* name) { return dlsym(handle, name); }
+
+// Says why there is no start. Always shown: the program only sees a number.
+void complain(const std::string& message) {
+  if (base::logLevel() == base::LogLevel::kOff) return;
+  base::logError("%s", message.c_str());
+}
+
+// Under init_mutex. Exceptions of the parsers end here.
+CUresult loadUnderLock(Root& state) {
+  state.driver_tried = true;
+  Result<base::Settings> settings = base::loadSettings();
+  if (!settings.ok()) {
+    complain(settings.error().message);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  state.settings = std::move(settings).value();
+  base::setLogLevel(state.settings.log);
+  for (const std::string& warning : state.settings.warnings) base::logWarn("%s", warning.c_str());
+  Result<LoadedDriver> loaded = loadDriver(state.settings.driver);
+  if (!loaded.ok()) {
+    complain(loaded.error().message);
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  state.driver = std::move(loaded).value();
+  api::loadDriverTable(detail::g_driver, resolveInDriver, state.driver.handle);
+  // A broken or foreign library: what the functions of ours call without asking has to be there.
+  if (driver().cuInit == nullptr || driver().cuCtxGetCurrent == nullptr || driver().cuDriverGetVersion == nullptr) {
+    complain(state.driver.path + " lacks functions that every CUDA driver has; set OL_DRIVER to the driver's libcuda.so.1");
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  pthread_atfork(nullptr, nullptr, childAfterFork);
+  // Refused for memory that is backed by a file; the handler above then does it for every fork() that libc makes.
+  (void)madvise(&detail::g_gate, sizeof(detail::g_gate), MADV_WIPEONFORK);
+  g_driver_ready.store(true, std::memory_order_release);
+  return CUDA_SUCCESS;
+}
+
+CUresult loadOnce(Root& state) {
+  if (state.driver_tried) return g_driver_ready.load(std::memory_order_acquire) ? CUDA_SUCCESS : state.init_result;
+  CUresult result = CUDA_ERROR_NO_DEVICE;
+  try {
+    result = loadUnderLock(state);
+  } catch (const std::exception& error) {
+    complain(std::string("the start failed: ") + error.what());
+    result = CUDA_ERROR_INVALID_VALUE;
+  }
+  if (result != CUDA_SUCCESS) state.init_result = result;
+  return result;
+}
+
+// Under init_mutex, after the driver's own cuInit.
+CUresult makePool(Root& state) {
+  int version = 0;
+  if (driver().cuDriverGetVersion(&version) != CUDA_SUCCESS || version < kOldestDriver ||
+      driver().cuFuncGetParamInfo == nullptr || driver().cuKernelGetParamInfo == nullptr) {
+    complain("the driver " + state.driver.path + " offers CUDA " + std::to_string(version / 1000) + "." +
+             std::to_string(version % 1000 / 10) + "; 12.4 (driver 550) or newer is needed");
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  pager::DriverApi functions;
+  if (const char* missing = pager::loadDriverApi(functions, [&](const char* name) { return driverSymbol(name); })) {
+    complain("the driver " + state.driver.path + " lacks " + missing + "; driver 550 or newer is needed");
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  Result<std::unique_ptr<pager::Pool>> made = pager::Pool::create(optionsFrom(state.settings), functions);
+  if (!made.ok()) {
+    complain(made.error().message);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  pager::Pool* ready = std::move(made).value().release();
+  (void)pager::counters();
+  g_made.store(ready, std::memory_order_release);
+  detail::g_gate.running.store(new Runtime{&detail::g_driver, ready}, std::memory_order_release);
+  std::atexit(atExit);
+  base::logInfo("local mode: driver %s (CUDA %d.%d), range 0x%llx-0x%llx, reach %s, report %s", state.driver.path.c_str(),
+                version / 1000, version % 1000 / 10, static_cast<unsigned long long>(ready->base()),
+                static_cast<unsigned long long>(ready->end()), base::reachName(state.settings.reach),
+                base::reportName(state.settings.report));
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+const Runtime& localRuntime() noexcept {
+  const Runtime* running = detail::g_gate.running.load(std::memory_order_acquire);
+  return running != nullptr ? *running : detail::g_without_pool;
+}
+
+bool ensureDriver() {
+  if (g_driver_ready.load(std::memory_order_acquire)) return true;
+  Root& state = root();
+  std::lock_guard lock(state.init_mutex);
+  return loadOnce(state) == CUDA_SUCCESS;
+}
+
+bool inForkedChild() { return g_forked.load(std::memory_order_acquire) || (g_made.load() != nullptr && pool() == nullptr); }
+
+CUresult initialize(unsigned int flags) {
+  if (pool() != nullptr) return driver().cuInit(flags);
+  // The parent's lock may be held by a thread that the child does not have.
+  if (inForkedChild()) return driver().cuInit(flags);
+  Root& state = root();
+  std::lock_guard lock(state.init_mutex);
+  const CUresult loaded = loadOnce(state);
+  if (loaded != CUDA_SUCCESS) return loaded;
+  if (state.initialized && state.init_result != CUDA_SUCCESS) return state.init_result;
+  const CUresult native = driver().cuInit(flags);
+  if (native != CUDA_SUCCESS || state.initialized) return native;
+  state.initialized = true;
+  try {
+    state.init_result = makePool(state);
+  } catch (const std::exception& error) {
+    complain(std::string("the start failed: ") + error.what());
+    state.init_result = CUDA_ERROR_INVALID_VALUE;
+  }
+  return state.init_result;
+}
+
+base::Budget vramSetting() { return root().settings.vram; }
+
+void* driverSymbol(const char* symbol) {
+  // The handle is written before g_driver_ready and never again.
+  return g_driver_ready.load(std::memory_order_acquire) ? dlsym(root().driver.handle, symbol) : nullptr;
+}
+
+}  // namespace olpager::local

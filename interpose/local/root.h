@@ -1,0 +1,49 @@
+// The one root of the interposer: settings, the real driver, the pager. Made step by step at first need (a symbol is
+// resolved: the driver is loaded; cuInit: the pager), never destroyed, safe in any exit order, absent in a forked child.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "base/size.h"
+#include "interpose/api/local_runtime.h"
+#include "pager/pool.h"
+
+namespace olpager::local {
+
+namespace detail {
+/// What a fork must take away: the kernel zeroes this page in the child (MADV_WIPEONFORK), however the child was made.
+struct alignas(4096) Gate {
+  std::atomic<const Runtime*> running{nullptr};
+};
+extern Gate g_gate;
+extern api::DriverTable g_driver;
+extern const Runtime g_without_pool;
+}  // namespace detail
+
+/// The pager: nullptr before cuInit has succeeded and in a forked child. Every function of ours then goes to the driver,
+/// whose answers (CUDA_ERROR_NOT_INITIALIZED) are the right ones. One load.
+inline pager::Pool* pool() {
+  const Runtime* running = detail::g_gate.running.load(std::memory_order_acquire);
+  return running != nullptr ? running->pool : nullptr;
+}
+
+/// The real driver's functions. Filled before any function of ours can be reached.
+inline const api::DriverTable& driver() { return detail::g_driver; }
+
+/// Loads the driver once; false when there is none (the reason was told on standard error). Thread-safe.
+bool ensureDriver();
+
+/// What cuInit answers: starts everything once. Thread-safe.
+CUresult initialize(unsigned int flags);
+
+/// The driver's symbol, or nullptr when it has none of that name.
+void* driverSymbol(const char* symbol);
+
+/// What the settings say of each device's VRAM. Valid once the pool exists.
+base::Budget vramSetting();
+
+/// True in a child that was forked after cuInit succeeded in its parent.
+bool inForkedChild();
+
+}  // namespace olpager::local
