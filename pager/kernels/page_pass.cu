@@ -62,16 +62,23 @@ __device__ __forceinline__ u64 firstKey(u32 thread) {
   return (key ^ (key >> 31)) | 1;
 }
 
-__device__ __forceinline__ void markIfInRange(u64 word, u64 base, u64 bytes, u32* found) {
+// Pages that this block has marked already, by page number modulo the size; 0: none. The bitmap may lie in host memory,
+// where each access is a trip over the bus, and most words that are addresses name few pages.
+constexpr u32 kSeen = 1024;
+
+__device__ __forceinline__ void mark(u64 offset, u32* found) {
+  const u32 page = static_cast<u32>(offset >> kPageShift);
+  atomicOr(found + (page >> 5), 1u << (page & 31));
+}
+
+__device__ __forceinline__ void markIfInRange(u64 word, u64 base, u64 bytes, u32* found, volatile u32* seen) {
   const u64 offset = word - base;
-  if (offset < bytes) {
-    const u64 page = offset >> kPageShift;
-    const u32 bit = 1u << (page & 31);
-    u32* const cell = found + (page >> 5);
-    // Most words that are addresses name pages already found: reading first spares the atomics. A stale value only
-    // costs one of them.
-    if ((*reinterpret_cast<volatile u32*>(cell) & bit) == 0) atomicOr(cell, bit);
-  }
+  if (offset >= bytes) return;
+  const u32 name = static_cast<u32>(offset >> kPageShift) + 1;
+  volatile u32* const cell = seen + name % kSeen;
+  if (*cell == name) return;
+  mark(offset, found);
+  *cell = name;  // another thread may write another page's name at once: either is true
 }
 
 __device__ __forceinline__ u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
@@ -87,6 +94,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
            (static_cast<u64>(blockIdx.x) << kPageShift) + thread * 16;
   u32* const found = reinterpret_cast<u32*>(job.found);
   const u64 range_bytes = job.found == 0 ? 0 : range_pages << kPageShift;
+
+  __shared__ u32 seen[kSeen];
+  for (u32 i = thread; i < kSeen; i += kThreads) seen[i] = 0;
+  __syncthreads();
 
   Sum sums[kLanes] = {};
   u64 key = firstKey(thread);
@@ -110,14 +121,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         smaller(smaller(smaller(a.x - range_base, a.y - range_base), smaller(b.x - range_base, b.y - range_base)),
                 smaller(smaller(c.x - range_base, c.y - range_base), smaller(d.x - range_base, d.y - range_base)));
     if (nearest < range_bytes) {
-      markIfInRange(a.x, range_base, range_bytes, found);
-      markIfInRange(a.y, range_base, range_bytes, found);
-      markIfInRange(b.x, range_base, range_bytes, found);
-      markIfInRange(b.y, range_base, range_bytes, found);
-      markIfInRange(c.x, range_base, range_bytes, found);
-      markIfInRange(c.y, range_base, range_bytes, found);
-      markIfInRange(d.x, range_base, range_bytes, found);
-      markIfInRange(d.y, range_base, range_bytes, found);
+      markIfInRange(a.x, range_base, range_bytes, found, seen);
+      markIfInRange(a.y, range_base, range_bytes, found, seen);
+      markIfInRange(b.x, range_base, range_bytes, found, seen);
+      markIfInRange(b.y, range_base, range_bytes, found, seen);
+      markIfInRange(c.x, range_base, range_bytes, found, seen);
+      markIfInRange(c.y, range_base, range_bytes, found, seen);
+      markIfInRange(d.x, range_base, range_bytes, found, seen);
+      markIfInRange(d.y, range_base, range_bytes, found, seen);
     }
   }
 
@@ -148,6 +159,6 @@ extern "C" __global__ void olpager_scan(const u64* words, u64 count, u64 range_b
   const u64 range_bytes = range_pages << kPageShift;
   for (u64 i = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; i < count;
        i += static_cast<u64>(gridDim.x) * blockDim.x) {
-    markIfInRange(words[i], range_base, range_bytes, found);
+    if (words[i] - range_base < range_bytes) mark(words[i] - range_base, found);
   }
 }
