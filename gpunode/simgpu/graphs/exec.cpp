@@ -1,0 +1,245 @@
+#include "gpunode/simgpu/graphs/exec.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "gpunode/simgpu/context.h"
+#include "gpunode/simgpu/device.h"
+#include "gpunode/simgpu/modules/launch.h"
+
+namespace olpager::simgpu {
+namespace {
+
+struct BoundOp {
+  CUcontext context;  // null: the one that the graph is launched in
+  std::unique_ptr<StreamOp> op;
+};
+
+// A run of an instance. Keeps the memory of its allocation nodes until it is done.
+class GraphOp final : public StreamOp {
+ public:
+  GraphOp(std::vector<BoundOp> ops, std::vector<std::shared_ptr<GraphMemory>> memory)
+      : ops_(std::move(ops)), memory_(std::move(memory)) {}
+
+  const char* name() const override { return "graph"; }
+
+  CUresult execute(Context& context) override {
+    for (BoundOp& bound : ops_) {
+      std::shared_ptr<Context> other;
+      if (bound.context != nullptr && bound.context != context.handle()) {
+        other = Driver::get().contexts.find(bound.context);
+        if (other == nullptr || !other->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+      }
+      Context& where = other != nullptr ? *other : context;
+      if (const CUresult error = where.error(); error != CUDA_SUCCESS) return error;
+      if (const CUresult error = bound.op->execute(where); error != CUDA_SUCCESS) {
+        if (other != nullptr) other->fail(error);
+        return error;
+      }
+      bound.op.reset();
+    }
+    return CUDA_SUCCESS;
+  }
+
+ private:
+  std::vector<BoundOp> ops_;
+  std::vector<std::shared_ptr<GraphMemory>> memory_;
+};
+
+// Under graphMutex().
+CUresult build(const Graph& graph, std::vector<ExecNode>* nodes, std::vector<size_t>* order) {
+  if (!graph.topologicalOrder(order)) return CUDA_ERROR_INVALID_VALUE;
+  std::unordered_map<const GraphNode*, size_t> position;
+  for (size_t i = 0; i < graph.nodes().size(); ++i) position.emplace(graph.nodes()[i].get(), i);
+  for (const auto& node : graph.nodes()) {
+    ExecNode made;
+    made.origin = node->handle;
+    made.spec = node->spec;
+    if (node->memory != nullptr) made.memory.push_back(node->memory);
+    for (const Edge& edge : node->before) made.before.push_back(position.at(edge.node));
+    std::sort(made.before.begin(), made.before.end());
+    if (node->child != nullptr) {
+      if (const CUresult error = build(*node->child, &made.children, &made.child_order); error != CUDA_SUCCESS) {
+        return error;
+      }
+    }
+    nodes->push_back(std::move(made));
+  }
+  return CUDA_SUCCESS;
+}
+
+void collect(const std::vector<ExecNode>& nodes, const std::vector<size_t>& order, std::vector<BoundOp>* ops,
+             std::vector<std::shared_ptr<GraphMemory>>* memory) {
+  for (const size_t at : order) {
+    const ExecNode& node = nodes[at];
+    memory->insert(memory->end(), node.memory.begin(), node.memory.end());
+    if (!node.enabled) continue;
+    if (!node.children.empty()) collect(node.children, node.child_order, ops, memory);
+    if (auto op = makeGraphNodeOp(node.spec)) ops->push_back({node.spec.context, std::move(op)});
+  }
+}
+
+// The graph that a captured launch leaves behind. Under graphMutex().
+std::shared_ptr<Graph> graphOf(const std::vector<ExecNode>& nodes, const std::vector<size_t>& order) {
+  auto graph = Graph::create();
+  std::vector<CUgraphNode> handles(nodes.size());
+  for (const size_t at : order) {
+    const ExecNode& node = nodes[at];
+    std::vector<CUgraphNode> before;
+    for (const size_t dependency : node.before) before.push_back(handles[dependency]);
+    CaptureNode spec = node.spec;
+    // A disabled node keeps its place and does nothing.
+    if (!node.enabled) spec = {CU_GRAPH_NODE_TYPE_EMPTY, nullptr, {}};
+    std::shared_ptr<GraphNode> made;
+    (void)graph->addNode(std::move(spec), before, {}, &made);
+    if (!node.memory.empty()) made->memory = node.memory.front();
+    if (node.spec.type == CU_GRAPH_NODE_TYPE_GRAPH) made->child = graphOf(node.children, node.child_order);
+    handles[at] = made->handle;
+  }
+  return graph;
+}
+
+const KernelLaunch& launchOf(const CaptureNode& spec) {
+  return static_cast<const KernelLaunch&>(*std::get<std::shared_ptr<KernelLaunchBase>>(spec.params));
+}
+
+UpdateResult compare(const std::vector<ExecNode>& have, const std::vector<ExecNode>& want) {
+  if (have.size() != want.size()) return {CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED};
+  for (size_t i = 0; i < have.size(); ++i) {
+    const CUgraphNode node = want[i].origin;
+    if (have[i].spec.type != want[i].spec.type) return {CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, node};
+    if (have[i].before != want[i].before) {
+      // Name one edge that is new, or else only the node.
+      for (const size_t from : want[i].before) {
+        if (!std::binary_search(have[i].before.begin(), have[i].before.end(), from)) {
+          return {CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, node, want[from].origin};
+        }
+      }
+      return {CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, node};
+    }
+    switch (want[i].spec.type) {
+      case CU_GRAPH_NODE_TYPE_KERNEL:
+        if (launchOf(have[i].spec).function->context_handle != launchOf(want[i].spec).function->context_handle) {
+          return {CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE, node};
+        }
+        if (launchOf(have[i].spec).cooperative != launchOf(want[i].spec).cooperative) {
+          return {CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED, node};
+        }
+        break;
+      case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+      case CU_GRAPH_NODE_TYPE_MEM_FREE:
+        return {CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED, node};
+      case CU_GRAPH_NODE_TYPE_MEMCPY: {
+        // The kinds of memory, and with them the engine, are fixed at instantiation.
+        const auto& a = std::get<CUDA_MEMCPY3D>(have[i].spec.params);
+        const auto& b = std::get<CUDA_MEMCPY3D>(want[i].spec.params);
+        if (have[i].spec.context != want[i].spec.context || a.srcMemoryType != b.srcMemoryType ||
+            a.dstMemoryType != b.dstMemoryType) {
+          return {CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, node};
+        }
+        break;
+      }
+      case CU_GRAPH_NODE_TYPE_MEMSET:
+        if (have[i].spec.context != want[i].spec.context) return {CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, node};
+        break;
+      case CU_GRAPH_NODE_TYPE_GRAPH: {
+        const UpdateResult inside = compare(have[i].children, want[i].children);
+        if (inside.result != CU_GRAPH_EXEC_UPDATE_SUCCESS) return inside;
+        break;
+      }
+      default:
+        break;
+    }
+  }
+  return {};
+}
+
+void take(std::vector<ExecNode>& have, std::vector<ExecNode>& want) {
+  for (size_t i = 0; i < have.size(); ++i) {
+    have[i].spec = std::move(want[i].spec);
+    if (!have[i].children.empty()) take(have[i].children, want[i].children);
+  }
+}
+
+}  // namespace
+
+CUresult GraphExec::instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<GraphExec>* out) {
+  auto exec = std::make_shared<GraphExec>();
+  exec->flags_ = flags;
+  {
+    const std::lock_guard lock(graphMutex());
+    if (const CUresult error = build(graph, &exec->nodes_, &exec->order_); error != CUDA_SUCCESS) return error;
+  }
+  exec->user_objects_.retainAll(graph.userObjects());
+  exec->handle_ = reinterpret_cast<CUgraphExec>(GraphRegistry::get().execs.add(exec));
+  *out = std::move(exec);
+  return CUDA_SUCCESS;
+}
+
+CUresult GraphExec::launch(Context& context, Stream& stream) {
+  if (stream.inCapture()) {
+    std::shared_ptr<Graph> child;
+    {
+      const std::scoped_lock lock(graphMutex(), mutex_);
+      child = graphOf(nodes_, order_);
+    }
+    const CaptureNode node{CU_GRAPH_NODE_TYPE_GRAPH, context.handle(),
+                           std::shared_ptr<KernelLaunchBase>(std::make_shared<ChildGraph>(child))};
+    const CUresult error = captureNode(stream, node);
+    if (error != CUDA_SUCCESS) GraphRegistry::get().graphs.remove(child->handle());
+    return error;
+  }
+  if (stream.handle() == CU_STREAM_LEGACY) {
+    if (const CUresult error = context.checkLegacyCapture(); error != CUDA_SUCCESS) return error;
+  }
+  const std::lock_guard lock(mutex_);
+  std::vector<BoundOp> ops;
+  std::vector<std::shared_ptr<GraphMemory>> memory;
+  collect(nodes_, order_, &ops, &memory);
+  std::vector<StreamPoint> dependencies;
+  if (last_.stream != nullptr && last_.stream.get() != &stream && !last_.complete()) dependencies.push_back(last_);
+  last_ = context.submit(stream, std::make_unique<GraphOp>(std::move(ops), std::move(memory)), std::move(dependencies));
+  return CUDA_SUCCESS;
+}
+
+CUresult GraphExec::update(Graph& graph, UpdateResult* result) {
+  std::vector<ExecNode> want;
+  std::vector<size_t> order;
+  {
+    const std::lock_guard lock(graphMutex());
+    if (const CUresult error = build(graph, &want, &order); error != CUDA_SUCCESS) {
+      *result = {CU_GRAPH_EXEC_UPDATE_ERROR};
+      return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  *result = compare(nodes_, want);
+  if (result->result != CU_GRAPH_EXEC_UPDATE_SUCCESS) return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  take(nodes_, want);
+  return CUDA_SUCCESS;
+}
+
+CUresult GraphExec::updateChild(CUgraphNode origin, Graph& child) {
+  std::vector<ExecNode> want;
+  std::vector<size_t> order;
+  {
+    const std::lock_guard lock(graphMutex());
+    if (const CUresult error = build(child, &want, &order); error != CUDA_SUCCESS) return error;
+  }
+  return changeNode(origin, [&want](ExecNode& node) {
+    if (node.spec.type != CU_GRAPH_NODE_TYPE_GRAPH) return CUDA_ERROR_INVALID_VALUE;
+    if (compare(node.children, want).result != CU_GRAPH_EXEC_UPDATE_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+    take(node.children, want);
+    return CUDA_SUCCESS;
+  });
+}
+
+ExecNode* GraphExec::find(std::vector<ExecNode>& nodes, CUgraphNode origin) {
+  for (ExecNode& node : nodes) {
+    if (node.origin == origin) return &node;
+    if (ExecNode* inside = find(node.children, origin)) return inside;
+  }
+  return nullptr;
+}
+
+}  // namespace olpager::simgpu

@@ -1,0 +1,27 @@
+#include "gpunode/simgpu/event.h"
+#include "gpunode/simgpu/graphs/graph.h"
+#include "gpunode/simgpu/modules/launch.h"
+
+namespace olpager::simgpu {
+
+std::unique_ptr<StreamOp> makeGraphNodeOp(const CaptureNode& spec) {
+  switch (spec.type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      return makeLaunchOp(
+          std::static_pointer_cast<KernelLaunch>(std::get<std::shared_ptr<KernelLaunchBase>>(spec.params)));
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      return makeEventRecordOp(std::get<EventNode>(spec.params).event);
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      return makeEventWaitOp(std::get<EventNode>(spec.params).event);
+    // The memory is there from the node's making until the last graph that has it is gone.
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      return nullptr;
+    default:
+      return makeNodeOp(spec);
+  }
+}
+
+}  // namespace olpager::simgpu
