@@ -22,6 +22,7 @@ namespace {
 constexpr u32 kThreads = 256;
 constexpr u32 kLanes = 8;
 constexpr u32 kRounds = (2u << 20) / (kThreads * kLanes * 8);
+static_assert(kRounds % 2 == 0, "rounds are taken in pairs");
 constexpr u32 kPageShift = 21;
 
 struct Sum {
@@ -32,7 +33,7 @@ struct Sum {
 template <u32 kOffset>
 __device__ __forceinline__ ulonglong2 loadOnce(u64 at) {
   ulonglong2 vector;
-  asm("ld.global.cs.v2.u64 {%0, %1}, [%2 + %3];" : "=l"(vector.x), "=l"(vector.y) : "l"(at), "n"(kOffset));
+  asm volatile("ld.global.cs.v2.u64 {%0, %1}, [%2 + %3];" : "=l"(vector.x), "=l"(vector.y) : "l"(at), "n"(kOffset));
   return vector;
 }
 
@@ -71,17 +72,51 @@ __device__ __forceinline__ void mark(u64 offset, u32* found) {
   atomicOr(found + (page >> 5), 1u << (page & 31));
 }
 
-__device__ __forceinline__ void markIfInRange(u64 word, u64 base, u64 bytes, u32* found, volatile u32* seen) {
-  const u64 offset = word - base;
-  if (offset >= bytes) return;
+struct Range {
+  u64 base, bytes;
+  u32* found;
+  volatile u32* seen;
+};
+
+__device__ __forceinline__ void markIfInRange(u64 word, const Range& range) {
+  const u64 offset = word - range.base;
+  if (offset >= range.bytes) return;
   const u32 name = static_cast<u32>(offset >> kPageShift) + 1;
-  volatile u32* const cell = seen + name % kSeen;
+  volatile u32* const cell = range.seen + name % kSeen;
   if (*cell == name) return;
-  mark(offset, found);
+  mark(offset, range.found);
   *cell = name;  // another thread may write another page's name at once: either is true
 }
 
+// What one thread takes in a round.
+struct Round {
+  ulonglong2 a, b, c, d;
+};
+constexpr u32 kRoundBytes = kThreads * kLanes * 8;
+
+template <u32 kOffset>
+__device__ __forceinline__ Round loadRound(u64 at) {
+  return {loadOnce<kOffset + 0 * kThreads * 16>(at), loadOnce<kOffset + 1 * kThreads * 16>(at),
+          loadOnce<kOffset + 2 * kThreads * 16>(at), loadOnce<kOffset + 3 * kThreads * 16>(at)};
+}
+
 __device__ __forceinline__ u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
+
+__device__ __forceinline__ void takeRound(const Round& round, Sum (&sums)[kLanes], u64& key, const Range& range) {
+  const u64 words[kLanes] = {round.a.x, round.a.y, round.b.x, round.b.y, round.c.x, round.c.y, round.d.x, round.d.y};
+#pragma unroll
+  for (u32 lane = 0; lane < kLanes; ++lane) multiplyAdd(sums[lane], words[lane], key);
+  key *= OLPAGER_KEY_STEP;
+  // One comparison for the eight words: is the smallest offset in the range?
+  const u64 base = range.base;
+  const u64 nearest =
+      smaller(smaller(smaller(words[0] - base, words[1] - base), smaller(words[2] - base, words[3] - base)),
+              smaller(smaller(words[4] - base, words[5] - base), smaller(words[6] - base, words[7] - base)));
+  if (nearest < range.bytes) {
+#pragma unroll
+    for (u32 lane = 0; lane < kLanes; ++lane) markIfInRange(words[lane], range);
+  }
+}
 
 }  // namespace
 
@@ -101,35 +136,15 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
   Sum sums[kLanes] = {};
   u64 key = firstKey(thread);
-  for (u32 round = 0; round < kRounds; ++round) {
-    const ulonglong2 a = loadOnce<0 * kThreads * 16>(at);
-    const ulonglong2 b = loadOnce<1 * kThreads * 16>(at);
-    const ulonglong2 c = loadOnce<2 * kThreads * 16>(at);
-    const ulonglong2 d = loadOnce<3 * kThreads * 16>(at);
-    at += 4 * kThreads * 16;
-    multiplyAdd(sums[0], a.x, key);
-    multiplyAdd(sums[1], a.y, key);
-    multiplyAdd(sums[2], b.x, key);
-    multiplyAdd(sums[3], b.y, key);
-    multiplyAdd(sums[4], c.x, key);
-    multiplyAdd(sums[5], c.y, key);
-    multiplyAdd(sums[6], d.x, key);
-    multiplyAdd(sums[7], d.y, key);
-    key *= OLPAGER_KEY_STEP;
-    // One comparison for the eight words: is the smallest offset in the range?
-    const u64 nearest =
-        smaller(smaller(smaller(a.x - range_base, a.y - range_base), smaller(b.x - range_base, b.y - range_base)),
-                smaller(smaller(c.x - range_base, c.y - range_base), smaller(d.x - range_base, d.y - range_base)));
-    if (nearest < range_bytes) {
-      markIfInRange(a.x, range_base, range_bytes, found, seen);
-      markIfInRange(a.y, range_base, range_bytes, found, seen);
-      markIfInRange(b.x, range_base, range_bytes, found, seen);
-      markIfInRange(b.y, range_base, range_bytes, found, seen);
-      markIfInRange(c.x, range_base, range_bytes, found, seen);
-      markIfInRange(c.y, range_base, range_bytes, found, seen);
-      markIfInRange(d.x, range_base, range_bytes, found, seen);
-      markIfInRange(d.y, range_base, range_bytes, found, seen);
-    }
+  const Range range = {range_base, range_bytes, found, seen};
+  // Two rounds in turn, the next one's bytes on their way while one is worked on. The last load repeats its round's.
+  Round even = loadRound<0>(at);
+  for (u32 left = kRounds / 2; left != 0; --left) {
+    const Round odd = loadRound<kRoundBytes>(at);
+    takeRound(even, sums, key, range);
+    at += left == 1 ? 0 : 2 * kRoundBytes;
+    even = loadRound<0>(at);
+    takeRound(odd, sums, key, range);
   }
 
   const u64 lane_keys[kLanes][2] = {OLPAGER_LANE_KEYS};
