@@ -40,20 +40,24 @@ struct SettingOption {
   const char* option;
   const char* key;
   const char* variable;
+  const char* type;
   const char* help;
   std::string text{};
 };
 
 struct CommandLine {
   std::vector<SettingOption> settings = {
-      {"--vram", "vram", "OL_VRAM", "VRAM to use on each device: 8GiB, 50% (default: what is free less a reserve)"},
-      {"--host", "host", "OL_HOST", "Host RAM to use: 32GiB, 50% (default: 80% of what is available)"},
-      {"--reach", "reach", "OL_REACH", "What a launch is taken to reach: traced, all or learned (default: traced)"},
-      {"--report", "report", "OL_REPORT", "Memory that the program is told of: node or pool (default: node)"},
-      {"--va-base", "va_base", "OL_VA_BASE", "Where the global address range begins"},
-      {"--va-size", "va_size", "OL_VA_SIZE", "Its size (default: 16TiB)"},
-      {"--log", "log", "OL_LOG", "off, error, warn, info, debug or trace (default: warn)"},
-      {"--driver", "driver", "OL_DRIVER", "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
+      {"--vram", "vram", "OL_VRAM", "SIZE",
+       "VRAM to use on each device: 8GiB, 50% (default: what is free less a reserve)"},
+      {"--host", "host", "OL_HOST", "SIZE", "Host RAM to use: 32GiB, 50% (default: 80% of what is available)"},
+      {"--reach", "reach", "OL_REACH", "REACH",
+       "What a launch is taken to reach: traced, all or learned (default: traced)"},
+      {"--report", "report", "OL_REPORT", "REPORT", "Memory that the program is told of: node or pool (default: node)"},
+      {"--va-base", "va_base", "OL_VA_BASE", "ADDRESS", "Where the global address range begins"},
+      {"--va-size", "va_size", "OL_VA_SIZE", "SIZE", "Its size (default: 16TiB)"},
+      {"--log", "log", "OL_LOG", "LEVEL", "off, error, warn, info, debug or trace (default: warn)"},
+      {"--driver", "driver", "OL_DRIVER", "DRIVER",
+       "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
   };
   std::string config;
   bool check = false;
@@ -70,8 +74,11 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
       "olrun");
   app.set_version_flag("--version", std::string("olrun ") + OLPAGER_VERSION);
   app.prefix_command();
-  for (auto& setting : line.settings) app.add_option(setting.option, setting.text, setting.help);
-  app.add_option("--config", line.config, "A settings file (olpager.toml) besides /etc/olpager and ~/.config/olpager");
+  for (auto& setting : line.settings)
+    app.add_option(setting.option, setting.text, setting.help)->type_name(setting.type);
+  app.add_option("--config", line.config,
+                 "A settings file besides /etc/olpager/olpager.toml and ~/.config/olpager/olpager.toml")
+      ->type_name("FILE");
   app.add_flag("--check", line.check, "Run nothing; print each gap of this machine with its fix");
   app.add_flag("--stats", line.stats, "Print the pager's counters when the program ends");
 
@@ -196,10 +203,6 @@ int run(int argc, char** argv) {
     refuse(program.problem);
     return program.exit_code;
   }
-  if (library.empty() || link_folder.empty()) {
-    return refuse(fmt::format("{} is not in the build or installation of {}; build it: meson compile -C build",
-                              library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
-  }
   if (driver.empty()) {
     return refuse(fmt::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
   }
@@ -210,6 +213,10 @@ int run(int argc, char** argv) {
                                                       : "--driver takes the path of a libcuda.so.1, or sim"));
   }
   if (auto status = checkRange(settings); !status.ok()) return refuse(status.error().message);
+  if (library.empty() || link_folder.empty()) {
+    return refuse(fmt::format("{} is not in the build or installation of {}; build it: meson compile -C build",
+                              library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
+  }
   if (!program.warning.empty()) fmt::print(stderr, "olrun: warning: {}\n", program.warning);
 
   if (settings.driver == "sim") environment.set("OL_DRIVER", driver);

@@ -1,0 +1,32 @@
+// Runs a program and collects what it wrote.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace olpager::test {
+
+struct Outcome {
+  int status = 0;  // exit status, or 128 + signal
+  std::string out;
+  std::string err;
+};
+
+/// `environment`: NAME=value entries over those of this process. Ended after 30 seconds.
+Outcome runChild(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {},
+                 const std::string& folder = {});
+
+/// A folder under /tmp that goes with this object.
+struct TemporaryFolder {
+  std::string path;
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  /// Writes a file below it, making folders on the way; returns its path.
+  std::string write(const std::string& name, const std::string& text) const;
+};
+
+}  // namespace olpager::test

@@ -1,0 +1,149 @@
+// olpagestat as its users meet it, over the counters that this test process makes.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "pager/counters/files.h"
+#include "tests/catch.h"
+#include "tests/integration/tools/child.h"
+
+using namespace olpager;
+using namespace olpager::pager;
+using namespace olpager::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Runtime : TemporaryFolder {
+  std::string variable = "XDG_RUNTIME_DIR=" + path;
+  std::string folder = path + "/olpager";
+  Counters* mine = nullptr;
+
+  Counters& make(uint64_t keep_token = 0) {
+    auto made = createCountersFile(folder, keep_token);
+    REQUIRE(made.ok());
+    mine = made.value();
+    return *mine;
+  }
+  Outcome olpagestat(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), OLPAGESTAT);
+    return runChild(arguments, {variable});
+  }
+};
+
+void fill(Counters& counters) {
+  set(counters.pool_bytes, 1ull << 30);
+  set(counters.host_limit_bytes, 512ull << 20);
+  set(counters.host_used_bytes, 192ull << 20);
+  add(counters.managed_allocations, 2);
+  add(counters.managed_bytes, 4096);
+  auto& device = counters.device(0);
+  add(device.launches, 1000);
+  add(device.launches_resident, 875);
+  add(device.launches_in_place, 3);
+  set(device.allocated_bytes, 256ull << 20);
+  set(device.allocations, 64);
+  set(device.vram_budget_bytes, 64ull << 20);
+  set(device.resident_bytes, 62ull << 20);
+  set(device.parked_bytes, 192ull << 20);
+  add(device.demand_faults, 100);
+  for (int i = 0; i < 99; i++) device.fault_wait.record(1'500'000);
+  device.fault_wait.record(3'000'000'000);
+  add(device.prefetches_issued, 40);
+  add(device.prefetches_useful, 30);
+  add(device.prefetches_wasted, 10);
+  add(device.evictions_clean, 7);
+  add(device.evictions_written, 8);
+  add(device.bytes_in, 3ull << 29);
+  add(device.bytes_out, 1ull << 29);
+  counters.device(1);
+}
+
+}  // namespace
+
+TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
+  Runtime runtime;
+  fill(runtime.make());
+  const auto outcome = runtime.olpagestat({"--json"});
+  CHECK(outcome.status == 0);
+  CHECK(outcome.err.empty());
+  const auto all = nlohmann::json::parse(outcome.out);
+  CHECK(all.at("version") == 1);
+  REQUIRE(all.at("processes").size() == 1);
+  const auto& process = all["processes"][0];
+  CHECK(process.at("pid") == getpid());
+  CHECK(process.at("state") == "running");
+  CHECK(process.at("pool_bytes") == 1ull << 30);
+  CHECK(process.at("managed_allocations") == 2);
+  REQUIRE(process.at("devices").size() == 2);
+  const auto& device = process["devices"][0];
+  CHECK(device.at("hit_rate") == 0.875);
+  CHECK(device.at("resident_bytes") == 62ull << 20);
+  CHECK(device.at("host_bytes") == 192ull << 20);
+  CHECK(device.at("faults") == 100);
+  CHECK(device.at("prefetches_useful") == 30);
+  CHECK(device.at("evictions_clean") == 7);
+  CHECK(device.at("bytes_in") == 3ull << 29);
+  CHECK(device.at("fault_wait_p50_ns") > 1'000'000.0);
+  CHECK(device.at("fault_wait_p50_ns") < 2'200'000.0);
+  CHECK(process["devices"][1].at("hit_rate").is_null());
+  CHECK(process["devices"][1].at("fault_wait_p50_ns").is_null());
+}
+
+TEST_CASE("olpagestat --once prints sizes for people", "[olpagestat]") {
+  Runtime runtime;
+  fill(runtime.make());
+  const auto outcome = runtime.olpagestat({"--once"});
+  CHECK(outcome.status == 0);
+  for (const char* text :
+       {"test_tools  pid ", "192MiB of 512MiB", "64MiB (32 pages)", "87.5%", "1.5GiB", "GPU 1", "ms"}) {
+    INFO(text);
+    CHECK(outcome.out.find(text) != std::string::npos);
+  }
+  CHECK(runtime.olpagestat({"--pid", std::to_string(getpid())}).out == runtime.olpagestat({}).out);
+}
+
+TEST_CASE("a program's name can't reach the terminal as a control sequence", "[olpagestat]") {
+  Runtime runtime;
+  auto& counters = runtime.make();
+  std::strcpy(counters.program, "\x1b[2J\xff");
+  const auto table = runtime.olpagestat({});
+  CHECK(table.out.find('\x1b') == std::string::npos);
+  const auto json = runtime.olpagestat({"--json"});
+  CHECK(json.out.find('\x1b') == std::string::npos);
+  CHECK(nlohmann::json::parse(json.out).at("processes").size() == 1);
+}
+
+TEST_CASE("nothing to show is said, another process is an error", "[olpagestat]") {
+  Runtime runtime;
+  const auto none = runtime.olpagestat({"--once"});
+  CHECK(none.status == 0);
+  CHECK(none.out.find("no program of yours uses a GPU under olpager now") != std::string::npos);
+  const auto other = runtime.olpagestat({"--pid", "1"});
+  CHECK(other.status == 1);
+  CHECK(other.err.find("process 1 has no counters") != std::string::npos);
+  CHECK(nlohmann::json::parse(runtime.olpagestat({"--json"}).out).at("processes").empty());
+  CHECK(runtime.olpagestat({"--nonsense"}).status == 2);
+  CHECK(runtime.olpagestat({"--once", "--watch", "1"}).status == 2);
+}
+
+TEST_CASE("counters of an ended process stay until they are forgotten", "[olpagestat]") {
+  Runtime runtime;
+  CHECK(runChild({COUNTING_PROGRAM, "12"}, {runtime.variable, "OL_COUNTERS_KEEP=1"}).status == 0);
+  CHECK(runtime.olpagestat({"--once"}).out.find("counting_program  pid ") == 0);
+  CHECK(runtime.olpagestat({"--once", "--forget"}).out.find("  ended  ") != std::string::npos);
+  CHECK(runtime.olpagestat({"--once"}).out.find("no program") != std::string::npos);
+}
+
+TEST_CASE("a hostile folder is refused with a line", "[olpagestat]") {
+  Runtime runtime;
+  fs::create_directory(runtime.folder);
+  fs::permissions(runtime.folder, fs::perms::all);
+  const auto outcome = runtime.olpagestat({"--once"});
+  CHECK(outcome.status == 0);
+  CHECK(outcome.err.find("is open to others (mode 777); chmod 700 it") != std::string::npos);
+}
