@@ -80,14 +80,12 @@ void fill2d(RangeSink& sink, CUdeviceptr destination, uint64_t pitch, uint64_t w
 void copy2d(RangeSink& sink, const CUDA_MEMCPY2D* copy) {
   if (copy == nullptr) return;
   const Box box = {copy->WidthInBytes, copy->Height, 1};
-  addSide(
-      sink,
-      {copy->srcMemoryType, copy->srcHost, copy->srcDevice, copy->srcXInBytes, copy->srcY, 0, copy->srcPitch, 0},
-      box, false);
-  addSide(
-      sink,
-      {copy->dstMemoryType, copy->dstHost, copy->dstDevice, copy->dstXInBytes, copy->dstY, 0, copy->dstPitch, 0},
-      box, true);
+  addSide(sink,
+          {copy->srcMemoryType, copy->srcHost, copy->srcDevice, copy->srcXInBytes, copy->srcY, 0, copy->srcPitch, 0},
+          box, false);
+  addSide(sink,
+          {copy->dstMemoryType, copy->dstHost, copy->dstDevice, copy->dstXInBytes, copy->dstY, 0, copy->dstPitch, 0},
+          box, true);
 }
 
 void copy3d(RangeSink& sink, const CUDA_MEMCPY3D* copy) {

@@ -2,8 +2,8 @@
 // arguments and names the ranges to a sink. The specification calls them by name in ranges(...).
 //
 // They look at the arguments only as the driver would: a null pointer or an unknown kind names nothing and is left for
-// the driver to refuse. Host pointers are named too: by unified addressing they may be device memory. Sizes are in bytes.
-// Thread-safety: no state.
+// the driver to refuse. Host pointers are named too: by unified addressing they may be device memory. Sizes are in
+// bytes. Thread-safety: no state.
 #pragma once
 
 #include <cuda.h>
@@ -37,7 +37,8 @@ constexpr uint64_t saturatingSum(uint64_t a, uint64_t b) {
   uint64_t sum = 0;
   return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
 }
-/// Bytes from the first to the last of `height` rows of `width` bytes that are `pitch` bytes apart; 0 when there are none.
+/// Bytes from the first to the last of `height` rows of `width` bytes that are `pitch` bytes apart; 0 when there are
+/// none.
 constexpr uint64_t span2d(uint64_t pitch, uint64_t width, uint64_t height) {
   return width == 0 || height == 0 ? 0 : saturatingSum(saturatingProduct(pitch, height - 1), width);
 }

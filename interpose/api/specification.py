@@ -405,12 +405,12 @@ def _parse_annotation(item, where):
 
 def _parse_parameter(text, where):
     declaration, _, notes = text.partition(":")
-    match = re.match(r"^((?:const )?(?:unsigned |signed )?[A-Za-z_]\w*(?: (?:long|short|char|int)\b)*\s*\**)\s*([A-Za-z_]\w*)$",
-                     declaration.strip())
+    match = re.match(r"^((?:const )?(?:(?:unsigned|signed) )?[A-Za-z_]\w*(?: (?:long|short|char|int)\b)*)(\s*\*+\s*|\s+)"
+                     r"([A-Za-z_]\w*)$", declaration.strip())
     if not match:
         raise SpecificationError(*where, f"can't read parameter '{text}'; expected 'type name : annotations'")
     annotations = [_parse_annotation(item, where) for item in _split_annotations(notes.strip(), where)]
-    return Parameter(re.sub(r"\s*(\*+)$", r"\1", match.group(1).strip()), match.group(2), annotations, where[1])
+    return Parameter(match.group(1) + match.group(2).strip(), match.group(3), annotations, where[1])
 
 
 def _parse_form(text, function, where):
@@ -435,9 +435,9 @@ def _parse_form(text, function, where):
 
 def _check_form(form, file):
     names = [p.name for p in form.parameters]
-    for parameter in form.parameters:
+    for index, parameter in enumerate(form.parameters):
         where = (file, parameter.line)
-        if names.count(parameter.name) > 1:
+        if parameter.name in names[:index]:
             raise SpecificationError(*where, f"parameter '{parameter.name}' occurs twice")
         words = [a.word for a in parameter.annotations]
         for word in set(words):

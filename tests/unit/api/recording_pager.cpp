@@ -1,0 +1,74 @@
+#include "tests/unit/api/recording_pager.h"
+
+#include <cstring>
+
+Record g_record;
+CUresult g_enter_result = CUDA_SUCCESS;
+CUresult g_driver_result = CUDA_SUCCESS;
+
+namespace {
+bool g_use_pool = true;
+}  // namespace
+
+// --- the pager -----------------------------------------------------------------------------------------------------
+namespace olpager::pager {
+
+struct PoolState {};
+
+Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions&, const DriverApi&) {
+  std::unique_ptr<Pool> pool(new Pool);
+  pool->base_ = kPoolBase;
+  pool->end_ = kPoolEnd;
+  return pool;
+}
+Pool::~Pool() = default;
+
+Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), stream_(stream) { g_record.stream = stream; }
+Access::~Access() = default;
+void Access::addRange(uint64_t address, uint64_t bytes, Mode mode) {
+  if (bytes != 0 && pool_.contains(address)) g_record.ranges.push_back({address, bytes, static_cast<int>(mode)});
+}
+void Access::addParameter(const void* bytes_at, size_t bytes) {
+  uint64_t word = 0;
+  std::memcpy(&word, bytes_at, bytes);
+  g_record.words.push_back(word);
+}
+void Access::addHostSource(const void* host, uint64_t bytes, bool stable) {
+  g_record.sources.push_back({host, bytes, stable});
+}
+
+}  // namespace olpager::pager
+
+// --- the runtime ---------------------------------------------------------------------------------------------------
+olpager::api::DriverTable& recordingDriver() {
+  static olpager::api::DriverTable driver;
+  return driver;
+}
+
+void usePool(bool on) { g_use_pool = on; }
+
+namespace olpager::local {
+
+const Runtime& localRuntime() noexcept {
+  static const auto pool = pager::Pool::create({}, {});
+  static const Runtime with{&recordingDriver(), pool.value().get()};
+  static const Runtime without{&recordingDriver(), nullptr};
+  return g_use_pool ? with : without;
+}
+
+pager::StreamKey streamKey(CUstream stream, bool per_thread_default) noexcept {
+  if (stream == nullptr) stream = per_thread_default ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+  return {kContext, stream, stream == CU_STREAM_PER_THREAD ? 1u : 0u};
+}
+
+CUresult enter(pager::Access&, const pager::StreamKey&) {
+  g_record.steps += 'e';
+  return g_enter_result;
+}
+
+void leave(pager::Access&, const pager::StreamKey&, CUresult result) {
+  g_record.steps += 'l';
+  g_record.left_with = result;
+}
+
+}  // namespace olpager::local

@@ -1,0 +1,43 @@
+// A pager and a runtime for the wrappers' test that do nothing but remember what they were told.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "interpose/api/local_runtime.h"
+
+struct RecordedRange {
+  uint64_t address;
+  uint64_t bytes;
+  int mode;
+  bool operator==(const RecordedRange&) const = default;
+};
+struct RecordedSource {
+  const void* host;
+  uint64_t bytes;
+  bool stable;
+  bool operator==(const RecordedSource&) const = default;
+};
+
+/// What one call did, in order of `steps`: 'e' entered, 'd' driver, 'l' left.
+struct Record {
+  std::vector<RecordedRange> ranges;
+  std::vector<RecordedSource> sources;
+  std::vector<uint64_t> words;
+  olpager::pager::StreamKey stream;
+  std::string steps;
+  int symbol = -1;
+  CUresult left_with = CUDA_ERROR_UNKNOWN;
+};
+
+inline constexpr uint64_t kPoolBase = 0x2100'0000'0000;
+inline constexpr uint64_t kPoolEnd = kPoolBase + (1ull << 40);
+inline CUcontext const kContext = reinterpret_cast<CUcontext>(0x77);
+
+extern Record g_record;
+/// What enter() and the driver answer.
+extern CUresult g_enter_result;
+extern CUresult g_driver_result;
+
+olpager::api::DriverTable& recordingDriver();
+void usePool(bool on);

@@ -1,0 +1,158 @@
+"""The specification's reader and generator: the real files, a round trip of each entry, and what malformed files say.
+
+usage: test_generator.py SPECIFICATION_FOLDER CUDA_INCLUDE_FOLDER
+"""
+
+import glob
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+FOLDER, CUDA_INCLUDE = sys.argv[1:3]
+sys.path.insert(0, FOLDER)
+import specification  # noqa: E402  (found through FOLDER)
+
+GOOD = """
+function cuThing
+  forward sync
+  local wrap
+  form cuThing@2000 cuThing_ptds@7000
+    CUdeviceptr at : write[count*2]
+    const void* from : in[count] read[count]
+    size_t count
+    CUstream where : stream
+"""
+
+
+def read(text):
+    spec = specification.Specification()
+    specification.parse_text(text, "some/folder/thing.api", spec)
+    specification.check(spec, "thing.api")
+    return spec
+
+
+class RealFiles(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.spec = specification.read_files(sorted(glob.glob(os.path.join(FOLDER, "*.api"))))
+
+    def test_covers_the_headers(self):
+        declared = set()
+        for header in ("cuda.h", "cudaProfiler.h"):
+            with open(os.path.join(CUDA_INCLUDE, header), encoding="utf-8") as stream:
+                text = stream.read()
+            version = re.search(r"#define CUDA_VERSION (\d+)", text).group(1) if header == "cuda.h" else version
+            text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+            # cuda.h declares ptds/ptsz variants under names made by a macro.
+            declared |= set(re.findall(r"CUDAAPI\s+(cu[A-Z]\w*)\s*\(", text))
+        known = {s.name for s in self.spec.symbols()} | {f.name for f in self.spec.functions}
+        if version != "13000":
+            self.skipTest(f"the headers are CUDA {version}'s, not 13.0's")
+        self.assertEqual(declared - known, set())
+        self.assertEqual(len(self.spec.symbols()), 637)
+        self.assertEqual(len(self.spec.functions), 450)
+
+    def test_round_trip(self):
+        for function in self.spec.functions:
+            alone = specification.Specification()
+            alone.functions.append(function)
+            with self.subTest(function.name):
+                self.assertEqual(read(alone.text()).text(), alone.text())
+        self.assertEqual(read(self.spec.text()).text(), self.spec.text())
+
+    def test_every_device_pointer_says_what_is_done_with_it(self):
+        for function in self.spec.functions:
+            for form in function.forms:
+                for parameter in form.parameters:
+                    words = {a.word for a in parameter.annotations}
+                    if parameter.base_type == "CUdeviceptr":
+                        with self.subTest(f"{function.name}: {parameter.name}"):
+                            self.assertTrue(words & {"read", "write", "readwrite", "ranges", "address"} or
+                                            any(a.word == "ranges" for p in form.parameters for a in p.annotations))
+
+    def test_device_pointers_of_cuda_h_never_just_pass(self):
+        allowed = re.compile("cuExternalMemoryGetMappedBuffer|cuGraphicsResourceGetMappedPointer|cuModuleGetGlobal|"
+                             "cuLibraryGet(Global|Managed|UnifiedFunction)|cuTensorMap|cuTexRefGetAddress|cuGraphMemFreeNodeGetParams")
+        for function in self.spec.functions:
+            for form in function.forms:
+                if any(p.base_type == "CUdeviceptr_v1" for p in form.parameters):
+                    continue  # 32 bits: no address of the range fits
+                takes = [p for p in form.parameters if p.base_type == "CUdeviceptr" or p.get("address")]
+                if form.local == "pass" and takes and not allowed.match(function.name):
+                    with self.subTest(function.name):
+                        self.fail(f"{takes[0].name} of {form.symbols[0].name} would reach the driver")
+
+
+class Malformed(unittest.TestCase):
+    def refused(self, text, line, part):
+        with self.assertRaises(specification.SpecificationError) as caught:
+            read(text)
+        message = str(caught.exception)
+        self.assertTrue(message.startswith(f"thing.api:{line}: "), message)
+        self.assertIn(part, message)
+
+    def changed(self, old, new):
+        self.assertIn(old, GOOD)
+        return GOOD.replace(old, new)
+
+    def test_good(self):
+        read(GOOD)
+
+    def test_mistakes(self):
+        cases = [
+            ("forward sync", "forward sometimes", 3, "none of"),
+            ("  forward sync\n", "", 2, "lacks 'forward"),
+            ("  local wrap\n", "", 4, "lacks 'local"),
+            ("local wrap", "local pass", 5, "can't be 'pass'"),
+            ("cuThing@2000", "cuThing", 5, "symbol@version"),
+            ("cuThing@2000", "cuOther@2000", 5, "does not belong"),
+            ("cuThing_ptds@7000", "cuThing@7000", 2, "occurs twice"),
+            ("write[count*2]", "write", 6, "number of bytes"),
+            ("write[count*2]", "write[count*]", 6, "missing"),
+            ("write[count*2]", "write[(count]", 6, "unbalanced"),
+            ("write[count*2]", "write[count*2", 6, "unbalanced"),
+            ("write[count*2]", "write[number]", 6, "no parameter"),
+            ("write[count*2]", "write[count/2]", 6, "can't read expression"),
+            ("write[count*2]", "write[half(count)]", 6, "unknown"),
+            ("write[count*2]", "writes[count]", 6, "unknown annotation"),
+            ("write[count*2]", "in", 6, "passed by value"),
+            (" : write[count*2]", "", 6, "device pointer"),
+            ("write[count*2]", "ranges(count)", 6, "extractor"),
+            ("write[count*2]", "ranges(copy2d(at, count))", 6, "unknown"),
+            ("in[count] read[count]", "read[count]", 7, "direction"),
+            ("in[count] read[count]", "in out read[count]", 7, "two directions"),
+            ("size_t count", "size_t count\n    size_t", 9, "can't read parameter"),
+            ("size_t count", "size_t count\n    size_t count", 9, "occurs twice"),
+            ("CUstream where : stream", "size_t where : stream", 9, "no CUstream"),
+            ("    CUstream where", "   CUstream where", 9, "can't read"),
+            ("function cuThing", "function thing", 2, "no function name"),
+            ("  form cuThing@2000 cuThing_ptds@7000", "  form", 5, "at least one"),
+            ("cuThing_ptds@7000", "cuThing_ptds@7000 local", 5, "expected 'local"),
+        ]
+        for old, new, line, part in cases:
+            with self.subTest(f"{old} -> {new}"):
+                text = self.changed(old, new)
+                self.refused(text, line, part)
+
+    def test_exports(self):
+        self.refused("export thing function\n", 1, "expected 'export")
+        self.refused("export cuA object 0\n", 1, "expected 'export")
+        self.refused(GOOD + GOOD, 11, "occurs twice")
+
+    def test_command_says_file_and_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "thing.api")
+            with open(path, "w", encoding="utf-8") as stream:
+                stream.write(self.changed("forward sync", "forward sometimes"))
+            done = subprocess.run([sys.executable, "-B", os.path.join(FOLDER, "generate.py"), "--out", folder, path],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertTrue(done.stderr.startswith("thing.api:3: "), done.stderr)
+            self.assertEqual(os.listdir(folder), ["thing.api"])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
