@@ -7,6 +7,7 @@
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/hook.h"
+#include "interpose/local/host_memory.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/pinned_users.h"
 #include "interpose/local/root.h"
@@ -140,7 +141,11 @@ OLPAGER_HOOK(cuMemAllocPitch_v2)
 
 OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
   Pool* running = pool();
-  if (running == nullptr || !running->contains(address)) return driver().cuMemFree_v2(address);
+  if (running == nullptr) return driver().cuMemFree_v2(address);
+  if (!running->contains(address)) {
+    forgetManaged(address);
+    return driver().cuMemFree_v2(address);
+  }
   if (graphOwns(address)) return CUDA_SUCCESS;
   AllocationInfo info;
   if (!running->describe(address, &info) || info.base != address || info.kind == AllocationKind::kVmm) {

@@ -1,0 +1,52 @@
+#include "interpose/local/foreign_maps.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+
+namespace olpager::local {
+
+namespace {
+
+struct ForeignMaps {
+  std::mutex mutex;
+  std::map<CUdeviceptr, uint64_t> ranges;  // first address to bytes
+};
+
+ForeignMaps& state() {
+  static auto* instance = new ForeignMaps;
+  return *instance;
+}
+
+std::atomic<size_t> g_count{0};
+
+}  // namespace
+
+bool foreignMapped(CUdeviceptr address) {
+  if (g_count.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(state().mutex);
+  auto next = state().ranges.upper_bound(address);
+  if (next == state().ranges.begin()) return false;
+  --next;
+  return address - next->first < next->second;
+}
+
+void foreignMap(CUdeviceptr address, uint64_t bytes) {
+  std::lock_guard lock(state().mutex);
+  state().ranges[address] = bytes;
+  g_count.store(state().ranges.size(), std::memory_order_relaxed);
+}
+
+bool foreignUnmap(CUdeviceptr address, uint64_t bytes) {
+  if (g_count.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(state().mutex);
+  bool any = false;
+  for (auto it = state().ranges.lower_bound(address); it != state().ranges.end() && it->first < address + bytes;) {
+    it = state().ranges.erase(it);
+    any = true;
+  }
+  g_count.store(state().ranges.size(), std::memory_order_relaxed);
+  return any;
+}
+
+}  // namespace olpager::local

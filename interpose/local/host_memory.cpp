@@ -1,0 +1,170 @@
+// Pinned and managed host memory stays the driver's. It is counted, and where a kernel can read it and find addresses of
+// the range there, the pager is told.
+#include <map>
+#include <mutex>
+
+#include "interpose/local/context.h"
+#include "interpose/local/hook.h"
+#include "interpose/local/host_memory.h"
+#include "interpose/local/root.h"
+#include "pager/counters/counters.h"
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using olpager::pager::Pool;
+
+namespace {
+
+struct HostRange {
+  uint64_t bytes = 0;
+  bool managed = false;
+  bool root = false;  // kernels read it through this mapping
+};
+
+struct HostRanges {
+  std::mutex mutex;
+  std::map<uint64_t, HostRange> ranges;  // by first address
+};
+
+HostRanges& state() {
+  static auto* instance = new HostRanges;
+  return *instance;
+}
+
+// `mapped`: the program asked for the memory to be mapped for devices, which is what kernels that read it do.
+void noteHost(const void* address, uint64_t bytes, bool mapped) {
+  Pool* running = pool();
+  if (running == nullptr || address == nullptr) return;
+  const auto at = reinterpret_cast<uint64_t>(address);
+  {
+    std::lock_guard lock(state().mutex);
+    state().ranges[at] = {bytes, false, mapped};
+  }
+  olpager::pager::add(olpager::pager::counters().pinned_host_allocations);
+  olpager::pager::add(olpager::pager::counters().pinned_host_bytes, bytes);
+  if (mapped) running->addRoot(currentContext(), at, bytes, address);
+}
+
+// The memory holding `address` is read by kernels after all.
+void noteMapped(const void* address) {
+  Pool* running = pool();
+  uint64_t base = 0;
+  uint64_t bytes = 0;
+  if (running == nullptr) return;
+  {
+    std::lock_guard lock(state().mutex);
+    auto next = state().ranges.upper_bound(reinterpret_cast<uint64_t>(address));
+    if (next == state().ranges.begin()) return;
+    --next;
+    if (next->second.root || reinterpret_cast<uint64_t>(address) - next->first >= next->second.bytes) return;
+    next->second.root = true;
+    base = next->first;
+    bytes = next->second.bytes;
+  }
+  running->addRoot(currentContext(), base, bytes, reinterpret_cast<const void*>(base));
+}
+
+// The CPU must not look at managed memory while a kernel runs on some systems, so the pager scans it by the GPU.
+void noteManaged(CUdeviceptr address, uint64_t bytes) {
+  Pool* running = pool();
+  if (running == nullptr) return;
+  {
+    std::lock_guard lock(state().mutex);
+    state().ranges[address] = {bytes, true, true};
+  }
+  olpager::pager::add(olpager::pager::counters().managed_allocations);
+  olpager::pager::add(olpager::pager::counters().managed_bytes, bytes);
+  running->addRoot(currentContext(), address, bytes, nullptr);
+}
+
+// Before the memory goes: nobody may look at it any more.
+void forgetHost(uint64_t address) {
+  Pool* running = pool();
+  HostRange gone;
+  {
+    std::lock_guard lock(state().mutex);
+    const auto found = state().ranges.find(address);
+    if (found == state().ranges.end()) return;
+    gone = found->second;
+    state().ranges.erase(found);
+  }
+  if (gone.root && running != nullptr) running->removeRoot(address);
+  auto& counters = olpager::pager::counters();
+  olpager::pager::subtract(gone.managed ? counters.managed_allocations : counters.pinned_host_allocations, 1);
+  olpager::pager::subtract(gone.managed ? counters.managed_bytes : counters.pinned_host_bytes, gone.bytes);
+}
+
+// Host memory can't lie in the range: native refuses device addresses here in the same way.
+bool inRange(const void* address) {
+  const Pool* running = pool();
+  return running != nullptr && running->contains(reinterpret_cast<uint64_t>(address));
+}
+
+}  // namespace
+
+namespace olpager::local {
+
+void forgetManaged(CUdeviceptr address) { forgetHost(address); }
+
+}  // namespace olpager::local
+
+OLPAGER_HOOK(cuMemAllocHost_v2)(void** out, size_t bytes) {
+  const CUresult result = driver().cuMemAllocHost_v2(out, bytes);
+  if (result == CUDA_SUCCESS) noteHost(*out, bytes, false);
+  return result;
+}
+
+OLPAGER_HOOK(cuMemAllocHost)(void** out, unsigned int bytes) {
+  const CUresult result = driver().cuMemAllocHost(out, bytes);
+  if (result == CUDA_SUCCESS) noteHost(*out, bytes, false);
+  return result;
+}
+
+OLPAGER_HOOK(cuMemHostAlloc)(void** out, size_t bytes, unsigned int flags) {
+  const CUresult result = driver().cuMemHostAlloc(out, bytes, flags);
+  if (result == CUDA_SUCCESS) noteHost(*out, bytes, (flags & CU_MEMHOSTALLOC_DEVICEMAP) != 0);
+  return result;
+}
+
+OLPAGER_HOOK(cuMemFreeHost)(void* address) {
+  if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
+  forgetHost(reinterpret_cast<uint64_t>(address));
+  return driver().cuMemFreeHost(address);
+}
+
+OLPAGER_HOOK(cuMemHostRegister_v2)(void* address, size_t bytes, unsigned int flags) {
+  if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = driver().cuMemHostRegister_v2(address, bytes, flags);
+  if (result == CUDA_SUCCESS) noteHost(address, bytes, (flags & CU_MEMHOSTREGISTER_DEVICEMAP) != 0);
+  return result;
+}
+
+OLPAGER_HOOK(cuMemHostRegister)(void* address, size_t bytes, unsigned int flags) {
+  if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = driver().cuMemHostRegister(address, bytes, flags);
+  if (result == CUDA_SUCCESS) noteHost(address, bytes, (flags & CU_MEMHOSTREGISTER_DEVICEMAP) != 0);
+  return result;
+}
+
+OLPAGER_HOOK(cuMemHostUnregister)(void* address) {
+  if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
+  forgetHost(reinterpret_cast<uint64_t>(address));
+  return driver().cuMemHostUnregister(address);
+}
+
+OLPAGER_HOOK(cuMemHostGetDevicePointer_v2)(CUdeviceptr* out, void* address, unsigned int flags) {
+  if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = driver().cuMemHostGetDevicePointer_v2(out, address, flags);
+  if (result == CUDA_SUCCESS) noteMapped(address);
+  return result;
+}
+
+OLPAGER_HOOK(cuMemHostGetFlags)(unsigned int* flags, void* address) {
+  if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
+  return driver().cuMemHostGetFlags(flags, address);
+}
+
+OLPAGER_HOOK(cuMemAllocManaged)(CUdeviceptr* out, size_t bytes, unsigned int flags) {
+  const CUresult result = driver().cuMemAllocManaged(out, bytes, flags);
+  if (result == CUDA_SUCCESS) noteManaged(*out, bytes);
+  return result;
+}

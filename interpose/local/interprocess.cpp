@@ -1,0 +1,43 @@
+// Handles by which other processes and devices would reach pool memory.
+#include "base/log.h"
+#include "interpose/local/foreign_maps.h"
+#include "interpose/local/hook.h"
+#include "interpose/local/pinned_users.h"
+#include "interpose/local/root.h"
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using olpager::pager::Pool;
+
+namespace {
+
+bool ours(CUdeviceptr address) {
+  const Pool* running = pool();
+  return running != nullptr && running->contains(address) && !foreignMapped(address);
+}
+
+}  // namespace
+
+// An interprocess handle names a piece of VRAM, and an allocation here has no such piece of its own.
+OLPAGER_HOOK(cuIpcGetMemHandle)(CUipcMemHandle* handle, CUdeviceptr address) {
+  if (!ours(address)) return driver().cuIpcGetMemHandle(handle, address);
+  olpager::base::warnOnce("cuIpcGetMemHandle",
+                          "memory that olpager manages can't be shared with another process by cuIpcGetMemHandle; run the "
+                          "processes without olpager, or let them exchange data through host memory");
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+// The driver exports what is mapped in the range: it has to be there and to stay.
+OLPAGER_HOOK(cuMemGetHandleForAddressRange)
+(void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type, unsigned long long flags) {
+  if (ours(address)) {
+    const CUresult pinned = pinForLife(address);
+    if (pinned != CUDA_SUCCESS) return pinned;
+  }
+  return driver().cuMemGetHandleForAddressRange(handle, address, bytes, type, flags);
+}
+
+OLPAGER_HOOK(cuMemPoolExportPointer)(CUmemPoolPtrExportData* out, CUdeviceptr address) {
+  // Pools whose memory can be exported are the driver's: what comes from the others can't be, natively neither.
+  if (ours(address)) return CUDA_ERROR_INVALID_VALUE;
+  return driver().cuMemPoolExportPointer(out, address);
+}

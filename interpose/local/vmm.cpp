@@ -1,0 +1,173 @@
+// The program's own virtual memory management. Device memory that nobody else can see (not exportable, not compressed,
+// no multicast) is the pager's; everything else, and everything as long as the pager does not serve it, is the driver's.
+#include "base/log.h"
+#include "interpose/local/captures.h"
+#include "interpose/local/context.h"
+#include "interpose/local/foreign_maps.h"
+#include "interpose/local/hook.h"
+#include "interpose/local/pinned_users.h"
+#include "interpose/local/root.h"
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using olpager::pager::Pool;
+
+namespace {
+
+// The pager answers this to what it does not serve; the driver then does.
+constexpr CUresult kNotServed = CUDA_ERROR_NOT_SUPPORTED;
+
+bool servable(const CUmemAllocationProp* properties) {
+  return properties != nullptr && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+         properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && properties->requestedHandleTypes == 0 &&
+         properties->allocFlags.compressionType == 0 && properties->allocFlags.gpuDirectRDMACapable == 0 &&
+         properties->allocFlags.usage == 0;
+}
+
+bool ourHandle(const Pool* running, CUmemGenericAllocationHandle handle) {
+  return running != nullptr && running->ownsHandle(handle);
+}
+
+bool ourAddress(const Pool* running, CUdeviceptr address) {
+  return running != nullptr && running->contains(address);
+}
+
+CUresult refuse(const char* what) {
+  olpager::base::warnOnce(what, "%s is not available for memory that olpager manages", what);
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+}  // namespace
+
+OLPAGER_HOOK(cuMemAddressReserve)
+(CUdeviceptr* out, size_t bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags) {
+  Pool* running = pool();
+  if (running != nullptr && out != nullptr && flags == 0) {
+    const CUresult result = running->reserveAddress(bytes, alignment, hint, out);
+    if (result != kNotServed) return result;
+    // A hint into the range can't be had from the driver: the range is ours.
+    if (running->contains(hint)) hint = 0;
+  }
+  return driver().cuMemAddressReserve(out, bytes, alignment, hint, flags);
+}
+
+OLPAGER_HOOK(cuMemAddressFree)(CUdeviceptr address, size_t bytes) {
+  Pool* running = pool();
+  if (ourAddress(running, address)) return running->releaseAddress(address, bytes);
+  return driver().cuMemAddressFree(address, bytes);
+}
+
+OLPAGER_HOOK(cuMemCreate)
+(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties, unsigned long long flags) {
+  Pool* running = pool();
+  if (running != nullptr && out != nullptr && flags == 0 && servable(properties)) {
+    const CUcontext context = currentContext();
+    RelaxedCapture relaxed;
+    const CUresult result = running->createHandle(context, properties->location.id, bytes, *properties, out);
+    if (result != kNotServed) return result;
+  }
+  return driver().cuMemCreate(out, bytes, properties, flags);
+}
+
+OLPAGER_HOOK(cuMemRelease)(CUmemGenericAllocationHandle handle) {
+  Pool* running = pool();
+  if (ourHandle(running, handle)) return running->releaseHandle(handle);
+  return driver().cuMemRelease(handle);
+}
+
+OLPAGER_HOOK(cuMemMap)
+(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  Pool* running = pool();
+  if (ourHandle(running, handle)) {
+    if (flags != 0 || !running->contains(address)) return CUDA_ERROR_INVALID_VALUE;
+    RelaxedCapture relaxed;
+    return running->map(address, bytes, offset, handle);
+  }
+  const CUresult result = driver().cuMemMap(address, bytes, offset, handle, flags);
+  if (result == CUDA_SUCCESS && ourAddress(running, address)) foreignMap(address, bytes);
+  return result;
+}
+
+OLPAGER_HOOK(cuMemUnmap)(CUdeviceptr address, size_t bytes) {
+  Pool* running = pool();
+  if (!ourAddress(running, address)) return driver().cuMemUnmap(address, bytes);
+  if (foreignMapped(address)) {
+    const CUresult result = driver().cuMemUnmap(address, bytes);
+    if (result == CUDA_SUCCESS) (void)foreignUnmap(address, bytes);
+    return result;
+  }
+  RelaxedCapture relaxed;
+  return running->unmap(address, bytes);
+}
+
+OLPAGER_HOOK(cuMemSetAccess)(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptors, size_t count) {
+  Pool* running = pool();
+  if (!ourAddress(running, address) || foreignMapped(address)) {
+    return driver().cuMemSetAccess(address, bytes, descriptors, count);
+  }
+  RelaxedCapture relaxed;
+  return running->setAccess(address, bytes, descriptors, count);
+}
+
+OLPAGER_HOOK(cuMemGetAccess)(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+  Pool* running = pool();
+  if (!ourAddress(running, address) || foreignMapped(address)) return driver().cuMemGetAccess(flags, location, address);
+  if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return running->getAccess(address, *location, flags);
+}
+
+OLPAGER_HOOK(cuMemRetainAllocationHandle)(CUmemGenericAllocationHandle* out, void* address) {
+  Pool* running = pool();
+  const auto at = reinterpret_cast<CUdeviceptr>(address);
+  if (!ourAddress(running, at) || foreignMapped(at)) return driver().cuMemRetainAllocationHandle(out, address);
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return running->retainHandle(at, out);
+}
+
+OLPAGER_HOOK(cuMemGetAllocationPropertiesFromHandle)(CUmemAllocationProp* out, CUmemGenericAllocationHandle handle) {
+  Pool* running = pool();
+  if (!ourHandle(running, handle)) return driver().cuMemGetAllocationPropertiesFromHandle(out, handle);
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return running->handleProperties(handle, out);
+}
+
+// Ours were created without any type of shareable handle: native refuses to export such a one too.
+OLPAGER_HOOK(cuMemExportToShareableHandle)
+(void* out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags) {
+  if (ourHandle(pool(), handle)) return CUDA_ERROR_INVALID_VALUE;
+  return driver().cuMemExportToShareableHandle(out, handle, type, flags);
+}
+
+OLPAGER_HOOK(cuMulticastBindMem)
+(CUmemGenericAllocationHandle multicast, size_t multicast_offset, CUmemGenericAllocationHandle handle, size_t offset,
+ size_t bytes, unsigned long long flags) {
+  if (ourHandle(pool(), handle)) return refuse("cuMulticastBindMem");
+  return driver().cuMulticastBindMem(multicast, multicast_offset, handle, offset, bytes, flags);
+}
+
+OLPAGER_HOOK(cuMulticastBindAddr)
+(CUmemGenericAllocationHandle multicast, size_t offset, CUdeviceptr address, size_t bytes, unsigned long long flags) {
+  if (ourAddress(pool(), address) && !foreignMapped(address)) return refuse("cuMulticastBindAddr");
+  return driver().cuMulticastBindAddr(multicast, offset, address, bytes, flags);
+}
+
+namespace {
+
+template <typename Native>
+CUresult mapArray(const CUarrayMapInfo* list, unsigned count, Native native) {
+  const Pool* running = pool();
+  for (unsigned i = 0; running != nullptr && list != nullptr && i < count; ++i) {
+    if (list[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC && ourHandle(running, list[i].memHandle.memHandle)) {
+      return refuse("cuMemMapArrayAsync");
+    }
+  }
+  return native();
+}
+
+}  // namespace
+
+OLPAGER_HOOK(cuMemMapArrayAsync)(CUarrayMapInfo* list, unsigned int count, CUstream stream) {
+  return mapArray(list, count, [&] { return driver().cuMemMapArrayAsync(list, count, stream); });
+}
+OLPAGER_HOOK(cuMemMapArrayAsync_ptsz)(CUarrayMapInfo* list, unsigned int count, CUstream stream) {
+  return mapArray(list, count, [&] { return driver().cuMemMapArrayAsync_ptsz(list, count, stream); });
+}
