@@ -46,7 +46,7 @@ constexpr Extent extentOfPage(uint64_t pages, uint64_t page, uint32_t largest) {
   // in which the two differ: above it they agree (earlier extents, all passed), and there rest has 1 and offset has 0.
   const auto rest = static_cast<uint32_t>(pages - body);
   const auto offset = static_cast<uint32_t>(page - body);
-  const auto bit = static_cast<uint32_t>(std::bit_width(rest ^ offset)) - 1;
+  const auto bit = (static_cast<uint32_t>(std::bit_width(rest ^ offset)) - 1) & 31;
   const uint32_t passed = rest >> (bit + 1);
   return {static_cast<uint32_t>(body / largest) + static_cast<uint32_t>(std::popcount(passed)),
           body + (static_cast<uint64_t>(passed) << (bit + 1)), 1u << bit};

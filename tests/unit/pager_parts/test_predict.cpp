@@ -105,13 +105,13 @@ TEST_CASE("cyclic decode is foretold after one pass and moves what the optimum m
 }
 
 TEST_CASE("two phases that alternate", "[predict]") {
-  const Misses misses = simulate("prefill and decode", phases(), 120, 280 * 2);
+  const Misses misses = simulate("prefill and decode", phases(), 120, size_t{2} * kWeights);
   CHECK(misses.right > 0.98);
   CHECK(static_cast<double>(misses.predicted) < 1.05 * static_cast<double>(misses.optimum));
 }
 
 TEST_CASE("a cache that grows by one unit each round", "[predict]") {
-  const Misses misses = simulate("growing cache", growingCache(), 150, 280 * 2);
+  const Misses misses = simulate("growing cache", growingCache(), 150, size_t{2} * kWeights);
   CHECK(misses.right > 0.98);
   CHECK(static_cast<double>(misses.predicted) < 1.05 * static_cast<double>(misses.optimum));
 }
