@@ -1,6 +1,6 @@
 // What every program in this folder shares: options, a verdict, and data that the CPU can compute again.
-// A program takes --bytes (the working set) and --seed, prints "OK <what>" and exits 0, or says what differs and exits 1.
-// Exit 77: the driver natively lacks what the program tests.
+// A program takes --bytes (the working set) and --seed, prints "OK <what>" and exits 0, or says what differs and
+// exits 1. Exit 77: the driver natively lacks what the program tests.
 #pragma once
 
 #include <cuda.h>
@@ -95,22 +95,22 @@ class Random {
 }  // namespace apps
 
 // NOLINTBEGIN(cppcoreguidelines-macro-usage): they name the place of the call.
-#define RUNTIME_OK(call)                                                                             \
-  do {                                                                                               \
-    const cudaError_t rc_ = (call);                                                                  \
-    if (rc_ != cudaSuccess)                                                                          \
-      apps::fail("%s:%d: %s: %d %s", __FILE__, __LINE__, #call, int(rc_), cudaGetErrorString(rc_));  \
+#define RUNTIME_OK(call)                                                                            \
+  do {                                                                                              \
+    const cudaError_t rc_ = (call);                                                                 \
+    if (rc_ != cudaSuccess)                                                                         \
+      apps::fail("%s:%d: %s: %d %s", __FILE__, __LINE__, #call, int(rc_), cudaGetErrorString(rc_)); \
   } while (0)
 
-#define DRIVER_OK(call)                                                                              \
-  do {                                                                                               \
-    const CUresult rc_ = (call);                                                                     \
+#define DRIVER_OK(call)                                                                                 \
+  do {                                                                                                  \
+    const CUresult rc_ = (call);                                                                        \
     if (rc_ != CUDA_SUCCESS) apps::fail("%s:%d: %s: CUresult %d", __FILE__, __LINE__, #call, int(rc_)); \
   } while (0)
 
-#define CHECK(condition, ...)                       \
-  do {                                              \
-    if (!(condition)) apps::fail(__VA_ARGS__);      \
+#define CHECK(condition, ...)                  \
+  do {                                         \
+    if (!(condition)) apps::fail(__VA_ARGS__); \
   } while (0)
 // NOLINTEND(cppcoreguidelines-macro-usage)
 
@@ -162,7 +162,8 @@ inline void verify(const void* buffer, size_t bytes, uint32_t seed, uint32_t val
   verifyHost(got.data(), bytes, seed, value, what);
 }
 
-/// Buffers that fill `bytes` and are used now and then, so that what was used before them becomes the eviction's victim.
+/// Buffers that fill `bytes` and are used now and then, so that what was used before them becomes the eviction's
+/// victim.
 class Pressure {
  public:
   Pressure(size_t bytes, size_t piece = size_t{2} << 20) : piece_(piece) {
@@ -181,7 +182,8 @@ class Pressure {
   /// Uses every buffer once; each is written.
   void apply(cudaStream_t stream = nullptr) {
     ++rounds_;
-    for (void* p : pieces_) addKernel<<<blocks(piece_ / 16 / 16), 256, 0, stream>>>(static_cast<uint4*>(p), uint32_t(piece_ / 16 / 16), 1);
+    for (void* p : pieces_)
+      addKernel<<<blocks(piece_ / 16 / 16), 256, 0, stream>>>(static_cast<uint4*>(p), uint32_t(piece_ / 16 / 16), 1);
     RUNTIME_OK(cudaGetLastError());
   }
   /// That no buffer lost a write.

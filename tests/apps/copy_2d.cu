@@ -40,7 +40,8 @@ int main(int argc, char** argv) {
       for (uint32_t x = 0; x < kWidth; ++x) {
         const bool middle = k > 0 && x >= kX && x < kX + kW && y >= kY && y < kY + kH;
         const uint32_t expected = apps::word(y * kWidth + x, seed + uint32_t(k) - (middle ? 1 : 0)) + 1;
-        CHECK(back[y * kWidth + x] == expected, "image %zu at %u,%u is %#x, expected %#x", k, x, y, back[y * kWidth + x], expected);
+        CHECK(back[y * kWidth + x] == expected, "image %zu at %u,%u is %#x, expected %#x", k, x, y,
+              back[y * kWidth + x], expected);
       }
     }
     // What lies between the rows was set once and must have stayed.

@@ -7,7 +7,7 @@
 namespace {
 const char* const kPtx = R"(
 .version 7.0
-.target sm_70
+.target sm_75
 .address_size 64
 .visible .global .align 4 .u32 bias;
 .visible .entry scale(.param .u64 out, .param .u64 in, .param .u32 count, .param .u32 factor)
@@ -101,7 +101,8 @@ int main(int argc, char** argv) {
   }
   for (size_t row = 0; row < 10; ++row) std::memset(&expected[4096 + row * 1024], 0x99, 100);
   DRIVER_OK(cuMemcpyDtoH(got.data(), buffers[1], kPiece));
-  for (size_t i = 0; i < kPiece; ++i) CHECK(got[i] == expected[i], "byte %zu is %#x, expected %#x", i, got[i], expected[i]);
+  for (size_t i = 0; i < kPiece; ++i)
+    CHECK(got[i] == expected[i], "byte %zu is %#x, expected %#x", i, got[i], expected[i]);
   for (CUdeviceptr p : buffers) DRIVER_OK(cuMemFree(p));
   DRIVER_OK(cuModuleUnload(module));
   DRIVER_OK(cuCtxDestroy(context));

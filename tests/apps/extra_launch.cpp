@@ -5,7 +5,7 @@
 namespace {
 const char* const kPtx = R"(
 .version 7.0
-.target sm_70
+.target sm_75
 .address_size 64
 .visible .entry combine(.param .align 8 .b8 views[48], .param .u32 count)
 {
@@ -78,8 +78,10 @@ int main(int argc, char** argv) {
   for (size_t step = 0; step < 3 * n; ++step) {
     const size_t out = random.below(n), a = random.below(n), b = random.below(n);
     const CUdeviceptr offset = kPiece - kTouched * 4;
-    Parameters parameters{{1, 0, buffers[out] + offset}, {uint32_t(step + 1), 0, buffers[a] + offset},
-                          {3, 0, buffers[b] + offset}, kTouched};
+    Parameters parameters{{1, 0, buffers[out] + offset},
+                          {uint32_t(step + 1), 0, buffers[a] + offset},
+                          {3, 0, buffers[b] + offset},
+                          kTouched};
     size_t bytes = offsetof(Parameters, count) + 4;
     if (step % 2 == 0) {
       void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,

@@ -1,5 +1,5 @@
-// C = A * B with shared-memory tiles, over a batch of matrices whose rows lie far apart (a leading dimension larger than
-// the matrix), so that a small product touches a whole allocation.
+// C = A * B with shared-memory tiles, over a batch of matrices whose rows lie far apart (a leading dimension larger
+// than the matrix), so that a small product touches a whole allocation.
 #include "common.h"
 
 constexpr int kTile = 16;

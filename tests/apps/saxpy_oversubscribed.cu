@@ -31,8 +31,8 @@ int main(int argc, char** argv) {
   }
   for (unsigned pass = 1; pass <= kPasses; ++pass) {
     for (size_t p = 0; p < pairs; ++p) {
-      saxpy<<<apps::blocks(n / 4), 256>>>(float(pass), reinterpret_cast<float4*>(x[p]),
-                                          reinterpret_cast<float4*>(y[p]), uint32_t(n / 4));
+      saxpy<<<apps::blocks(n / 4), 256>>>(float(pass), reinterpret_cast<float4*>(x[p]), reinterpret_cast<float4*>(y[p]),
+                                          uint32_t(n / 4));
     }
   }
   RUNTIME_OK(cudaGetLastError());

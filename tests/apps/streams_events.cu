@@ -14,7 +14,8 @@ __global__ void mixFrom(uint4* out, const uint4* in, uint32_t count, uint32_t va
 __global__ void readLong(const uint32_t* in, uint32_t count, uint32_t rounds, unsigned long long* sums) {
   for (uint32_t r = 0; r < rounds; ++r) {
     unsigned long long sum = 0;
-    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) sum += reinterpret_cast<const volatile uint32_t*>(in)[size_t(i) * 256];
+    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x)
+      sum += reinterpret_cast<const volatile uint32_t*>(in)[size_t(i) * 256];
     atomicAdd(&sums[r], sum);
   }
 }
@@ -77,7 +78,8 @@ int main(int argc, char** argv) {
   unsigned long long expected = 0, got[kRounds];
   for (uint32_t i = 0; i < samples; ++i) expected += uint32_t(apps::word(i * 64, seed) + 7);
   RUNTIME_OK(cudaMemcpy(got, sums, sizeof got, cudaMemcpyDeviceToHost));
-  for (uint32_t r = 0; r < kRounds; ++r) CHECK(got[r] == expected, "round %u read %llu, expected %llu", r, got[r], expected);
+  for (uint32_t r = 0; r < kRounds; ++r)
+    CHECK(got[r] == expected, "round %u read %llu, expected %llu", r, got[r], expected);
   // Legacy default stream: ordered with blocking streams without any event.
   cudaStream_t blocking;
   RUNTIME_OK(cudaStreamCreate(&blocking));
