@@ -7,9 +7,10 @@
 
 namespace olpager::local {
 
+// A kernel that names nothing may still follow pointers that lie in its module's variables: the pager is always asked.
 // A captured operation does not run now: its memory joins the capture's reach and is made resident when the graph runs.
 CUresult enter(pager::Access& access, const pager::StreamKey& stream) {
-  if (!access.any() || stream.context == nullptr) return CUDA_SUCCESS;
+  if (stream.context == nullptr) return CUDA_SUCCESS;
   if (!anyCapture()) return access.acquire();
   if (const uint64_t id = captureOf(stream)) {
     captureAdd(id, access);
@@ -20,7 +21,7 @@ CUresult enter(pager::Access& access, const pager::StreamKey& stream) {
 }
 
 void leave(pager::Access& access, const pager::StreamKey& stream, CUresult result) {
-  if (!access.any() || stream.context == nullptr) return;
+  if (stream.context == nullptr) return;
   if (anyCapture() && captureOf(stream) != 0) return;
   access.submitted(result);
 }

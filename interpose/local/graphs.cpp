@@ -1,0 +1,346 @@
+// Graphs made by the API, and their launches. What a node's parameters name becomes part of what its graph reaches
+// (captures.h); a launch makes all of it resident.
+#include "interpose/api/range_extractors.h"
+#include "interpose/local/captures.h"
+#include "interpose/local/context.h"
+#include "interpose/local/hook.h"
+#include "interpose/local/launch.h"
+#include "interpose/local/root.h"
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using olpager::pager::Access;
+using olpager::pager::Mode;
+using olpager::pager::Pool;
+using olpager::pager::ReachSet;
+using olpager::pager::StreamKey;
+namespace extract = olpager::api::extract;
+
+namespace {
+
+// A node's operation, as an access that never runs: only what it names is wanted.
+class NodeReach final : public extract::RangeSink {
+ public:
+  explicit NodeReach(Pool& running) : access_(running, StreamKey{}) {}
+
+  void add(uint64_t address, uint64_t bytes, extract::Use use) override {
+    access_.addRange(address, bytes, static_cast<Mode>(use));
+  }
+  void addFrom(uint64_t address) override { access_.addRange(address, 1, Mode::kReadWrite); }
+  uint64_t arrayElementBytes(CUarray array) override {
+    CUDA_ARRAY3D_DESCRIPTOR descriptor{};
+    if (driver().cuArray3DGetDescriptor_v2(&descriptor, array) != CUDA_SUCCESS) return 1;
+    return extract::arrayFormatBytes(descriptor.Format) * descriptor.NumChannels;
+  }
+
+  void kernel(CUfunction function, CUcontext context, void** parameters, void** extra) {
+    if (function != nullptr) addKernel(access_, function, context != nullptr ? context : currentContext(), parameters, extra);
+  }
+  void memset(CUdeviceptr destination, uint64_t pitch, uint64_t element, uint64_t width, uint64_t height) {
+    extract::fill2d(*this, destination, pitch, extract::saturatingProduct(width, element), height);
+  }
+
+  ReachSet reach() const {
+    ReachSet set;
+    access_.collect(set);
+    return set;
+  }
+
+ private:
+  Access access_;
+};
+
+// Each takes the parameters of one kind of node; NULL parameters are the driver's to refuse.
+void describe(NodeReach& node, const CUDA_KERNEL_NODE_PARAMS_v1* p) {
+  node.kernel(p->func, nullptr, p->kernelParams, p->extra);
+}
+void describe(NodeReach& node, const CUDA_KERNEL_NODE_PARAMS_v2* p) {
+  node.kernel(p->func != nullptr ? p->func : reinterpret_cast<CUfunction>(p->kern), p->ctx, p->kernelParams, p->extra);
+}
+void describe(NodeReach& node, const CUDA_MEMCPY3D* p) { extract::copy3d(node, p); }
+void describe(NodeReach& node, const CUDA_MEMSET_NODE_PARAMS_v1* p) {
+  node.memset(p->dst, p->pitch, p->elementSize, p->width, p->height);
+}
+void describe(NodeReach& node, const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* p) {
+  extract::memOps(node, p->paramArray, p->count);
+}
+void describe(NodeReach& node, const CUgraphNodeParams* p) {
+  switch (p->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      node.kernel(p->kernel.func != nullptr ? p->kernel.func : reinterpret_cast<CUfunction>(p->kernel.kern),
+                  p->kernel.ctx, p->kernel.kernelParams, p->kernel.extra);
+      break;
+    case CU_GRAPH_NODE_TYPE_MEMCPY: extract::copy3d(node, &p->memcpy.copyParams); break;
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      node.memset(p->memset.dst, p->memset.pitch, p->memset.elementSize, p->memset.width, p->memset.height);
+      break;
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: extract::memOps(node, p->memOp.paramArray, p->memOp.count); break;
+    default: break;
+  }
+}
+
+template <typename Params>
+ReachSet reachOf(Pool& running, const Params* params) {
+  NodeReach node(running);
+  describe(node, params);
+  return node.reach();
+}
+
+// A node is added: `native` is the driver's call.
+template <typename Params, typename Native>
+CUresult addNode(CUgraphNode* out, CUgraph graph, const Params* params, Native native) {
+  Pool* running = pool();
+  if (running == nullptr || params == nullptr) return native();
+  // Before the call: the driver may write into the parameters.
+  const ReachSet reach = reachOf(*running, params);
+  const CUresult result = native();
+  if (result == CUDA_SUCCESS && out != nullptr) graphNodeReaches(graph, *out, reach);
+  return result;
+}
+
+template <typename Params, typename Native>
+CUresult setNode(CUgraphNode node, const Params* params, Native native) {
+  Pool* running = pool();
+  if (running == nullptr || params == nullptr) return native();
+  const ReachSet reach = reachOf(*running, params);
+  const CUresult result = native();
+  if (result == CUDA_SUCCESS) graphNodeReaches(nullptr, node, reach);
+  return result;
+}
+
+template <typename Params, typename Native>
+CUresult setExecNode(CUgraphExec exec, CUgraphNode node, const Params* params, Native native) {
+  Pool* running = pool();
+  if (running == nullptr || params == nullptr) return native();
+  const ReachSet reach = reachOf(*running, params);
+  const CUresult result = native();
+  if (result == CUDA_SUCCESS) execNodeReaches(exec, node, reach);
+  return result;
+}
+
+// The form of adding nodes that takes every kind.
+template <typename Native>
+CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, Native native) {
+  Pool* running = pool();
+  if (running == nullptr || params == nullptr) return native();
+  const ReachSet reach = reachOf(*running, params);
+  const CUresult result = native();
+  if (result != CUDA_SUCCESS || out == nullptr) return result;
+  if (params->type == CU_GRAPH_NODE_TYPE_GRAPH) {
+    graphHasChild(graph, *out, params->graph.graph, false);
+  } else if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+    for (unsigned i = 0; params->conditional.phGraph_out != nullptr && i < params->conditional.size; ++i) {
+      graphHasChild(graph, *out, params->conditional.phGraph_out[i], true);
+    }
+  } else {
+    graphNodeReaches(graph, *out, reach);
+  }
+  return result;
+}
+
+constexpr bool deviceLaunched(unsigned long long flags) {
+  return (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
+}
+
+template <typename Native>
+CUresult instantiate(CUgraphExec* out, CUgraph graph, unsigned long long flags, Native native) {
+  const CUresult result = native();
+  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(*out, graph, deviceLaunched(flags));
+  return result;
+}
+
+template <typename Native>
+CUresult launchGraph(CUgraphExec exec, CUstream stream, bool per_thread, Native native) {
+  Pool* running = pool();
+  if (running == nullptr) return native();
+  const StreamKey key = streamKey(stream, per_thread);
+  if (key.context == nullptr) return native();
+  ReachSet reach;
+  execReach(exec, reach);
+  Access access(*running, key);
+  access.setFunction(exec);
+  access.addReach(reach);
+  const CUresult entered = enter(access, key);
+  if (entered != CUDA_SUCCESS) return entered;
+  const CUresult result = native();
+  leave(access, key, result);
+  return result;
+}
+
+}  // namespace
+
+// --- nodes --------------------------------------------------------------------------------------------------------------
+
+OLPAGER_HOOK(cuGraphAddKernelNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
+  return addNode(out, graph, params, [&] { return driver().cuGraphAddKernelNode(out, graph, from, count, params); });
+}
+OLPAGER_HOOK(cuGraphAddKernelNode_v2)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_KERNEL_NODE_PARAMS_v2* params) {
+  return addNode(out, graph, params, [&] { return driver().cuGraphAddKernelNode_v2(out, graph, from, count, params); });
+}
+OLPAGER_HOOK(cuGraphAddMemcpyNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_MEMCPY3D* params, CUcontext context) {
+  return addNode(out, graph, params,
+                 [&] { return driver().cuGraphAddMemcpyNode(out, graph, from, count, params, context); });
+}
+OLPAGER_HOOK(cuGraphAddMemsetNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_MEMSET_NODE_PARAMS_v1* params,
+ CUcontext context) {
+  return addNode(out, graph, params,
+                 [&] { return driver().cuGraphAddMemsetNode(out, graph, from, count, params, context); });
+}
+OLPAGER_HOOK(cuGraphAddBatchMemOpNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params) {
+  return addNode(out, graph, params,
+                 [&] { return driver().cuGraphAddBatchMemOpNode(out, graph, from, count, params); });
+}
+OLPAGER_HOOK(cuGraphAddNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUgraphNodeParams* params) {
+  return addAnyNode(out, graph, params, [&] { return driver().cuGraphAddNode(out, graph, from, count, params); });
+}
+OLPAGER_HOOK(cuGraphAddNode_v2)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges, size_t count,
+ CUgraphNodeParams* params) {
+  return addAnyNode(out, graph, params,
+                    [&] { return driver().cuGraphAddNode_v2(out, graph, from, edges, count, params); });
+}
+
+OLPAGER_HOOK(cuGraphAddChildGraphNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUgraph child) {
+  const CUresult result = driver().cuGraphAddChildGraphNode(out, graph, from, count, child);
+  if (result == CUDA_SUCCESS && pool() != nullptr) graphHasChild(graph, *out, child, false);
+  return result;
+}
+
+// Memory of the pager that is freed by a graph's node stays until its graph, or the program, frees it.
+OLPAGER_HOOK(cuGraphAddMemFreeNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUdeviceptr address) {
+  const Pool* running = pool();
+  if (running != nullptr && running->contains(address)) {
+    return driver().cuGraphAddEmptyNode(out, graph, from, count);
+  }
+  return driver().cuGraphAddMemFreeNode(out, graph, from, count, address);
+}
+
+OLPAGER_HOOK(cuGraphKernelNodeSetParams)(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
+  return setNode(node, params, [&] { return driver().cuGraphKernelNodeSetParams(node, params); });
+}
+OLPAGER_HOOK(cuGraphKernelNodeSetParams_v2)(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2* params) {
+  return setNode(node, params, [&] { return driver().cuGraphKernelNodeSetParams_v2(node, params); });
+}
+OLPAGER_HOOK(cuGraphMemcpyNodeSetParams)(CUgraphNode node, const CUDA_MEMCPY3D* params) {
+  return setNode(node, params, [&] { return driver().cuGraphMemcpyNodeSetParams(node, params); });
+}
+OLPAGER_HOOK(cuGraphMemsetNodeSetParams)(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS_v1* params) {
+  return setNode(node, params, [&] { return driver().cuGraphMemsetNodeSetParams(node, params); });
+}
+OLPAGER_HOOK(cuGraphBatchMemOpNodeSetParams)(CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params) {
+  return setNode(node, params, [&] { return driver().cuGraphBatchMemOpNodeSetParams(node, params); });
+}
+OLPAGER_HOOK(cuGraphNodeSetParams)(CUgraphNode node, CUgraphNodeParams* params) {
+  return setNode(node, params, [&] { return driver().cuGraphNodeSetParams(node, params); });
+}
+
+OLPAGER_HOOK(cuGraphDestroyNode)(CUgraphNode node) {
+  const CUresult result = driver().cuGraphDestroyNode(node);
+  if (result == CUDA_SUCCESS && pool() != nullptr) graphNodeGone(node);
+  return result;
+}
+
+OLPAGER_HOOK(cuGraphClone)(CUgraph* out, CUgraph original) {
+  const CUresult result = driver().cuGraphClone(out, original);
+  if (result == CUDA_SUCCESS && pool() != nullptr) graphCloned(*out, original);
+  return result;
+}
+
+OLPAGER_HOOK(cuGraphDestroy)(CUgraph graph) {
+  const CUresult result = driver().cuGraphDestroy(graph);
+  if (result == CUDA_SUCCESS && pool() != nullptr) graphGone(graph);
+  return result;
+}
+
+// --- executable graphs --------------------------------------------------------------------------------------------------
+
+OLPAGER_HOOK(cuGraphInstantiate)
+(CUgraphExec* out, CUgraph graph, CUgraphNode* error, char* log, size_t bytes) {
+  return instantiate(out, graph, 0, [&] { return driver().cuGraphInstantiate(out, graph, error, log, bytes); });
+}
+OLPAGER_HOOK(cuGraphInstantiate_v2)
+(CUgraphExec* out, CUgraph graph, CUgraphNode* error, char* log, size_t bytes) {
+  return instantiate(out, graph, 0, [&] { return driver().cuGraphInstantiate_v2(out, graph, error, log, bytes); });
+}
+OLPAGER_HOOK(cuGraphInstantiateWithFlags)(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
+  return instantiate(out, graph, flags, [&] { return driver().cuGraphInstantiateWithFlags(out, graph, flags); });
+}
+OLPAGER_HOOK(cuGraphInstantiateWithParams)(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
+  return instantiate(out, graph, params != nullptr ? params->flags : 0,
+                     [&] { return driver().cuGraphInstantiateWithParams(out, graph, params); });
+}
+OLPAGER_HOOK(cuGraphInstantiateWithParams_ptsz)
+(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
+  return instantiate(out, graph, params != nullptr ? params->flags : 0,
+                     [&] { return driver().cuGraphInstantiateWithParams_ptsz(out, graph, params); });
+}
+
+OLPAGER_HOOK(cuGraphExecDestroy)(CUgraphExec exec) {
+  const CUresult result = driver().cuGraphExecDestroy(exec);
+  if (result == CUDA_SUCCESS && pool() != nullptr) execGone(exec);
+  return result;
+}
+
+OLPAGER_HOOK(cuGraphExecUpdate)
+(CUgraphExec exec, CUgraph graph, CUgraphNode* error, CUgraphExecUpdateResult* outcome) {
+  const CUresult result = driver().cuGraphExecUpdate(exec, graph, error, outcome);
+  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, false);
+  return result;
+}
+OLPAGER_HOOK(cuGraphExecUpdate_v2)(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* outcome) {
+  const CUresult result = driver().cuGraphExecUpdate_v2(exec, graph, outcome);
+  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, false);
+  return result;
+}
+
+OLPAGER_HOOK(cuGraphExecKernelNodeSetParams)
+(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
+  return setExecNode(exec, node, params, [&] { return driver().cuGraphExecKernelNodeSetParams(exec, node, params); });
+}
+OLPAGER_HOOK(cuGraphExecKernelNodeSetParams_v2)
+(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2* params) {
+  return setExecNode(exec, node, params,
+                     [&] { return driver().cuGraphExecKernelNodeSetParams_v2(exec, node, params); });
+}
+OLPAGER_HOOK(cuGraphExecMemcpyNodeSetParams)
+(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* params, CUcontext context) {
+  return setExecNode(exec, node, params,
+                     [&] { return driver().cuGraphExecMemcpyNodeSetParams(exec, node, params, context); });
+}
+OLPAGER_HOOK(cuGraphExecMemsetNodeSetParams)
+(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS_v1* params, CUcontext context) {
+  return setExecNode(exec, node, params,
+                     [&] { return driver().cuGraphExecMemsetNodeSetParams(exec, node, params, context); });
+}
+OLPAGER_HOOK(cuGraphExecBatchMemOpNodeSetParams)
+(CUgraphExec exec, CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params) {
+  return setExecNode(exec, node, params,
+                     [&] { return driver().cuGraphExecBatchMemOpNodeSetParams(exec, node, params); });
+}
+OLPAGER_HOOK(cuGraphExecNodeSetParams)(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* params) {
+  if (params != nullptr && params->type == CU_GRAPH_NODE_TYPE_GRAPH) {
+    const CUresult result = driver().cuGraphExecNodeSetParams(exec, node, params);
+    if (result == CUDA_SUCCESS && pool() != nullptr) execHasChild(exec, node, params->graph.graph);
+    return result;
+  }
+  return setExecNode(exec, node, params, [&] { return driver().cuGraphExecNodeSetParams(exec, node, params); });
+}
+OLPAGER_HOOK(cuGraphExecChildGraphNodeSetParams)(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+  const CUresult result = driver().cuGraphExecChildGraphNodeSetParams(exec, node, child);
+  if (result == CUDA_SUCCESS && pool() != nullptr) execHasChild(exec, node, child);
+  return result;
+}
+
+OLPAGER_HOOK(cuGraphLaunch)(CUgraphExec exec, CUstream stream) {
+  return launchGraph(exec, stream, false, [&] { return driver().cuGraphLaunch(exec, stream); });
+}
+OLPAGER_HOOK(cuGraphLaunch_ptsz)(CUgraphExec exec, CUstream stream) {
+  return launchGraph(exec, stream, true, [&] { return driver().cuGraphLaunch_ptsz(exec, stream); });
+}
