@@ -225,6 +225,31 @@ TEST_CASE("a forgotten unit's id starts anew", "[predict]") {
   CHECK(predictor.nextUse(7).kind != Kind::kNever);
 }
 
+TEST_CASE("temporary units that are freed and made anew each round do not disturb the rest", "[predict]") {
+  auto random = seededRandom("temporaries");
+  Predictor predictor;
+  uint64_t wrong = 0;
+  for (unsigned token = 0; token < 30; ++token) {
+    std::vector<Unit> temporaries;
+    for (uint32_t weight = 0; weight < kWeights; ++weight) {
+      if (weight % 4 == 0) {  // ids are used again in any order
+        const Unit unit = 3000 + static_cast<Unit>(random() % 200);
+        if (std::find(temporaries.begin(), temporaries.end(), unit) == temporaries.end()) temporaries.push_back(unit);
+        predictor.touch(unit, 5);
+      }
+      predictor.touch(weight, 1);
+      if (token < 3) continue;
+      const Unit next = (weight + 1) % kWeights;
+      const auto near = predictor.nextUse(next);
+      const auto far = predictor.nextUse((weight + kWeights / 2) % kWeights);
+      if (near.kind != Kind::kPredicted || far.kind != Kind::kPredicted || near.distance > 4 || far.distance < 130)
+        ++wrong;
+    }
+    for (const Unit unit : temporaries) predictor.forget(unit);
+  }
+  CHECK(wrong < 27 * kWeights / 50);
+}
+
 TEST_CASE("a short history wraps, forgets and never reads outside itself", "[predict]") {
   auto random = seededRandom("short history");
   Predictor predictor({.history = 256});
