@@ -7,7 +7,6 @@
 
 #include "base/log.h"
 #include "interpose/local/context.h"
-#include "interpose/local/extra.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/modules.h"
 #include "interpose/local/param_layout.h"
@@ -58,7 +57,7 @@ CUcontext primaryOf(CUdevice device) {
 
 }  // namespace
 
-OLPAGER_EXTRA_HOOK(cuDevicePrimaryCtxRetain)(CUcontext* out, CUdevice device) {
+OLPAGER_HOOK(cuDevicePrimaryCtxRetain)(CUcontext* out, CUdevice device) {
   const CUresult result = driver().cuDevicePrimaryCtxRetain(out, device);
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;
   PrimaryContexts& all = primaries();

@@ -3,7 +3,7 @@
 #include <map>
 #include <mutex>
 
-#include "interpose/local/extra.h"
+#include "interpose/local/hook.h"
 #include "interpose/local/root.h"
 
 namespace olpager::local {
@@ -90,7 +90,7 @@ void forgetFromPool(CUdeviceptr address) {
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
 
-OLPAGER_EXTRA_HOOK(cuMemPoolCreate)(CUmemoryPool* out, const CUmemPoolProps* props) {
+OLPAGER_HOOK(cuMemPoolCreate)(CUmemoryPool* out, const CUmemPoolProps* props) {
   const CUresult result = driver().cuMemPoolCreate(out, props);
   if (result == CUDA_SUCCESS) {
     MemoryPools& all = state();
@@ -100,7 +100,7 @@ OLPAGER_EXTRA_HOOK(cuMemPoolCreate)(CUmemoryPool* out, const CUmemPoolProps* pro
   return result;
 }
 
-OLPAGER_EXTRA_HOOK(cuMemPoolDestroy)(CUmemoryPool memory_pool) {
+OLPAGER_HOOK(cuMemPoolDestroy)(CUmemoryPool memory_pool) {
   const CUresult result = driver().cuMemPoolDestroy(memory_pool);
   if (result == CUDA_SUCCESS) {
     MemoryPools& all = state();

@@ -26,7 +26,6 @@
 #include "base/fatbin/fatbin.h"
 #include "base/fd.h"
 #include "base/log.h"
-#include "interpose/local/extra.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/param_layout.h"
 #include "interpose/local/root.h"
@@ -367,7 +366,7 @@ OLPAGER_HOOK(cuLibraryUnload)(CUlibrary library) {
 }
 
 // The driver gives a library's module and its kernels' functions handles of their own.
-OLPAGER_EXTRA_HOOK(cuLibraryGetModule)(CUmodule* out, CUlibrary library) {
+OLPAGER_HOOK(cuLibraryGetModule)(CUmodule* out, CUlibrary library) {
   const CUresult result = driver().cuLibraryGetModule(out, library);
   if (result == CUDA_SUCCESS && pool() != nullptr) {
     std::lock_guard lock(state().mutex);
@@ -376,7 +375,7 @@ OLPAGER_EXTRA_HOOK(cuLibraryGetModule)(CUmodule* out, CUlibrary library) {
   return result;
 }
 
-OLPAGER_EXTRA_HOOK(cuKernelGetFunction)(CUfunction* out, CUkernel kernel) {
+OLPAGER_HOOK(cuKernelGetFunction)(CUfunction* out, CUkernel kernel) {
   const CUresult result = driver().cuKernelGetFunction(out, kernel);
   CUlibrary library = nullptr;
   if (result == CUDA_SUCCESS && pool() != nullptr && driver().cuKernelGetLibrary != nullptr &&

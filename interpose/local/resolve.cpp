@@ -8,7 +8,6 @@
 #include "interpose/api/local_functions.h"
 #include "interpose/api/proc_address.h"
 #include "interpose/local/driverless.h"
-#include "interpose/local/extra_hooks.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/root.h"
 
@@ -18,13 +17,6 @@ namespace {
 
 // The newest version whose signatures the specification knows.
 constexpr int kKnownVersion = 13000;
-
-void* hookOf(api::Symbol symbol) {
-  if (void* own = localFunction(symbol)) return own;
-  return extraHook(symbol);
-}
-
-using GetProcAddressV2 = decltype(api::DriverTable::cuGetProcAddress_v2);
 
 // As the driver answers, NULL when it has none.
 void* askDriver(const char* name, int version, cuuint64_t flags) {
@@ -53,7 +45,7 @@ void* resolve(api::Symbol symbol) {
   void* native = driverSymbol(api::symbolName(symbol));
   // What the driver lacks is lacking here too, or ours would be promising what it can't do.
   if (native == nullptr) return nullptr;
-  void* own = hookOf(symbol);
+  void* own = localFunction(symbol);
   return own != nullptr ? own : native;
 }
 
@@ -67,7 +59,7 @@ CUresult getProcAddress(const char* name, void** function, int version, cuuint64
     return answer(symbol ? driverlessFunction(*symbol) : nullptr, symbol ? CU_GET_PROC_ADDRESS_SUCCESS : why, function,
                   status);
   }
-  void* own = symbol ? hookOf(*symbol) : nullptr;
+  void* own = symbol ? localFunction(*symbol) : nullptr;
   if (own == nullptr) return passOn(name, function, version, flags, status);
   if (driverSymbol(api::symbolName(*symbol)) == nullptr) {
     return answer(nullptr, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, function, status);
