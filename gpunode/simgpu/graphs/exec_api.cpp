@@ -1,5 +1,5 @@
 // cuGraph* functions about instances.
-#include "gpunode/simgpu/modules/api.h"
+#include "gpunode/simgpu/api.h"
 
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"

@@ -1,5 +1,5 @@
 // cuGraph* functions about the structure of graphs.
-#include "gpunode/simgpu/modules/api.h"
+#include "gpunode/simgpu/api.h"
 
 #include <algorithm>
 #include <cstdio>

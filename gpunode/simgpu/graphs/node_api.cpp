@@ -1,5 +1,5 @@
 // cuGraph* functions that add nodes and read and change what is in them.
-#include "gpunode/simgpu/modules/api.h"
+#include "gpunode/simgpu/api.h"
 
 #include <cstring>
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "gpunode/simgpu/context.h"
+#include "gpunode/simgpu/copy.h"
 #include "gpunode/simgpu/device.h"
 #include "gpunode/simgpu/modules/launch.h"
 
@@ -65,10 +66,7 @@ CUresult memcpySpec(const CUDA_MEMCPY3D* params, CUcontext handle, CaptureNode* 
 
 CUresult memsetSpec(const CUDA_MEMSET_NODE_PARAMS_v1* params, CUcontext handle, CaptureNode* out) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (params->elementSize != 1 && params->elementSize != 2 && params->elementSize != 4) return CUDA_ERROR_INVALID_VALUE;
-  if (params->width == 0 || params->height == 0 || params->dst % params->elementSize != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  if (const CUresult error = checkMemset(*params); error != CUDA_SUCCESS) return error;
   std::shared_ptr<Context> context;
   if (const CUresult error = contextOf(handle, &context); error != CUDA_SUCCESS) return error;
   *out = {CU_GRAPH_NODE_TYPE_MEMSET, context->handle(), *params};

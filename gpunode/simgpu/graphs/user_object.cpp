@@ -1,4 +1,4 @@
-#include "gpunode/simgpu/modules/api.h"
+#include "gpunode/simgpu/api.h"
 
 #include "gpunode/simgpu/graphs/user_object.h"
 

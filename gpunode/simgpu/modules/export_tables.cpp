@@ -1,5 +1,3 @@
-#include "gpunode/simgpu/modules/api.h"
-
 #include "gpunode/simgpu/modules/export_tables.h"
 
 #include "gpunode/simgpu/context.h"
@@ -85,7 +83,3 @@ interpose::PrivateTables& privateTables() {
 }
 
 }  // namespace olpager::simgpu
-
-extern "C" CUresult CUDAAPI cuGetExportTable(const void** table, const CUuuid* id) {
-  return olpager::simgpu::privateTables().find(id, table);
-}

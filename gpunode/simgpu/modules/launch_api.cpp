@@ -1,5 +1,5 @@
 // cuLaunchKernel and its relatives.
-#include "gpunode/simgpu/modules/api.h"
+#include "gpunode/simgpu/api.h"
 
 #include "gpunode/simgpu/modules/launch.h"
 

@@ -1,5 +1,5 @@
 // cuLibrary* and cuKernel*.
-#include "gpunode/simgpu/modules/api.h"
+#include "gpunode/simgpu/api.h"
 
 #include <chrono>
 #include <fstream>

@@ -1,5 +1,5 @@
 // cuLink*. The first versions differ from the second only in the types of 32-bit programs.
-#include "gpunode/simgpu/modules/api.h"
+#include "gpunode/simgpu/api.h"
 
 #include <fstream>
 #include <iterator>

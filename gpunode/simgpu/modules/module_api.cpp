@@ -1,5 +1,5 @@
 // cuModule*.
-#include "gpunode/simgpu/modules/api.h"
+#include "gpunode/simgpu/api.h"
 
 #include <chrono>
 #include <cstdlib>

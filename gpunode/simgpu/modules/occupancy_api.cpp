@@ -1,5 +1,5 @@
 // cuOccupancy*.
-#include "gpunode/simgpu/modules/api.h"
+#include "gpunode/simgpu/api.h"
 
 #include <algorithm>
 
