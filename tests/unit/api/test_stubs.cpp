@@ -4,7 +4,7 @@
 
 #include <atomic>
 #include <fstream>
-#include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,9 +23,14 @@ struct Controls {
 };
 
 struct Library {
-  void* handle = dlopen(STUB_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+  void* handle = open();
   Controls controls = *static_cast<Controls*>(symbol("cudbgInjectionPath"));
 
+  static void* open() {
+    void* opened = dlopen(STUB_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (opened == nullptr) throw std::runtime_error(dlerror());
+    return opened;
+  }
   template <typename F = void>
   F* symbol(const char* name) const {
     return reinterpret_cast<F*>(dlsym(handle, name));
