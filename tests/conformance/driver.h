@@ -9,10 +9,11 @@ namespace conformance {
 // cuda.h renames most functions to their newest version; #name below is expanded after that.
 #define CONFORMANCE_FUNCTIONS(X)                                                                                                                    \
   X(cuInit)                                                                                                                                         \
-  X(cuDriverGetVersion) X(cuDeviceGet) X(cuDeviceGetCount) X(cuDeviceGetName) X(cuDeviceGetAttribute) X(                                            \
-      cuDeviceTotalMem) X(cuDeviceGetUuid_v2) X(cuGetErrorName) X(cuGetErrorString) X(cuGetProcAddress_v2) X(cuGetExportTable)                      \
-      X(cuModuleGetLoadingMode) X(cuCtxCreate) X(cuCtxDestroy) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(cuCtxPushCurrent) X(                         \
-          cuCtxPopCurrent) X(cuCtxSynchronize) X(cuCtxGetDevice) X(cuCtxGetFlags) X(cuCtxGetId)                                                     \
+  X(cuDriverGetVersion)                                                                                                                             \
+  X(cuDeviceGet) X(cuDeviceGetCount) X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(                                              \
+      cuDeviceGetUuid_v2) X(cuGetErrorName) X(cuGetErrorString) X(cuGetProcAddress_v2) X(cuGetExportTable)                                          \
+      X(cuModuleGetLoadingMode) X(cuCtxCreate) X(cuCtxDestroy) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(                                             \
+          cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxSynchronize) X(cuCtxGetDevice) X(cuCtxGetFlags) X(cuCtxGetId)                                 \
           X(cuCtxGetApiVersion) X(cuCtxGetStreamPriorityRange) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(                          \
               cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxGetState) X(cuMemAlloc) X(cuMemAllocPitch)                                               \
               X(cuMemFree) X(cuMemGetInfo) X(cuMemGetAddressRange) X(cuMemHostAlloc) X(cuMemAllocHost) X(                                           \
