@@ -116,7 +116,7 @@ bool knownElsewhere(std::string_view name) {
 
 // A string value as settings take it; an integer becomes its decimal text.
 std::optional<std::string> valueText(const toml::node& node, bool number_allowed) {
-  if (const auto text = node.value_exact<std::string>()) return text;
+  if (auto text = node.value_exact<std::string>()) return text;
   if (const auto number = node.value_exact<int64_t>(); number && number_allowed && *number >= 0) {
     return std::to_string(*number);
   }

@@ -222,12 +222,11 @@ CountersReading readCounters(const std::vector<std::string>& folders) {
       CountersSnapshot snapshot{
           .counters = std::move(counters), .state = CountersSnapshot::State::kRunning, .folder = folder};
       const Counters& read_in = *snapshot.counters;
-      if (valueOf(read_in.ended_unix_ns) != 0) {
+      const bool ours = read_in.pid_namespace == our_namespace;
+      if (valueOf(read_in.ended_unix_ns) != 0 || (ours && processStartTicks(read_in.pid) != read_in.start_ticks)) {
         snapshot.state = CountersSnapshot::State::kEnded;
-      } else if (read_in.pid_namespace != our_namespace) {
+      } else if (!ours) {
         snapshot.state = CountersSnapshot::State::kElsewhere;
-      } else if (processStartTicks(read_in.pid) != read_in.start_ticks) {
-        snapshot.state = CountersSnapshot::State::kEnded;
       }
       if (snapshot.state == CountersSnapshot::State::kEnded && read_in.keep_token == 0) {
         unlinkat(fd, entry->d_name, 0);

@@ -55,7 +55,7 @@ Program findProgram(const std::string& name, const std::string& search_path) {
     for (size_t at = 0; at <= search_path.size() && program.path.empty();) {
       const size_t end = std::min(search_path.find(':', at), search_path.size());
       const std::string folder = end == at ? "." : search_path.substr(at, end - at);
-      const std::string candidate = folder + "/" + name;
+      const std::string candidate = fmt::format("{}/{}", folder, name);
       if (isFile(candidate)) {
         if (seen.empty()) seen = candidate;
         if (access(candidate.c_str(), X_OK) == 0) program.path = candidate;

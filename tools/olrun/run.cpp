@@ -24,6 +24,7 @@ void handOn(int signal) {
 
 std::vector<char*> pointers(const std::vector<std::string>& strings) {
   std::vector<char*> all;
+  all.reserve(strings.size() + 1);
   for (const auto& string : strings) all.push_back(const_cast<char*>(string.c_str()));
   all.push_back(nullptr);
   return all;
