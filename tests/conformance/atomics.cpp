@@ -46,7 +46,10 @@ void sectionAtomics() {
     record("atomics." + name + ".synchronize", api.cuCtxSynchronize());
     need(api.cuMemcpy(CUdeviceptr(words), address, sizeof words), "cuMemcpy");
     std::string text;
-    for (int i = 0; i < 17; ++i) text += (i == 0 ? "" : " ") + std::to_string(words[i]);
+    for (int i = 0; i < 17; ++i) {
+      if (i != 0) text += ' ';
+      text += std::to_string(words[i]);
+    }
     record("atomics." + name + ".words", text);
   }
 }

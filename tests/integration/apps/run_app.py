@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Runs one program of tests/apps on the simulated GPU, alone or through the pager, and says how it went.
+
+run_app.py --mode native|fits|paged [options] PROGRAM
+
+  native  the program on the simulated GPU alone
+  fits    through olrun, with a VRAM budget that holds everything
+  paged   through olrun, with a quarter of --bytes; the pager has to have evicted something
+
+Exits with the program's status (77: skipped), 1 when it was silent, hung, or did not page in a paged run.
+"""
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MIB = 1 << 20
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=["native", "fits", "paged"], required=True)
+    parser.add_argument("--bytes", type=int, default=32 * MIB, help="the program's working set")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--reach", default="traced")
+    parser.add_argument("--vram", type=int, help="budget in bytes instead of the mode's")
+    parser.add_argument("--host", type=int, default=512 * MIB, help="host tier in bytes")
+    parser.add_argument("--sim-vram", type=int, default=1024 * MIB, help="VRAM of the simulated GPU")
+    parser.add_argument("--sim-mode", default="", help="lazy, jitter, scribble, separated by commas")
+    parser.add_argument("--va-base", help="where the pager's range starts")
+    parser.add_argument("--no-paging-expected", action="store_true")
+    parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--olrun")
+    parser.add_argument("--sim-native", required=True, help="folder with the simulated GPU's libcuda.so.1")
+    parser.add_argument("program")
+    return parser.parse_args()
+
+
+def environment(options, scratch):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("OL_")}
+    env["OL_SIM_VRAM"] = str(options.sim_vram)
+    env["OL_SIM_SEED"] = str(options.seed)
+    if options.sim_mode:
+        env["OL_SIM_MODE"] = options.sim_mode
+    env["XDG_CONFIG_HOME"] = scratch  # nobody's own settings
+    env["XDG_RUNTIME_DIR"] = scratch  # and counters that no other test sees
+    if options.mode == "native":
+        env["LD_LIBRARY_PATH"] = options.sim_native
+    return env
+
+
+def command(options):
+    program = [options.program, "--bytes", str(options.bytes), "--seed", str(options.seed)]
+    if options.mode == "native":
+        return program
+    vram = options.vram or (options.bytes // 4 if options.mode == "paged" else 2 * options.bytes + 64 * MIB)
+    run = [options.olrun, "--driver", "sim", "--vram", str(vram), "--host", str(options.host), "--reach", options.reach]
+    if options.va_base:
+        run += ["--va-base", options.va_base]
+    return run + ["--stats", "--"] + program
+
+
+def evictions(errors):
+    """How many evictions the table of `olrun --stats` names, over all devices; None without a table."""
+    row = re.search(r"^\s*evictions((?:\s+\d+)+)\s*$", errors, re.MULTILINE)
+    return sum(int(n) for n in row.group(1).split()) if row else None
+
+
+def main():
+    options = arguments()
+    with tempfile.TemporaryDirectory(prefix="olpager-app-") as scratch:
+        argv = command(options)
+        started = time.monotonic()
+        child = subprocess.Popen(argv, env=environment(options, scratch), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 text=True, errors="replace", start_new_session=True)
+        try:
+            output, errors = child.communicate(timeout=options.timeout)
+            hung = False
+        except subprocess.TimeoutExpired:
+            hung = True
+            os.killpg(child.pid, signal.SIGKILL)  # the session that this call started, and nothing else
+            output, errors = child.communicate()
+        took = time.monotonic() - started
+    print("$ " + " ".join(argv))
+    sys.stdout.write(output)
+    sys.stdout.write(errors)
+    if hung:
+        print(f"HUNG: no end within {options.timeout:g} s")
+        return 1
+    status = child.returncode
+    print(f"exit {status} after {took:.2f} s")
+    if status == 77:
+        return 77
+    if status != 0:
+        return 1
+    if not output.startswith("OK") and "\nOK" not in output:
+        print("the program did not say OK")
+        return 1
+    if options.mode == "paged" and not options.no_paging_expected:
+        evicted = evictions(errors)
+        if not evicted:
+            print(f"the pager evicted {'nothing' if evicted == 0 else 'an unknown number of extents'}: this tested no paging")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
