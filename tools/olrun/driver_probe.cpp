@@ -18,6 +18,7 @@
 namespace olpager::tools {
 namespace {
 
+constexpr int kOldestVersion = 12040;     // of CUDA, as cuDriverGetVersion says it
 constexpr unsigned kSecondsToStart = 60;  // a driver that hangs must not hang olrun
 
 bool sameFile(const std::string& a, const std::string& b) {
@@ -106,6 +107,11 @@ nlohmann::json inspect(const std::string& driver, bool start_it, const std::stri
   if (auto* version = symbol<decltype(cuDriverGetVersion)>(library, "cuDriverGetVersion"); version != nullptr) {
     int number = 0;
     if (version(&number) == CUDA_SUCCESS) facts["version"] = number;
+    if (number != 0 && number < kOldestVersion) {
+      facts["problem"] = fmt::format("{}: offers CUDA {}.{}; 12.4 (driver 550) or newer is needed", path, number / 1000,
+                                     number % 1000 / 10);
+      return facts;
+    }
   }
   if (start_it) start(library, facts);
   return facts;
