@@ -225,9 +225,23 @@ class GraphSink final : public CaptureSink {
   GraphSink(std::shared_ptr<Graph> graph, bool own) : graph_(std::move(graph)), own_(own) {}
 
   CUresult addNode(const CaptureNode& node, std::span<const CUgraphNode> dependencies, CUgraphNode* out) override {
+    CaptureNode spec = node;
+    std::shared_ptr<GraphMemory> memory;
+    if (auto* alloc = std::get_if<AllocNode>(&spec.params); alloc != nullptr && alloc->params.dptr == 0) {
+      // The caller reads the address from the node (cuGraphMemAllocNodeGetParams).
+      const auto context = Driver::get().contexts.find(spec.context);
+      if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+      if (const CUresult error = GraphMemory::make(*context, alloc->params.bytesize, &memory); error != CUDA_SUCCESS) {
+        return error;
+      }
+      alloc->params.dptr = memory->address();
+    }
     const std::lock_guard lock(graphMutex());
     std::shared_ptr<GraphNode> made;
-    if (const CUresult error = graph_->addNode(node, dependencies, {}, &made); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = graph_->addNode(std::move(spec), dependencies, {}, &made); error != CUDA_SUCCESS) {
+      return error;
+    }
+    made->memory = std::move(memory);
     *out = made->handle;
     return CUDA_SUCCESS;
   }

@@ -34,7 +34,8 @@ class ChildGraph final : public KernelLaunchBase {
   const std::shared_ptr<Graph> graph;
 };
 
-/// Device memory of an allocation node: lives as long as a graph or an instance that has the node.
+/// Device memory of an allocation node (one that is captured with no address gets it there): lives as long as a graph
+/// or an instance that has the node.
 class GraphMemory {
  public:
   static CUresult make(Context& context, size_t bytes, std::shared_ptr<GraphMemory>* out);

@@ -72,19 +72,23 @@ std::shared_ptr<LibraryKernel> Library::kernel(const std::string& name) const {
   return it == by_name_.end() ? nullptr : it->second;
 }
 
-// Managed variables have to be there before any context is: they belong to the first device's primary context, which
-// exists as an object from the start. Under mutex_.
+// Managed variables are there before any context is and outlive each: they belong to an object of the library's own
+// that only looks like a context. Under mutex_.
 CUresult Library::placeManaged() {
   if (managed_.size() == managed_globals_.size()) return CUDA_SUCCESS;
+  if (managed_owner_ == nullptr) {
+    const auto handle = reinterpret_cast<CUcontext>(newHandleValue(HandleKind::kContext));
+    managed_owner_ = std::make_shared<Context>(*device_, handle, 0, 0, false);
+  }
   Driver& driver = Driver::get();
   for (const ptx::GlobalInfo& global : managed_globals_) {
     Variable variable{global.name, 0, global.size, true};
-    if (const CUresult error = driver.memory.allocateManaged(*device_->primary, global.size != 0 ? global.size : 1,
+    if (const CUresult error = driver.memory.allocateManaged(*managed_owner_, global.size != 0 ? global.size : 1,
                                                              CU_MEM_ATTACH_GLOBAL, &variable.address);
         error != CUDA_SUCCESS) {
       return error;
     }
-    // Bytes as in the PTX; addresses in them are filled in by the first instance.
+    // Bytes as in the PTX; addresses in them become known with the first instance.
     std::vector<std::byte> image = global.init;
     image.resize(global.size);
     std::memcpy(reinterpret_cast<void*>(variable.address), image.data(), image.size());
@@ -131,6 +135,14 @@ CUresult Library::instance(Context& context, std::shared_ptr<LoadedModule>* out)
       error != CUDA_SUCCESS) {
     return error;
   }
+  if (!managed_linked_) {
+    managed_linked_ = true;
+    for (const ptx::GlobalInfo& global : managed_globals_) {
+      if (global.relocations.empty()) continue;
+      const auto image = module->code().image(global);
+      std::memcpy(reinterpret_cast<void*>(managed_.at(global.name).address), image.data(), image.size());
+    }
+  }
   instances_.emplace(&context, module);
   *out = std::move(module);
   return CUDA_SUCCESS;
@@ -144,8 +156,6 @@ void Library::contextGone(const Context& context) {
       module = std::move(it->second);
       instances_.erase(it);
     }
-    // The teardown frees what the primary context of the managed variables' device has: they start anew.
-    if (&context == device_->primary.get()) managed_.clear();
   }
   for (const auto& kernel : kernels_) {
     const std::lock_guard lock(kernel->mutex_);

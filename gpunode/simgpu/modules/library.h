@@ -67,6 +67,8 @@ class Library : public std::enable_shared_from_this<Library> {
   std::shared_ptr<ptx::Module> first_;  // compiled at load, used by the first context
   std::vector<ptx::GlobalInfo> managed_globals_;
   VariableMap managed_;
+  std::shared_ptr<Context> managed_owner_;  // whom the tables of allocations name as their context
+  bool managed_linked_ = false;
   std::unordered_map<const Context*, std::shared_ptr<LoadedModule>> instances_;
   bool unloaded_ = false;
 };

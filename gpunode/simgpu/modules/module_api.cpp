@@ -50,7 +50,9 @@ CUresult loadImage(CUmodule* out, const void* image, unsigned count, CUjit_optio
 CUresult requireModule(CUmodule handle, std::shared_ptr<LoadedModule>* module) {
   if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
   *module = Registry::get().modules.find(handle);
-  return *module != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  if (*module == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const auto owner = (*module)->context();
+  return owner != nullptr ? owner->error() : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 }  // namespace
