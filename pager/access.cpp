@@ -177,16 +177,17 @@ CUresult Access::acquireSlow() {
     if (!waited) {
       waited = true;
       began = nowNs();
-      for (Extent* extent : needed) {
-        auto it = std::find_if(wants.begin(), wants.end(), [&](auto& want) { return want.first == extent->region->engine; });
-        if (it == wants.end()) it = wants.emplace(wants.end(), extent->region->engine, Want{});
-        it->second.extents.push_back(extent);
-      }
+      const auto wantOf = [&](Engine* engine) -> Want& {
+        auto it = std::find_if(wants.begin(), wants.end(), [&](auto& want) { return want.first == engine; });
+        if (it == wants.end()) it = wants.emplace(wants.end(), engine, Want{});
+        return it->second;
+      };
+      for (Extent* extent : needed) wantOf(extent->region->engine).extents.push_back(extent);
+      if (follows_pointers_ && !reach_all)
+        for (Region* region : reach)
+          if (region->host_written) wantOf(region->engine).to_scan.push_back(region);
       for (auto& [engine, want] : wants) {
         want.since_ns = began;
-        if (follows_pointers_ && !reach_all)
-          for (Region* region : reach)
-            if (region->host_written && region->engine == engine) want.to_scan.push_back(region);
         engine->addWant(&want);
       }
       for (Region* region : reach) ++region->wanted;

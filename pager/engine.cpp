@@ -282,7 +282,7 @@ void Engine::forget(const Region* region) {
   for (auto& batch : batches_) {
     for (Extent*& victim : batch->victims)
       if (victim != nullptr && victim->region == region) victim = nullptr;
-    std::erase(batch->scan_for, region);
+    std::erase_if(batch->scan_for, [region](const auto& entry) { return entry.first == region; });
   }
 }
 

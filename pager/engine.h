@@ -98,7 +98,7 @@ class Engine {
   struct Batch {
     enum class Stage : uint8_t { kGrace, kDrain, kPass } stage = Stage::kGrace;
     std::vector<Extent*> victims;
-    std::vector<Region*> scan_for;       // no victims: a scan that a launch waits for
+    std::vector<std::pair<Region*, uint64_t>> scan_for;  // no victims: a scan that a launch waits for, with stamps
     std::vector<uint32_t> hash_slots;    // of each victim's first page
     std::vector<Region*> scanned;        // regions whose pages this pass scans
     std::vector<uint64_t> scanned_upto;  // their buffer ids: a region may be freed and reused meanwhile

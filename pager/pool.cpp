@@ -521,11 +521,12 @@ void Pool::contextGone(CUcontext context) {
   // An engine that lived in the context goes with it; the next allocation starts another.
   for (size_t i = 0; i < state.engines.size(); ++i) {
     if (state.engines[i]->context() != context) continue;
-    const std::unique_ptr<Engine> engine = std::move(state.engines[i]);
+    std::unique_ptr<Engine> engine = std::move(state.engines[i]);
     state.engines.erase(state.engines.begin() + static_cast<ptrdiff_t>(i));
     lock.unlock();
     engine->stop();
     engine->releaseAll();
+    engine.reset();
     lock.lock();
     break;
   }

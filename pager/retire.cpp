@@ -104,7 +104,7 @@ bool Engine::scanHostWritten(const std::vector<Region*>& regions) {
     if (!batch->scan_for.empty()) return false;
   auto batch = std::make_unique<Batch>();
   for (Region* region : regions)
-    if (region->host_written && region->engine == this) batch->scan_for.push_back(region);
+    if (region->host_written && region->engine == this) batch->scan_for.emplace_back(region, 0);
   if (batch->scan_for.empty()) return false;
   batch->settles_floor = pool_.floor_pending;
   hazards().snapshot(batch->hazards);
@@ -141,7 +141,7 @@ bool Engine::advanceBatches(Lock& lock) {
       polled = true;
       uint64_t stamp = pool_.floor;
       for (const Extent* extent : batch.victims) stamp = std::max(stamp, extent->region->stamp.load());
-      for (const Region* region : batch.scan_for) stamp = std::max(stamp, region->stamp.load());
+      for (const auto& entry : batch.scan_for) stamp = std::max(stamp, entry.first->stamp.load());
       if (broken_ || pool_.streams.quiet(stamp)) {
         if (startPass(batch, lock)) return true;
       } else {
@@ -201,6 +201,10 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   }
   // Any page that was written since its last scan may hold a pointer to a victim.
   const uint64_t floor = pool_.streams.completedFloor(pool_.launch_number.load());
+  for (auto& [region, stamp] : batch.scan_for) {
+    stamp = region->stamp.load();
+    pool_.markDirty(region);
+  }
   batch.scanned.clear();
   batch.scanned_upto.clear();
   std::vector<Region*> still_dirty;
@@ -327,6 +331,9 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
     Region* region = batch.scanned[r];
     if (region->buffer_id == batch.scanned_upto[r] && !region->in_dirty_list) region->host_written = false;
   }
+  // Copies into these had completed when the pass began; none has come since if the stamp is the same.
+  for (const auto& [region, stamp] : batch.scan_for)
+    if (region->stamp.load() == stamp) region->host_written = false;
   if (any) findEdges(batch, lock);
   for (size_t v = 0; v < batch.victims.size(); ++v) {
     Extent* extent = batch.victims[v];
