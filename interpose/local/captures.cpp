@@ -32,10 +32,10 @@ using Memories = std::vector<std::shared_ptr<GraphMemory>>;
 
 // What a graph, or a capture on its way to one, is known to reach.
 struct Content {
-  ReachSet captured;                        // by captured calls: of no node by name
-  std::map<CUgraphNode, ReachSet> nodes;    // by nodes added through the API
+  ReachSet captured;                                       // by captured calls: of no node by name
+  std::map<CUgraphNode, ReachSet> nodes;                   // by nodes added through the API
   std::map<CUgraphNode, std::shared_ptr<Content>> copies;  // of child graphs, as they were when added
-  std::vector<CUgraph> bodies;              // of conditional nodes
+  std::vector<CUgraph> bodies;                             // of conditional nodes
   Memories memories;
 };
 

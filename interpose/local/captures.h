@@ -1,7 +1,7 @@
 // What captures and graphs reach. An operation that a stream captures does not run now: what it names is gathered for
 // the capture, goes to the graph that ends it, from there to every executable graph made of it, and is made resident at
-// each launch. Every way in which a node gets into a graph passes here (a captured call, cuGraphAdd*, SetParams, a child
-// graph, a clone), so a graph is never walked.
+// each launch. Every way in which a node gets into a graph passes here (a captured call, cuGraphAdd*, SetParams, a
+// child graph, a clone), so a graph is never walked.
 //
 // Memory allocated inside a capture lives as long as a graph or executable graph that was made of the capture.
 //
@@ -26,7 +26,8 @@ inline bool anyCapture() { return detail::g_captures.load(std::memory_order_rela
 /// The id of the capture that `stream` takes part in (also by waiting for an event of another stream), 0 when none.
 uint64_t captureOf(const pager::StreamKey& stream);
 
-// --- captures ---------------------------------------------------------------------------------------------------------
+// --- captures
+// ---------------------------------------------------------------------------------------------------------
 /// A capture has begun on `stream`.
 void captureBegan(const pager::StreamKey& stream);
 /// It has ended: `graph` is what it made, nullptr when it failed.
@@ -41,7 +42,8 @@ void captureOwns(uint64_t id, CUdeviceptr address);
 /// True when `address` belongs to a graph: it is freed with it, not by the program.
 bool graphOwns(CUdeviceptr address);
 
-// --- graphs -----------------------------------------------------------------------------------------------------------
+// --- graphs
+// -----------------------------------------------------------------------------------------------------------
 /// What a node of `graph` reaches, when the node is new or its parameters changed. `graph` may be nullptr (not known).
 void graphNodeReaches(CUgraph graph, CUgraphNode node, const pager::ReachSet& reach);
 void graphNodeGone(CUgraphNode node);
@@ -50,7 +52,8 @@ void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared);
 void graphCloned(CUgraph clone, CUgraph original);
 void graphGone(CUgraph graph);
 
-// --- executable graphs ------------------------------------------------------------------------------------------------
+// --- executable graphs
+// ------------------------------------------------------------------------------------------------
 /// `exec` was made of `graph`, or updated to it. `device_launched`: kernels may launch it, so all of it stays in VRAM.
 void execMade(CUgraphExec exec, CUgraph graph, bool device_launched);
 void execNodeReaches(CUgraphExec exec, CUgraphNode node, const pager::ReachSet& reach);

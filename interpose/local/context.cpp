@@ -27,8 +27,7 @@ std::atomic<bool> g_several_contexts{false};
 void noteContext(CUcontext context) {
   CUcontext first = g_first_context.load(std::memory_order_relaxed);
   if (first == context) return;
-  if (first == nullptr &&
-      g_first_context.compare_exchange_strong(first, context, std::memory_order_relaxed)) {
+  if (first == nullptr && g_first_context.compare_exchange_strong(first, context, std::memory_order_relaxed)) {
     return;
   }
   if (first != context) g_several_contexts.store(true, std::memory_order_relaxed);

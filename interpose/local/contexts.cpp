@@ -99,8 +99,8 @@ OLPAGER_HOOK(cuCtxDestroy)(CUcontext context) {
   return driver().cuCtxDestroy(context);
 }
 
-// Releases a use that cuCtxAttach or cuCtxCreate took. Attached contexts are counted by the driver alone: the context may
-// live on, so the pager keeps what it has unless it is really gone.
+// Releases a use that cuCtxAttach or cuCtxCreate took. Attached contexts are counted by the driver alone: the context
+// may live on, so the pager keeps what it has unless it is really gone.
 OLPAGER_HOOK(cuCtxDetach)(CUcontext context) {
   const CUresult result = driver().cuCtxDetach(context);
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;

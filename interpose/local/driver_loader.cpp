@@ -82,7 +82,7 @@ static_assert(sizeof(CacheHeader) == 48);
 
 struct CacheEntry {
   int32_t flags;
-  uint32_t key;    // offsets of NUL-terminated strings from the header
+  uint32_t key;  // offsets of NUL-terminated strings from the header
   uint32_t value;
   uint32_t os_version;
   uint64_t hardware;
@@ -156,10 +156,17 @@ std::vector<std::string> driverCandidates() {
   std::vector<std::string> candidates;
   for (const std::string& folder : libraryPathFolders()) addCandidate(candidates, folder + "/" + kDriverName);
   for (const std::string& path : pathsInLdCache("/etc/ld.so.cache", kDriverName)) addCandidate(candidates, path);
-  const char* folders[] = {"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64",
-                           "/usr/lib64",            "/lib",                      "/usr/lib",
-                           "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib",   "/usr/lib/x86_64-linux-gnu/nvidia/current",
-                           "/run/opengl-driver/lib", "/usr/lib/wsl/lib"};
+  const char* folders[] = {"/lib/x86_64-linux-gnu",
+                           "/usr/lib/x86_64-linux-gnu",
+                           "/lib64",
+                           "/usr/lib64",
+                           "/lib",
+                           "/usr/lib",
+                           "/usr/local/nvidia/lib64",
+                           "/usr/local/nvidia/lib",
+                           "/usr/lib/x86_64-linux-gnu/nvidia/current",
+                           "/run/opengl-driver/lib",
+                           "/usr/lib/wsl/lib"};
   for (const char* folder : folders) addCandidate(candidates, std::string(folder) + "/" + kDriverName);
   return candidates;
 }
@@ -181,7 +188,8 @@ Result<LoadedDriver> loadDriver(const std::string& setting) {
   }
   if (!why.empty()) return Error{why};
   return Error{
-      "no CUDA driver: libcuda.so.1 is in none of the loader's folders; install the NVIDIA driver, set OL_DRIVER to its "
+      "no CUDA driver: libcuda.so.1 is in none of the loader's folders; install the NVIDIA driver, set OL_DRIVER to "
+      "its "
       "libcuda.so.1, or OL_DRIVER=sim for the simulated GPU"};
 }
 

@@ -18,8 +18,9 @@ struct LoadedDriver {
 /// search below. The error is one line for the user. Start-up only: reads files and may allocate.
 Result<LoadedDriver> loadDriver(const std::string& setting);
 
-/// Where the loader would look for libcuda.so.1, in its order: LD_LIBRARY_PATH, the ldconfig cache, the system's folders,
-/// then the folders in which containers and WSL put the driver. Existing files only; neither us nor a toolkit's stubs.
+/// Where the loader would look for libcuda.so.1, in its order: LD_LIBRARY_PATH, the ldconfig cache, the system's
+/// folders, then the folders in which containers and WSL put the driver. Existing files only; neither us nor a
+/// toolkit's stubs.
 std::vector<std::string> driverCandidates();
 
 /// The paths that an ldconfig cache gives for `name` (64-bit x86 entries of the format "glibc-ld.so.cache1.1", which is

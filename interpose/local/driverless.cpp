@@ -63,14 +63,22 @@ CUresult noExportTable(const void** table, const CUuuid* /*id*/) {
 
 void* driverlessFunction(api::Symbol symbol) {
   switch (symbol) {
-    case api::Symbol::kCuInit: return reinterpret_cast<void*>(&ol_local_cuInit);
-    case api::Symbol::kCuGetProcAddress: return reinterpret_cast<void*>(&ol_local_cuGetProcAddress);
-    case api::Symbol::kCuGetProcAddress_v2: return reinterpret_cast<void*>(&ol_local_cuGetProcAddress_v2);
-    case api::Symbol::kCuDriverGetVersion: return reinterpret_cast<void*>(&driverGetVersion);
-    case api::Symbol::kCuGetErrorName: return reinterpret_cast<void*>(&getErrorName);
-    case api::Symbol::kCuGetErrorString: return reinterpret_cast<void*>(&getErrorString);
-    case api::Symbol::kCuGetExportTable: return reinterpret_cast<void*>(&noExportTable);
-    default: return reinterpret_cast<void*>(&notInitialized);
+    case api::Symbol::kCuInit:
+      return reinterpret_cast<void*>(&ol_local_cuInit);
+    case api::Symbol::kCuGetProcAddress:
+      return reinterpret_cast<void*>(&ol_local_cuGetProcAddress);
+    case api::Symbol::kCuGetProcAddress_v2:
+      return reinterpret_cast<void*>(&ol_local_cuGetProcAddress_v2);
+    case api::Symbol::kCuDriverGetVersion:
+      return reinterpret_cast<void*>(&driverGetVersion);
+    case api::Symbol::kCuGetErrorName:
+      return reinterpret_cast<void*>(&getErrorName);
+    case api::Symbol::kCuGetErrorString:
+      return reinterpret_cast<void*>(&getErrorString);
+    case api::Symbol::kCuGetExportTable:
+      return reinterpret_cast<void*>(&noExportTable);
+    default:
+      return reinterpret_cast<void*>(&notInitialized);
   }
 }
 

@@ -33,7 +33,8 @@ class NodeReach final : public extract::RangeSink {
   }
 
   void kernel(CUfunction function, CUcontext context, void** parameters, void** extra) {
-    if (function != nullptr) addKernel(access_, function, context != nullptr ? context : currentContext(), parameters, extra);
+    if (function != nullptr)
+      addKernel(access_, function, context != nullptr ? context : currentContext(), parameters, extra);
   }
   void memset(CUdeviceptr destination, uint64_t pitch, uint64_t element, uint64_t width, uint64_t height) {
     extract::fill2d(*this, destination, pitch, extract::saturatingProduct(width, element), height);
@@ -69,12 +70,17 @@ void describe(NodeReach& node, const CUgraphNodeParams* p) {
       node.kernel(p->kernel.func != nullptr ? p->kernel.func : reinterpret_cast<CUfunction>(p->kernel.kern),
                   p->kernel.ctx, p->kernel.kernelParams, p->kernel.extra);
       break;
-    case CU_GRAPH_NODE_TYPE_MEMCPY: extract::copy3d(node, &p->memcpy.copyParams); break;
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      extract::copy3d(node, &p->memcpy.copyParams);
+      break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
       node.memset(p->memset.dst, p->memset.pitch, p->memset.elementSize, p->memset.width, p->memset.height);
       break;
-    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: extract::memOps(node, p->memOp.paramArray, p->memOp.count); break;
-    default: break;
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+      extract::memOps(node, p->memOp.paramArray, p->memOp.count);
+      break;
+    default:
+      break;
   }
 }
 
@@ -168,7 +174,8 @@ CUresult launchGraph(CUgraphExec exec, CUstream stream, bool per_thread, Native 
 
 }  // namespace
 
-// --- nodes --------------------------------------------------------------------------------------------------------------
+// --- nodes
+// --------------------------------------------------------------------------------------------------------------
 
 OLPAGER_HOOK(cuGraphAddKernelNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
@@ -179,7 +186,8 @@ OLPAGER_HOOK(cuGraphAddKernelNode_v2)
   return addNode(out, graph, params, [&] { return driver().cuGraphAddKernelNode_v2(out, graph, from, count, params); });
 }
 OLPAGER_HOOK(cuGraphAddMemcpyNode)
-(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_MEMCPY3D* params, CUcontext context) {
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_MEMCPY3D* params,
+ CUcontext context) {
   return addNode(out, graph, params,
                  [&] { return driver().cuGraphAddMemcpyNode(out, graph, from, count, params, context); });
 }
@@ -190,7 +198,8 @@ OLPAGER_HOOK(cuGraphAddMemsetNode)
                  [&] { return driver().cuGraphAddMemsetNode(out, graph, from, count, params, context); });
 }
 OLPAGER_HOOK(cuGraphAddBatchMemOpNode)
-(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params) {
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
+ const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params) {
   return addNode(out, graph, params,
                  [&] { return driver().cuGraphAddBatchMemOpNode(out, graph, from, count, params); });
 }
@@ -259,7 +268,8 @@ OLPAGER_HOOK(cuGraphDestroy)(CUgraph graph) {
   return result;
 }
 
-// --- executable graphs --------------------------------------------------------------------------------------------------
+// --- executable graphs
+// --------------------------------------------------------------------------------------------------
 
 OLPAGER_HOOK(cuGraphInstantiate)
 (CUgraphExec* out, CUgraph graph, CUgraphNode* error, char* log, size_t bytes) {

@@ -1,5 +1,5 @@
-// Pinned and managed host memory stays the driver's. It is counted, and where a kernel can read it and find addresses of
-// the range there, the pager is told.
+// Pinned and managed host memory stays the driver's. It is counted, and where a kernel can read it and find addresses
+// of the range there, the pager is told.
 #include <map>
 #include <mutex>
 

@@ -20,9 +20,10 @@ bool ours(CUdeviceptr address) {
 // An interprocess handle names a piece of VRAM, and an allocation here has no such piece of its own.
 OLPAGER_HOOK(cuIpcGetMemHandle)(CUipcMemHandle* handle, CUdeviceptr address) {
   if (!ours(address)) return driver().cuIpcGetMemHandle(handle, address);
-  olpager::base::warnOnce("cuIpcGetMemHandle",
-                          "memory that olpager manages can't be shared with another process by cuIpcGetMemHandle; run the "
-                          "processes without olpager, or let them exchange data through host memory");
+  olpager::base::warnOnce(
+      "cuIpcGetMemHandle",
+      "memory that olpager manages can't be shared with another process by cuIpcGetMemHandle; run the "
+      "processes without olpager, or let them exchange data through host memory");
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 

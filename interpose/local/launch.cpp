@@ -77,9 +77,8 @@ using namespace olpager::local;  // NOLINT(google-build-using-namespace): the fu
 OLPAGER_HOOK(cuLaunchKernel)
 (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
  CUstream stream, void** parameters, void** extra) {
-  return launch(f, stream, false, parameters, extra, [&] {
-    return driver().cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
-  });
+  return launch(f, stream, false, parameters, extra,
+                [&] { return driver().cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra); });
 }
 
 OLPAGER_HOOK(cuLaunchKernel_ptsz)

@@ -22,10 +22,10 @@ bool anyOurs(const CUdeviceptr* addresses, size_t count) {
 
 }  // namespace
 
-#define OLPAGER_NOT_MANAGED(symbol, parameters, arguments)          \
-  OLPAGER_HOOK(symbol) parameters {                                 \
-    if (ours(address)) return CUDA_ERROR_INVALID_VALUE;             \
-    return driver().symbol arguments;                               \
+#define OLPAGER_NOT_MANAGED(symbol, parameters, arguments) \
+  OLPAGER_HOOK(symbol) parameters {                        \
+    if (ours(address)) return CUDA_ERROR_INVALID_VALUE;    \
+    return driver().symbol arguments;                      \
   }
 
 #define OLPAGER_NONE_MANAGED(symbol, parameters, arguments)         \
@@ -57,7 +57,8 @@ OLPAGER_NOT_MANAGED(cuMemRangeGetAttributes,
                     (data, data_bytes, attributes, count, address, bytes))
 OLPAGER_NOT_MANAGED(cuStreamAttachMemAsync, (CUstream stream, CUdeviceptr address, size_t bytes, unsigned int flags),
                     (stream, address, bytes, flags))
-OLPAGER_NOT_MANAGED(cuStreamAttachMemAsync_ptsz, (CUstream stream, CUdeviceptr address, size_t bytes, unsigned int flags),
+OLPAGER_NOT_MANAGED(cuStreamAttachMemAsync_ptsz,
+                    (CUstream stream, CUdeviceptr address, size_t bytes, unsigned int flags),
                     (stream, address, bytes, flags))
 
 OLPAGER_NONE_MANAGED(cuMemPrefetchBatchAsync,

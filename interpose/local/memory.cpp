@@ -89,8 +89,8 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (captureOf(key) != 0) {
-    olpager::base::warnOnce("free in capture",
-                            "memory that was allocated outside of a capture is freed inside of one: it stays allocated");
+    olpager::base::warnOnce(
+        "free in capture", "memory that was allocated outside of a capture is freed inside of one: it stays allocated");
     return CUDA_SUCCESS;
   }
   forgetPointerState(address);
@@ -107,10 +107,11 @@ uint64_t reportedTotal(Pool& running, CUdevice device, uint64_t native) {
   const olpager::base::Budget budget = vramSetting();
   if (here || budget.bytes != 0 || (g_started.load(std::memory_order_relaxed) & bitOf(device)) != 0) return total;
   const uint64_t reserve = std::min<uint64_t>(native / 4, std::max<uint64_t>(256ull << 20, native / 32));
-  const uint64_t vram =
-      budget.percent != 0 ? static_cast<uint64_t>(static_cast<double>(native) * budget.percent / 100) : native - reserve;
+  const uint64_t vram = budget.percent != 0 ? static_cast<uint64_t>(static_cast<double>(native) * budget.percent / 100)
+                                            : native - reserve;
   // Without a context the pager counts one page of VRAM.
-  return total - std::min(total, olpager::pager::kPageBytes) + vram / olpager::pager::kPageBytes * olpager::pager::kPageBytes;
+  return total - std::min(total, olpager::pager::kPageBytes) +
+         vram / olpager::pager::kPageBytes * olpager::pager::kPageBytes;
 }
 
 MemoryInfo infoHere(Pool& running, const Place& place) { return running.memoryInfo(place.context, place.device); }

@@ -12,8 +12,8 @@ namespace {
 
 struct MemoryPools {
   std::mutex mutex;
-  std::map<CUmemoryPool, CUmemPoolProps> made;       // by the program
-  std::map<CUdeviceptr, CUmemoryPool> allocations;   // from pools other than their device's default
+  std::map<CUmemoryPool, CUmemPoolProps> made;      // by the program
+  std::map<CUdeviceptr, CUmemoryPool> allocations;  // from pools other than their device's default
 };
 
 MemoryPools& state() {
@@ -57,7 +57,8 @@ bool currentPoolIsOnDevice(CUdevice device) {
     if (all.made.empty()) return true;
   }
   CUmemoryPool current = nullptr;
-  if (driver().cuDeviceGetMemPool == nullptr || driver().cuDeviceGetMemPool(&current, device) != CUDA_SUCCESS) return true;
+  if (driver().cuDeviceGetMemPool == nullptr || driver().cuDeviceGetMemPool(&current, device) != CUDA_SUCCESS)
+    return true;
   CUdevice on = 0;
   return poolDevice(current, &on) && on == device;
 }

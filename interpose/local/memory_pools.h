@@ -6,8 +6,8 @@
 
 namespace olpager::local {
 
-/// True when `pool` allocates memory of a device that the pager can serve, and which. A pool of host memory, or one whose
-/// allocations can be exported, is the driver's.
+/// True when `pool` allocates memory of a device that the pager can serve, and which. A pool of host memory, or one
+/// whose allocations can be exported, is the driver's.
 bool poolDevice(CUmemoryPool pool, CUdevice* device);
 
 /// True when what cuMemAllocAsync allocates on `device` now comes from a pool of that device's memory.

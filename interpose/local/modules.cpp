@@ -38,7 +38,7 @@ namespace {
 constexpr uint64_t kSmallestRoot = 8;
 
 struct Image {
-  const void* kept = nullptr;        // still to be read, in the program's memory
+  const void* kept = nullptr;  // still to be read, in the program's memory
   bool is_library = false;
   bool named = false;
   std::vector<std::string> names;
@@ -60,18 +60,20 @@ void addUnique(std::vector<std::string>& names, std::string_view name) {
   if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
 }
 
-// Variables of PTX: `.global` and `.const` declarations at module scope, `.align 8 .b8 name[64]`, `.u64 name = 0`. Names
-// that are no variables after all do no harm: the driver does not find them.
+// Variables of PTX: `.global` and `.const` declarations at module scope, `.align 8 .b8 name[64]`, `.u64 name = 0`.
+// Names that are no variables after all do no harm: the driver does not find them.
 void namesOfPtx(std::string_view text, std::vector<std::string>& names) {
-  const auto isName = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$' || c == '%'; };
+  const auto isName = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$' || c == '%';
+  };
   for (std::string_view space : {std::string_view(".global"), std::string_view(".const")}) {
     for (size_t at = text.find(space); at != std::string_view::npos; at = text.find(space, at + space.size())) {
       // ld.global and st.global are instructions, not declarations.
       const size_t line = text.rfind('\n', at) == std::string_view::npos ? 0 : text.rfind('\n', at) + 1;
       const std::string_view before = text.substr(line, at - line);
-      if (before.find_first_not_of(" \t") != std::string_view::npos && before.find(".visible") == std::string_view::npos &&
-          before.find(".extern") == std::string_view::npos && before.find(".weak") == std::string_view::npos &&
-          before.find(".common") == std::string_view::npos) {
+      if (before.find_first_not_of(" \t") != std::string_view::npos &&
+          before.find(".visible") == std::string_view::npos && before.find(".extern") == std::string_view::npos &&
+          before.find(".weak") == std::string_view::npos && before.find(".common") == std::string_view::npos) {
         continue;
       }
       const size_t end = std::min(text.find_first_of("[=;{", at), text.size());
@@ -114,8 +116,12 @@ void namesOfContainer(fatbin::Bytes container, std::vector<std::string>& names) 
 
 void namesOf(const fatbin::Image& image, std::vector<std::string>& names) {
   switch (image.form) {
-    case fatbin::Image::Form::container: namesOfContainer(image.bytes, names); break;
-    case fatbin::Image::Form::elf: namesOfCubin(image.bytes, names); break;
+    case fatbin::Image::Form::container:
+      namesOfContainer(image.bytes, names);
+      break;
+    case fatbin::Image::Form::elf:
+      namesOfCubin(image.bytes, names);
+      break;
     case fatbin::Image::Form::ptx:
       namesOfPtx({reinterpret_cast<const char*>(image.bytes.data()), image.bytes.size()}, names);
       break;
@@ -214,7 +220,8 @@ const void* ownerOf(CUfunction function) {
     return library;
   }
   CUmodule module = nullptr;
-  if (functions.cuFuncGetModule != nullptr && functions.cuFuncGetModule(&module, function) == CUDA_SUCCESS) return module;
+  if (functions.cuFuncGetModule != nullptr && functions.cuFuncGetModule(&module, function) == CUDA_SUCCESS)
+    return module;
   return nullptr;
 }
 

@@ -52,8 +52,8 @@ int visit(dl_phdr_info* info, size_t /*size*/, void* data) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("hidden"))) int olpagerFindObject(void* address, OlpagerFoundObject* out) asm(
-    "_dl_find_object");
+extern "C" __attribute__((visibility("hidden"))) int olpagerFindObject(void* address,
+                                                                       OlpagerFoundObject* out) asm("_dl_find_object");
 
 extern "C" int olpagerFindObject(void* address, OlpagerFoundObject* out) {
   Search search{reinterpret_cast<uintptr_t>(address), out};

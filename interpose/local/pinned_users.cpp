@@ -17,8 +17,8 @@ namespace {
 
 struct PinnedUsers {
   std::mutex mutex;
-  std::set<CUdeviceptr> for_life;       // bases
-  std::set<CUdeviceptr> sync_memops;    // bases
+  std::set<CUdeviceptr> for_life;     // bases
+  std::set<CUdeviceptr> sync_memops;  // bases
   std::map<unsigned long long, std::vector<CUdeviceptr>> objects;
 };
 

@@ -27,7 +27,9 @@ CUresult give(void* data, T value) {
 // The value for memory that the driver can't say anything about, as cuPointerGetAttributes gives it.
 void giveNothing(void* data, CUpointer_attribute attribute) {
   switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: (void)give<int>(data, CU_DEVICE_INVALID); break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      (void)give<int>(data, CU_DEVICE_INVALID);
+      break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
@@ -35,9 +37,15 @@ void giveNothing(void* data, CUpointer_attribute attribute) {
     case CU_POINTER_ATTRIBUTE_MAPPED:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE: (void)give<int>(data, 0); break;
-    case CU_POINTER_ATTRIBUTE_P2P_TOKENS: memset(data, 0, sizeof(CUDA_POINTER_ATTRIBUTE_P2P_TOKENS)); break;
-    default: (void)give<uint64_t>(data, 0); break;
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+      (void)give<int>(data, 0);
+      break;
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+      memset(data, 0, sizeof(CUDA_POINTER_ATTRIBUTE_P2P_TOKENS));
+      break;
+    default:
+      (void)give<uint64_t>(data, 0);
+      break;
   }
 }
 
@@ -61,30 +69,48 @@ CUresult attributeOf(const AllocationInfo& info, CUpointer_attribute attribute, 
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       // Memory that a program mapped itself, or took from a pool, belongs to no context.
       return give<CUcontext>(data, vmm || stream_ordered ? nullptr : info.context);
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return give<unsigned>(data, CU_MEMORYTYPE_DEVICE);
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return give<CUdeviceptr>(data, address);
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER: return CUDA_ERROR_INVALID_VALUE;
-    case CU_POINTER_ATTRIBUTE_P2P_TOKENS: return CUDA_ERROR_INVALID_VALUE;
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return give<int>(data, syncMemops(info.base) ? 1 : 0);
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: return give<uint64_t>(data, info.buffer_id);
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return give<int>(data, 0);
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return give<int>(data, info.device);
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return give<unsigned>(data, CU_MEMORYTYPE_DEVICE);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      return give<CUdeviceptr>(data, address);
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      return CUDA_ERROR_INVALID_VALUE;
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+      return CUDA_ERROR_INVALID_VALUE;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      return give<int>(data, syncMemops(info.base) ? 1 : 0);
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      return give<uint64_t>(data, info.buffer_id);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      return give<int>(data, 0);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return give<int>(data, info.device);
     // Native says 1 for cuMemAlloc memory. Handles to pool memory are refused, and callers that are told so beforehand
     // take the way through host memory.
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return give<int>(data, 0);
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return give<CUdeviceptr>(data, info.base);
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return give<size_t>(data, info.bytes);
-    case CU_POINTER_ATTRIBUTE_MAPPED: return give<int>(data, 1);
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return give<uint64_t>(data, 0);
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return giveRdmaCapable(data, address, info);
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+      return give<int>(data, 0);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      return give<CUdeviceptr>(data, info.base);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      return give<size_t>(data, info.bytes);
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      return give<int>(data, 1);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      return give<uint64_t>(data, 0);
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+      return giveRdmaCapable(data, address, info);
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
       return give<unsigned>(data, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       return give<CUmemoryPool>(data, stream_ordered ? poolOf(info.base, info.device) : nullptr);
-    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: return give<size_t>(data, info.bytes);
-    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: return give<CUdeviceptr>(data, info.base);
-    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: return give<uint64_t>(data, info.buffer_id);
-    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE: return give<int>(data, 0);
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+      return give<size_t>(data, info.bytes);
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+      return give<CUdeviceptr>(data, info.base);
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+      return give<uint64_t>(data, info.buffer_id);
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+      return give<int>(data, 0);
   }
   return CUDA_ERROR_INVALID_VALUE;
 }
@@ -115,7 +141,8 @@ OLPAGER_HOOK(cuPointerGetAttributes)
   const bool known = running->describe(address, &info);
   for (unsigned i = 0; i < count; ++i) {
     if (data[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (!known || attributeOf(info, attributes[i], address, data[i]) != CUDA_SUCCESS) giveNothing(data[i], attributes[i]);
+    if (!known || attributeOf(info, attributes[i], address, data[i]) != CUDA_SUCCESS)
+      giveNothing(data[i], attributes[i]);
   }
   return CUDA_SUCCESS;
 }

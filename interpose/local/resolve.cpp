@@ -27,12 +27,14 @@ void* askDriver(const char* name, int version, cuuint64_t flags) {
 }
 
 // For a driver whose cuGetProcAddress is of the first kind only.
-CUresult passOn(const char* name, void** function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
+CUresult passOn(const char* name, void** function, int version, cuuint64_t flags,
+                CUdriverProcAddressQueryResult* status) {
   if (driver().cuGetProcAddress_v2 == nullptr) return CUDA_ERROR_NOT_FOUND;
   return driver().cuGetProcAddress_v2(name, function, version, flags, status);
 }
 
-CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function, CUdriverProcAddressQueryResult* status) {
+CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function,
+                CUdriverProcAddressQueryResult* status) {
   *function = found;
   if (status != nullptr) *status = why;
   return CUDA_SUCCESS;
@@ -67,8 +69,8 @@ CUresult getProcAddress(const char* name, void** function, int version, cuuint64
   // A driver newer than the specification may give a newer form of this function, with parameters we don't know.
   if (version > kKnownVersion && driver().cuGetProcAddress_v2 != nullptr &&
       askDriver(name, version, flags) != askDriver(name, kKnownVersion, flags)) {
-    base::warnOnce(name, "the program asks for %s of CUDA %d.%d, which this version of olpager does not know: refused", name,
-                   version / 1000, version % 1000 / 10);
+    base::warnOnce(name, "the program asks for %s of CUDA %d.%d, which this version of olpager does not know: refused",
+                   name, version / 1000, version % 1000 / 10);
     return answer(nullptr, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, function, status);
   }
   return answer(own, CU_GET_PROC_ADDRESS_SUCCESS, function, status);

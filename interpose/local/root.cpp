@@ -43,7 +43,7 @@ struct Root {
   base::Settings settings;
   LoadedDriver driver;
   bool driver_tried = false;
-  bool initialized = false;          // initialize() ran to its end
+  bool initialized = false;             // initialize() ran to its end
   CUresult init_result = CUDA_SUCCESS;  // what it answered
 };
 
@@ -79,9 +79,15 @@ pager::PoolOptions optionsFrom(const base::Settings& settings) {
   options.vram = budgetOf(settings.vram);
   options.host = budgetOf(settings.host);
   switch (settings.reach) {
-    case base::ReachSetting::kTraced: options.reach = pager::Reach::kTraced; break;
-    case base::ReachSetting::kAll: options.reach = pager::Reach::kAll; break;
-    case base::ReachSetting::kLearned: options.reach = pager::Reach::kLearned; break;
+    case base::ReachSetting::kTraced:
+      options.reach = pager::Reach::kTraced;
+      break;
+    case base::ReachSetting::kAll:
+      options.reach = pager::Reach::kAll;
+      break;
+    case base::ReachSetting::kLearned:
+      options.reach = pager::Reach::kLearned;
+      break;
   }
   options.report = settings.report == base::ReportSetting::kPool ? pager::Report::kPool : pager::Report::kNode;
   return options;
@@ -115,7 +121,8 @@ CUresult loadUnderLock(Root& state) {
   api::loadDriverTable(detail::g_driver, resolveInDriver, state.driver.handle);
   // A broken or foreign library: what the functions of ours call without asking has to be there.
   if (driver().cuInit == nullptr || driver().cuCtxGetCurrent == nullptr || driver().cuDriverGetVersion == nullptr) {
-    complain(state.driver.path + " lacks functions that every CUDA driver has; set OL_DRIVER to the driver's libcuda.so.1");
+    complain(state.driver.path +
+             " lacks functions that every CUDA driver has; set OL_DRIVER to the driver's libcuda.so.1");
     return CUDA_ERROR_NO_DEVICE;
   }
   pthread_atfork(nullptr, nullptr, childAfterFork);
@@ -162,10 +169,10 @@ CUresult makePool(Root& state) {
   g_made.store(ready, std::memory_order_release);
   detail::g_gate.running.store(new Runtime{&detail::g_driver, ready}, std::memory_order_release);
   std::atexit(atExit);
-  base::logInfo("local mode: driver %s (CUDA %d.%d), range 0x%llx-0x%llx, reach %s, report %s", state.driver.path.c_str(),
-                version / 1000, version % 1000 / 10, static_cast<unsigned long long>(ready->base()),
-                static_cast<unsigned long long>(ready->end()), base::reachName(state.settings.reach),
-                base::reportName(state.settings.report));
+  base::logInfo("local mode: driver %s (CUDA %d.%d), range 0x%llx-0x%llx, reach %s, report %s",
+                state.driver.path.c_str(), version / 1000, version % 1000 / 10,
+                static_cast<unsigned long long>(ready->base()), static_cast<unsigned long long>(ready->end()),
+                base::reachName(state.settings.reach), base::reportName(state.settings.report));
   return CUDA_SUCCESS;
 }
 
@@ -183,7 +190,9 @@ bool ensureDriver() {
   return loadOnce(state) == CUDA_SUCCESS;
 }
 
-bool inForkedChild() { return g_forked.load(std::memory_order_acquire) || (g_made.load() != nullptr && pool() == nullptr); }
+bool inForkedChild() {
+  return g_forked.load(std::memory_order_acquire) || (g_made.load() != nullptr && pool() == nullptr);
+}
 
 CUresult initialize(unsigned int flags) {
   if (pool() != nullptr) return driver().cuInit(flags);

@@ -1,5 +1,6 @@
 // The one root of the interposer: settings, the real driver, the pager. Made step by step at first need (a symbol is
-// resolved: the driver is loaded; cuInit: the pager), never destroyed, safe in any exit order, absent in a forked child.
+// resolved: the driver is loaded; cuInit: the pager), never destroyed, safe in any exit order, absent in a forked
+// child.
 #pragma once
 
 #include <atomic>
@@ -21,8 +22,8 @@ extern api::DriverTable g_driver;
 extern const Runtime g_without_pool;
 }  // namespace detail
 
-/// The pager: nullptr before cuInit has succeeded and in a forked child. Every function of ours then goes to the driver,
-/// whose answers (CUDA_ERROR_NOT_INITIALIZED) are the right ones. One load.
+/// The pager: nullptr before cuInit has succeeded and in a forked child. Every function of ours then goes to the
+/// driver, whose answers (CUDA_ERROR_NOT_INITIALIZED) are the right ones. One load.
 inline pager::Pool* pool() {
   const Runtime* running = detail::g_gate.running.load(std::memory_order_acquire);
   return running != nullptr ? running->pool : nullptr;

@@ -1,5 +1,6 @@
 // The program's own virtual memory management. Device memory that nobody else can see (not exportable, not compressed,
-// no multicast) is the pager's; everything else, and everything as long as the pager does not serve it, is the driver's.
+// no multicast) is the pager's; everything else, and everything as long as the pager does not serve it, is the
+// driver's.
 #include "base/log.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
@@ -27,9 +28,7 @@ bool ourHandle(const Pool* running, CUmemGenericAllocationHandle handle) {
   return running != nullptr && running->ownsHandle(handle);
 }
 
-bool ourAddress(const Pool* running, CUdeviceptr address) {
-  return running != nullptr && running->contains(address);
-}
+bool ourAddress(const Pool* running, CUdeviceptr address) { return running != nullptr && running->contains(address); }
 
 CUresult refuse(const char* what) {
   olpager::base::warnOnce(what, "%s is not available for memory that olpager manages", what);

@@ -1,11 +1,13 @@
-// A stand-in for the driver's libcuda, for tests of the interposer alone: device memory is memory of the process, mapped
-// at the very addresses that the pager asks for, so a call that got an address where nothing is mapped faults. Work is
-// done at once. Kernels are known by name (kernels below). Nothing here is a GPU; the simulated GPU is elsewhere.
+// A stand-in for the driver's libcuda, for tests of the interposer alone: device memory is memory of the process,
+// mapped at the very addresses that the pager asks for, so a call that got an address where nothing is mapped faults.
+// Work is done at once. Kernels are known by name (kernels below). Nothing here is a GPU; the simulated GPU is
+// elsewhere.
 //
 // Exported besides: fakeCalls(name), how often a function was called.
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,11 +30,9 @@ struct Kernel {
 
 // Parameter sizes in bytes. `scatter` takes a struct with two pointers at 4-byte steps behind an int.
 const Kernel kKernels[] = {
-    {"fill", {8, 8, 4}},  // address, count of words, value
-    {"add", {8, 8, 8, 8}},
-    {"chase", {8, 8}},  // address of a pointer, where to put what it points to
-    {"empty", {}},
-    {"hidden", {4, 24}},
+    {"fill", {8, 8, 4}},                       // address, count of words, value
+    {"add", {8, 8, 8, 8}}, {"chase", {8, 8}},  // address of a pointer, where to put what it points to
+    {"empty", {}},         {"hidden", {4, 24}},
 };
 
 struct Function {
@@ -49,7 +49,7 @@ struct State {
   uint64_t next_handle = 0x1000;
   uint64_t capture_id = 0;
   std::map<CUstream, uint64_t> capturing;
-  pid_t pid = 0;
+  bool forked = false;
 };
 
 State& state() {
@@ -67,10 +67,10 @@ void count(const char* name) {
   ++state().calls[name];
 }
 
-bool ready() { return state().initialized != 0 && state().pid == getpid(); }
+bool ready() { return state().initialized != 0 && !state().forked; }
 
-#define CALLED()    \
-  count(__func__);  \
+#define CALLED()   \
+  count(__func__); \
   if (!ready()) return CUDA_ERROR_NOT_INITIALIZED
 
 void run(const Kernel& kernel, void** p) {
@@ -105,7 +105,7 @@ EXPORT CUresult cuInit(unsigned) {
   count(__func__);
   if (state().initialized != 0) return ready() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
   state().initialized = 1;
-  state().pid = getpid();
+  pthread_atfork(nullptr, nullptr, [] { state().forked = true; });
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuDriverGetVersion(int* version) {
@@ -155,7 +155,8 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
   return CUDA_SUCCESS;
 }
 
-// --- contexts ---------------------------------------------------------------------------------------------------------
+// --- contexts
+// ---------------------------------------------------------------------------------------------------------
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice) {
   CALLED();
   ++state().primary_uses;
@@ -204,7 +205,8 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext) {
   return CUDA_SUCCESS;
 }
 
-// --- memory -----------------------------------------------------------------------------------------------------------
+// --- memory
+// -----------------------------------------------------------------------------------------------------------
 EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   CALLED();
   *free_bytes = *total = size_t{1} << 30;
@@ -334,7 +336,8 @@ EXPORT CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t n) {
   return CUDA_SUCCESS;
 }
 
-// --- streams, events ----------------------------------------------------------------------------------------------------
+// --- streams, events
+// ----------------------------------------------------------------------------------------------------
 EXPORT CUresult cuStreamCreate(CUstream* out, unsigned) {
   CALLED();
   *out = static_cast<CUstream>(handle());
@@ -428,7 +431,8 @@ EXPORT CUresult cuEventDestroy_v2(CUevent) {
   return CUDA_SUCCESS;
 }
 
-// --- modules, launches --------------------------------------------------------------------------------------------------
+// --- modules, launches
+// --------------------------------------------------------------------------------------------------
 EXPORT CUresult cuModuleLoadData(CUmodule* out, const void*) {
   CALLED();
   *out = static_cast<CUmodule>(handle());

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Runs a program under libolpager.so and says whether what came of it is right.
+
+usage: preload.py --library libolpager.so [--fake libfake_driver.so] CHECK [argument...]
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+
+LIBC = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2", "libdl.so.2", "libpthread.so.0"}
+NEWEST_GLIBC = (2, 34)
+
+
+def fail(text):
+    print(text, file=sys.stderr)
+    sys.exit(1)
+
+
+def environment(options, **more):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("OL_") and k != "LD_PRELOAD"}
+    kept.update({"LD_PRELOAD": options.library, "OL_DRIVER": options.fake})
+    kept.update(more)
+    return {k: v for k, v in kept.items() if v}
+
+
+def run(command, env, **more):
+    return subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100, **more)
+
+
+def check_library(options):
+    """Needs libc alone, nothing newer than glibc 2.34, and shows nothing of its insides."""
+    dynamic = run(["readelf", "-dW", options.library], dict(os.environ)).stdout
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic))
+    if needed - LIBC:
+        fail(f"needs {sorted(needed - LIBC)}")
+    if "[libcuda.so.1]" not in dynamic:
+        fail("its SONAME is not libcuda.so.1")
+    symbols = run(["readelf", "--dyn-syms", "-W", options.library], dict(os.environ)).stdout
+    for version in re.findall(r"@+GLIBC_([0-9.]+)", symbols):
+        if tuple(map(int, version.split(".")))[:2] > NEWEST_GLIBC:
+            fail(f"needs GLIBC_{version}")
+    own = {"dlopen", "dlmopen", "olpager_interposer_marker"}
+    for line in symbols.splitlines():
+        fields = line.split()
+        if len(fields) < 8 or fields[6] == "UND" or not fields[0].endswith(":"):
+            continue
+        name = fields[7].split("@")[0]
+        if name and name not in own and not re.match(r"cu[A-Z]|cudbg", name):
+            fail(f"exports {name}")
+
+
+def check_program(options):
+    """A program without CUDA does what it does alone, and nothing is said."""
+    command = options.arguments
+    bare = {k: v for k, v in environment(options).items() if k != "LD_PRELOAD"}
+    alone = run(command, bare)
+    preloaded = run(command, environment(options, OL_LOG="debug"))
+    for what in ("returncode", "stdout", "stderr"):
+        if getattr(alone, what) != getattr(preloaded, what):
+            fail(f"{command}: {what} is {getattr(preloaded, what)!r}, alone {getattr(alone, what)!r}")
+
+
+def check_host(options):
+    """The host program's own test, `late ok` from its destructors where it has any."""
+    done = run(options.arguments, environment(options))
+    print(done.stdout, done.stderr)
+    if done.returncode != 0 or "ok" not in done.stdout:
+        fail(f"exit {done.returncode}")
+    if "destructors" in options.arguments and "late ok" not in done.stdout:
+        fail("the destructor did not come to its end")
+
+
+def check_refused(options):
+    """Settings that can't be: cuInit's answer, one line that names the setting, and the program lives on."""
+    host, expected, text, *settings = options.arguments
+    more = dict(setting.split("=", 1) for setting in settings)
+    done = run([host, "refused", expected], environment(options, **more))
+    print(done.stdout, done.stderr)
+    if done.returncode != 0:
+        fail(f"exit {done.returncode}")
+    lines = [line for line in done.stderr.splitlines() if line]
+    if len(lines) != 1 or text not in lines[0]:
+        fail(f"expected one line with {text!r}")
+
+
+CHECKS = {"library": check_library, "program": check_program, "host": check_host, "refused": check_refused}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--fake", default="")
+    parser.add_argument("check", choices=CHECKS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    options.library = os.path.abspath(options.library)
+    CHECKS[options.check](options)
+
+
+if __name__ == "__main__":
+    main()
