@@ -1,0 +1,146 @@
+#include "tools/olbench/child.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+
+#include "base/fd.h"
+#include "base/locate.h"
+
+extern char** environ;
+
+namespace olpager::tools::bench {
+namespace {
+
+constexpr int kResultDescriptor = 3;
+
+std::vector<std::string> argumentsFor(const std::string& measurement, const Options& options) {
+  std::vector<std::string> arguments = {"olbench",
+                                        "--child",
+                                        measurement,
+                                        "--pointers",
+                                        fmt::format("{}", fmt::join(options.pointers, ",")),
+                                        "--launches",
+                                        std::to_string(options.launches),
+                                        "--allocation",
+                                        std::to_string(options.allocation),
+                                        "--bytes",
+                                        std::to_string(options.bytes),
+                                        "--passes",
+                                        std::to_string(options.passes)};
+  if (options.write) arguments.emplace_back("--write");
+  return arguments;
+}
+
+/// The caller's environment without its own settings of the pager, and with those of this measurement.
+std::vector<std::string> environmentFor(With with, const Options& options, const std::string& self) {
+  const std::string library = base::locateLibrary(self, "libolpager.so");
+  const std::string links = base::locateLinkFolder(self);
+  std::vector<std::string> entries;
+  std::string library_path;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (text.starts_with("LD_LIBRARY_PATH=")) library_path = text.substr(strlen("LD_LIBRARY_PATH="));
+    if (text.starts_with("LD_PRELOAD=") || text.starts_with("LD_LIBRARY_PATH=")) continue;
+    if (text.starts_with("OL_") && !text.starts_with("OL_SIM_") && !text.starts_with("OL_LOG=")) continue;
+    entries.push_back(text);
+  }
+  if (with == With::kPager) {
+    if (library.empty() || links.empty())
+      throw std::runtime_error("libolpager.so is not beside olbench: build or install it");
+    entries.push_back("LD_PRELOAD=" + library);
+    library_path = links + (library_path.empty() ? "" : ":" + library_path);
+    entries.push_back("OL_DRIVER=" + options.driver);
+    entries.push_back("OL_VRAM=" + std::to_string(options.vram));
+    if (options.host != 0) entries.push_back("OL_HOST=" + std::to_string(options.host));
+  }
+  if (!library_path.empty()) entries.push_back("LD_LIBRARY_PATH=" + library_path);
+  return entries;
+}
+
+std::vector<char*> pointersTo(std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  for (std::string& string : strings) pointers.push_back(string.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+}  // namespace
+
+int runAsChild(const std::string& measurement, const Options& options) {
+  nlohmann::json result;
+  try {
+    if (measurement == "launch") {
+      result = measureLaunch(options);
+    } else if (measurement == "swap") {
+      result = measureSwap(options);
+    } else if (measurement == "copy") {
+      result = measureCopy(options);
+    } else if (measurement == "resident") {
+      result = measureResident(options);
+    } else {
+      throw std::runtime_error("no measurement " + measurement);
+    }
+  } catch (const std::exception& error) {
+    result = {{"error", error.what()}};
+  }
+  const std::string text = result.dump();
+  return write(kResultDescriptor, text.data(), text.size()) == static_cast<ssize_t>(text.size()) ? 0 : 1;
+}
+
+nlohmann::json runChild(With with, const std::string& measurement, const Options& options) {
+  const std::string self = base::currentExecutable();
+  std::vector<std::string> arguments = argumentsFor(measurement, options);
+  if (with == With::kNative) arguments.insert(arguments.end(), {"--driver", options.driver});
+  std::vector<std::string> environment = environmentFor(with, options, self);
+  std::vector<char*> argv = pointersTo(arguments);
+  std::vector<char*> envp = pointersTo(environment);
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
+  base::UniqueFd read_end(ends[0]);
+  base::UniqueFd write_end(ends[1]);
+  const pid_t child = fork();
+  if (child < 0) throw std::runtime_error(fmt::format("fork: {}", strerror(errno)));
+  if (child == 0) {
+    // dup2 leaves close-on-exec set when both are the same.
+    if (ends[1] == kResultDescriptor) {
+      fcntl(ends[1], F_SETFD, 0);
+    } else {
+      dup2(ends[1], kResultDescriptor);
+    }
+    dup2(STDERR_FILENO, STDOUT_FILENO);  // only the parent's figures go to standard output
+    execve(self.c_str(), argv.data(), envp.data());
+    _exit(127);
+  }
+  write_end.reset();
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got; (got = read(read_end.get(), buffer, sizeof buffer)) != 0;) {
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) break;
+    text.append(buffer, static_cast<size_t>(got));
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  const char* where = with == With::kPager ? "through the pager" : "natively";
+  nlohmann::json result = nlohmann::json::parse(text, nullptr, false);
+  if (result.is_discarded() || result.is_null()) {
+    throw std::runtime_error(fmt::format("{} {} ended with {} {} and no result", measurement, where,
+                                         WIFSIGNALED(status) ? "signal" : "status",
+                                         WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status)));
+  }
+  if (result.contains("error")) {
+    throw std::runtime_error(fmt::format("{} {}: {}", measurement, where, result["error"].get<std::string>()));
+  }
+  return result;
+}
+
+}  // namespace olpager::tools::bench

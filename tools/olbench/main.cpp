@@ -1,0 +1,202 @@
+// olbench: how fast each path is, beside the limit of the hardware under it. See docs/performance.md.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <stdexcept>
+
+#include "base/locate.h"
+#include "base/size.h"
+#include "tools/olbench/child.h"
+#include "tools/olbench/measure.h"
+
+namespace {
+
+using namespace olpager;
+using namespace olpager::tools::bench;
+using nlohmann::json;
+
+double medianOf(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// Native and pager take turns, so that a drift of the machine meets both.
+json launch(const Options& options) {
+  std::vector<json> native, paged;
+  for (unsigned round = 0; round < options.rounds; ++round) {
+    native.push_back(runChild(With::kNative, "launch", options));
+    paged.push_back(runChild(With::kPager, "launch", options));
+  }
+  json rows = json::array();
+  for (const unsigned pointers : options.pointers) {
+    const auto figure = [&](const std::vector<json>& runs, const char* which) {
+      std::vector<double> values;
+      for (const json& run : runs) values.push_back(run["nanoseconds"][std::to_string(pointers)][which].get<double>());
+      return medianOf(values);
+    };
+    rows.push_back({{"pointers", pointers},
+                    {"native_ns", figure(native, "median")},
+                    {"pager_ns", figure(paged, "median")},
+                    {"added_ns", figure(paged, "median") - figure(native, "median")},
+                    {"native_p99_ns", figure(native, "p99")},
+                    {"pager_p99_ns", figure(paged, "p99")}});
+  }
+  return {{"measurement", "launch"}, {"device", native[0]["device"]}, {"rows", rows}};
+}
+
+json swap(const Options& options) {
+  const json copy = runChild(With::kNative, "copy", options);
+  json run = runChild(With::kPager, "swap", options);
+  const double limit = copy["gigabytes_per_second"].get<double>();
+  const double in = run["bytes_in"].get<double>() / run["seconds"].get<double>() / 1e9;
+  run["in_gigabytes_per_second"] = in;
+  run["out_gigabytes_per_second"] = run["bytes_out"].get<double>() / run["seconds"].get<double>() / 1e9;
+  run["walked_gigabytes_per_second"] = run["walked_bytes"].get<double>() / run["seconds"].get<double>() / 1e9;
+  run["pinned_copy_gigabytes_per_second"] = limit;
+  run["share_of_limit"] = limit > 0 ? in / limit : 0;
+  return {{"measurement", "swap"},  {"device", copy["device"]}, {"allocation", options.allocation},
+          {"bytes", options.bytes}, {"vram", options.vram},     {"result", run}};
+}
+
+json resident(const Options& options) {
+  std::vector<double> native[2], paged[2];
+  json device;
+  for (unsigned round = 0; round < options.rounds; ++round) {
+    const json a = runChild(With::kNative, "resident", options);
+    const json b = runChild(With::kPager, "resident", options);
+    device = a["device"];
+    native[0].push_back(a["bandwidth_seconds"].get<double>());
+    native[1].push_back(a["launch_seconds"].get<double>());
+    paged[0].push_back(b["bandwidth_seconds"].get<double>());
+    paged[1].push_back(b["launch_seconds"].get<double>());
+  }
+  json rows = json::array();
+  const char* const names[] = {"bandwidth", "launches"};
+  for (int i = 0; i < 2; ++i) {
+    rows.push_back({{"part", names[i]},
+                    {"native_s", medianOf(native[i])},
+                    {"pager_s", medianOf(paged[i])},
+                    {"added_share", medianOf(paged[i]) / medianOf(native[i]) - 1}});
+  }
+  return {{"measurement", "resident"}, {"device", device}, {"rows", rows}};
+}
+
+void print(const json& result) {
+  const std::string kind = result["measurement"];
+  fmt::print("{} on {}\n", kind, result["device"].get<std::string>());
+  if (kind == "launch") {
+    fmt::print("{:>9} {:>11} {:>11} {:>10} {:>12} {:>12}\n", "pointers", "native ns", "pager ns", "added ns",
+               "native p99", "pager p99");
+    for (const json& row : result["rows"]) {
+      fmt::print("{:>9} {:>11.0f} {:>11.0f} {:>10.0f} {:>12.0f} {:>12.0f}\n", row["pointers"].get<unsigned>(),
+                 row["native_ns"].get<double>(), row["pager_ns"].get<double>(), row["added_ns"].get<double>(),
+                 row["native_p99_ns"].get<double>(), row["pager_p99_ns"].get<double>());
+    }
+  } else if (kind == "swap") {
+    const json& run = result["result"];
+    fmt::print("{} in allocations of {}, VRAM budget {}\n", base::formatSize(result["bytes"].get<uint64_t>()),
+               base::formatSize(result["allocation"].get<uint64_t>()),
+               base::formatSize(result["vram"].get<uint64_t>()));
+    fmt::print(
+        "in {:.1f} GB/s, out {:.1f} GB/s, walked {:.1f} GB/s; pinned copy {:.1f} GB/s; in / pinned copy {:.3f}\n",
+        run["in_gigabytes_per_second"].get<double>(), run["out_gigabytes_per_second"].get<double>(),
+        run["walked_gigabytes_per_second"].get<double>(), run["pinned_copy_gigabytes_per_second"].get<double>(),
+        run["share_of_limit"].get<double>());
+    fmt::print("demand faults {}, useful prefetches {}, launches in place {}, first filling {:.2f} s\n",
+               run["demand_faults"].get<uint64_t>(), run["prefetches_useful"].get<uint64_t>(),
+               run["launches_in_place"].get<uint64_t>(), run["fill_seconds"].get<double>());
+  } else {
+    for (const json& row : result["rows"]) {
+      fmt::print("{:<10} native {:.4f} s, pager {:.4f} s, {:+.2f} %\n", row["part"].get<std::string>(),
+                 row["native_s"].get<double>(), row["pager_s"].get<double>(), row["added_share"].get<double>() * 100);
+    }
+  }
+}
+
+/// Bytes from "32MiB"; for CLI11.
+CLI::Validator sizeText() {
+  return CLI::Validator(
+      [](std::string& text) {
+        const auto size = base::parseSize(text);
+        if (!size.ok()) return size.error().message;
+        text = std::to_string(size.value());
+        return std::string();
+      },
+      "SIZE");
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Measures what the pager costs and moves, beside the driver alone.", "olbench");
+  app.set_version_flag("--version", std::string("olbench ") + OLPAGER_VERSION);
+  app.fallthrough();
+  Options options;
+  bool as_json = false;
+  std::string child;
+  app.add_option("--driver", options.driver, "Path of the libcuda to use; sim: the simulated GPU")
+      ->capture_default_str();
+  app.add_flag("--json", as_json, "One JSON object instead of text");
+  app.add_option("--rounds", options.rounds, "Times that native and pager take turns")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_option("--launches", options.launches, "Timed launches for each row")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_option("--pointers", options.pointers, "Numbers of pointer parameters")->delimiter(',');
+  app.add_option("--allocation", options.allocation, "Bytes of one allocation (default 32MiB)")->transform(sizeText());
+  auto* bytes = app.add_option("--bytes", options.bytes, "Working set (default: swap twice the budget, resident 4GiB)")
+                    ->transform(sizeText());
+  app.add_option("--vram", options.vram, "The pager's VRAM budget (default 8GiB; launch and resident: what they need)")
+      ->transform(sizeText());
+  app.add_option("--host", options.host, "The pager's host tier (default: its own)")->transform(sizeText());
+  app.add_option("--passes", options.passes, "Timed walks through the working set")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--write", options.write, "swap: the walk writes as well, so that evictions write back");
+  app.add_option("--child", child)->group("");
+  auto* launch_command = app.add_subcommand("launch", "Time of a resident launch by number of pointers");
+  auto* swap_command = app.add_subcommand("swap", "Cyclic walk through more than fits");
+  auto* resident_command = app.add_subcommand("resident", "A program that fits wholly");
+  app.require_subcommand(0, 1);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (!child.empty()) return runAsChild(child, options);
+  if (options.driver == "sim") {
+    options.driver = base::locateLibrary(base::currentExecutable(), "libolsimcuda.so");
+    if (options.driver.empty()) throw std::runtime_error("libolsimcuda.so is not beside olbench: build it");
+  }
+  json result;
+  if (launch_command->parsed()) {
+    result = launch(options);
+  } else if (swap_command->parsed()) {
+    if (bytes->count() == 0) options.bytes = 2 * options.vram;
+    result = swap(options);
+  } else if (resident_command->parsed()) {
+    if (bytes->count() == 0) options.bytes = uint64_t{4} << 30;
+    options.vram = std::max(options.vram, options.bytes + (uint64_t{1} << 30));
+    result = resident(options);
+  } else {
+    fmt::print(stderr, "{}", app.help());
+    return 2;
+  }
+  if (as_json) {
+    fmt::print("{}\n", result.dump(2));
+  } else {
+    print(result);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "olbench: {}\n", error.what());
+    return 1;
+  }
+}

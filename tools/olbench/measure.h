@@ -1,0 +1,37 @@
+// The measurements. Each runs in a child process of its own (child.h), with or without the pager, and returns a JSON
+// object of figures; what is a comparison is made by the parent. All throw std::runtime_error.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace olpager::tools::bench {
+
+struct Options {
+  std::string driver = "libcuda.so.1";  // path of the libcuda to measure
+  std::vector<unsigned> pointers = {0, 1, 8, 16, 32};
+  unsigned launches = 20000;                 // timed launches for each number of pointers
+  unsigned rounds = 3;                       // times that native and pager take turns
+  uint64_t allocation = uint64_t{32} << 20;  // bytes of one allocation
+  uint64_t bytes = uint64_t{16} << 30;       // working set
+  uint64_t vram = uint64_t{8} << 30;         // budget of the pager
+  uint64_t host = 0;                         // host tier of the pager; 0: its default
+  unsigned passes = 4;                       // timed walks through the working set
+  bool write = false;                        // the walk writes what it reads
+};
+
+/// Nanoseconds of cuLaunchKernel by number of pointers: {"8": {"median": .., "p99": ..}, ...}.
+nlohmann::json measureLaunch(const Options& options);
+
+/// A cyclic walk through options.bytes: seconds, bytes walked, and by the pager's counters bytes in and out.
+nlohmann::json measureSwap(const Options& options);
+
+/// GB/s of a large copy from pinned host memory, nothing else going on: the link's limit.
+nlohmann::json measureCopy(const Options& options);
+
+/// A program that is wholly resident: seconds of a bandwidth-bound and of a launch-bound part.
+nlohmann::json measureResident(const Options& options);
+
+}  // namespace olpager::tools::bench
