@@ -17,7 +17,7 @@ namespace olpager::pager {
 using Counter = std::atomic<uint64_t>;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
 
-inline constexpr char kCountersMagic[8] = {'O', 'L', 'C', 'O', 'U', 'N', 'T', '\0'};
+inline constexpr uint64_t kCountersMagic = 0x00544e554f434c4f;  // "OLCOUNT\0" in memory
 inline constexpr uint32_t kCountersVersion = 1;
 inline constexpr unsigned kMaxCountedDevices = 16;  // devices beyond share the last entry
 inline constexpr unsigned kWaitBuckets = 48;
@@ -83,7 +83,7 @@ struct alignas(64) DeviceCounters {
 
 /// The whole file. Everything up to `devices` describes the process.
 struct alignas(64) Counters {
-  char magic[8];     // kCountersMagic, stored last when the file is made
+  Counter magic;     // kCountersMagic, stored last when the file is made
   uint32_t version;  // kCountersVersion
   uint32_t bytes;    // sizeof(Counters)
   uint32_t pid;      // in the PID namespace below

@@ -66,9 +66,8 @@ std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& ab
   }
   auto counters = std::make_unique<Counters>();
   const ssize_t got = pread(file.get(), static_cast<void*>(counters.get()), sizeof(Counters), 0);
-  if (got < static_cast<ssize_t>(offsetof(Counters, pid)) ||
-      std::memcmp(counters->magic, kCountersMagic, sizeof kCountersMagic) != 0) {
-    counters->magic[0] = '\0';
+  if (got < static_cast<ssize_t>(offsetof(Counters, pid)) || valueOf(counters->magic) != kCountersMagic) {
+    set(counters->magic, 0);
     return counters;  // not finished yet
   }
   if (counters->version != kCountersVersion || counters->bytes != sizeof(Counters) ||
@@ -177,8 +176,7 @@ Result<Counters*> createCountersFile(const std::string& folder, uint64_t keep_to
   counters->started_unix_ns = realtimeNs();
   counters->keep_token = keep_token;
   std::strncpy(counters->program, program_invocation_short_name, sizeof counters->program - 1);
-  std::atomic_thread_fence(std::memory_order_release);
-  std::memcpy(counters->magic, kCountersMagic, sizeof kCountersMagic);
+  counters->magic.store(kCountersMagic, std::memory_order_release);
   return counters;
 }
 
@@ -213,7 +211,7 @@ CountersReading readCounters(const std::vector<std::string>& folders) {
       auto counters = readFile(fd, entry->d_name, about, note);
       if (!note.empty()) reading.notes.push_back(fmt::format("{}/{} {}", folder, entry->d_name, note));
       if (!counters) continue;
-      if (counters->magic[0] == '\0') {
+      if (valueOf(counters->magic) == 0) {
         if (processStartTicks(name->pid) != name->start_ticks && time(nullptr) - about.st_mtime > kUnfinishedSeconds) {
           unlinkat(fd, entry->d_name, 0);
         }

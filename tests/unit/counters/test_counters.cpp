@@ -93,6 +93,7 @@ TEST_CASE("a process's counters can be read while it runs and go with it", "[cou
   });
   CHECK(child.status == 0);
   CHECK(child.errors.empty());
+  CHECK(std::memcmp(&kCountersMagic, "OLCOUNT", 8) == 0);
   CHECK(folder.files() == 0);
   struct stat about {};
   REQUIRE(stat(folder.olpager().c_str(), &about) == 0);
@@ -220,7 +221,7 @@ TEST_CASE("what is no counters file is passed over", "[counters]") {
   fs::create_symlink("/etc/passwd", in / "2-1.counters");
   REQUIRE(mkfifo((in / "3-1.counters").c_str(), 0600) == 0);
   Counters future;
-  std::memcpy(future.magic, kCountersMagic, sizeof kCountersMagic);
+  set(future.magic, kCountersMagic);
   future.version = kCountersVersion + 1;
   std::ofstream(in / "4-1.counters", std::ios::binary).write(reinterpret_cast<const char*>(&future), sizeof future);
   const auto reading = readCounters({folder.olpager()});
