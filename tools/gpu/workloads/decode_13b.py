@@ -1,0 +1,34 @@
+"""Greedy decode, batch 1, of a 13-billion-parameter Llama-style model with random bf16 weights (26.03 GB).
+
+decode_13b.py [LAYERS [TOKENS]]: prints the size of the weights, s/token, and the tokens.
+"""
+import sys
+import time
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+layers = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+tokens = int(sys.argv[2]) if len(sys.argv) > 2 else 8
+torch.manual_seed(1)
+config = LlamaConfig(hidden_size=5120, intermediate_size=13824, num_hidden_layers=layers, num_attention_heads=40,
+                     num_key_value_heads=40, vocab_size=32000)
+torch.set_default_dtype(torch.bfloat16)
+start = time.time()
+with torch.device("cuda"):
+    model = LlamaForCausalLM(config).eval()
+torch.cuda.synchronize()
+weights = sum(p.numel() * p.element_size() for p in model.parameters())
+print(f"weights {weights / 1e9:.2f} GB, init {time.time() - start:.1f} s", flush=True)
+x = torch.arange(32, device="cuda").reshape(1, 32)
+with torch.no_grad():
+    start = time.time()
+    model.generate(x, max_new_tokens=2, do_sample=False)
+    torch.cuda.synchronize()
+    print(f"first two tokens {time.time() - start:.1f} s", flush=True)
+    start = time.time()
+    y = model.generate(x, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+    torch.cuda.synchronize()
+    seconds = (time.time() - start) / tokens
+print(f"s/token {seconds:.4f}")
+print("tokens", y[0, 32:].tolist())
