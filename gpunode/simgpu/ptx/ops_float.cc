@@ -1,0 +1,387 @@
+// Operations on f32 and f64. Must be compiled without contraction of a*b+c, which would change results.
+#include <cfenv>
+#include <cmath>
+#include <limits>
+
+#include "gpunode/simgpu/ptx/lanes.h"
+
+namespace olpager::simgpu::ptx::PTX_ISA {
+namespace {
+
+// f32 results that are NaN are the canonical NaN; f64 keeps payloads.
+inline float canonical(float x) { return x != x ? std::bit_cast<float>(0x7FFFFFFFU) : x; }
+inline double canonical(double x) { return x; }
+inline float flush(float x) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
+  return (bits & 0x7F800000U) == 0 ? std::bit_cast<float>(bits & 0x80000000U) : x;
+}
+inline double flush(double x) { return x; }
+template <typename T>
+inline T saturate(T x) {
+  // NaN fails the first comparison and becomes +0.
+  return x > T{0} ? (x < T{1} ? x : T{1}) : T{0};
+}
+
+int hostRound(std::uint32_t flags) {
+  switch (static_cast<Round>(flags & kFlagRoundMask)) {
+    case Round::kZero:
+      return FE_TOWARDZERO;
+    case Round::kDown:
+      return FE_DOWNWARD;
+    case Round::kUp:
+      return FE_UPWARD;
+    default:
+      return FE_TONEAREST;
+  }
+}
+
+/// The host's rounding mode for the life of the object.
+class HostRound {
+ public:
+  explicit HostRound(std::uint32_t flags) : changed_((flags & kFlagRoundMask) != 0) {
+    if (changed_) std::fesetround(hostRound(flags));
+  }
+  ~HostRound() {
+    if (changed_) std::fesetround(FE_TONEAREST);
+  }
+  HostRound(const HostRound&) = delete;
+  HostRound& operator=(const HostRound&) = delete;
+
+ private:
+  bool changed_;
+};
+
+struct Add {
+  template <typename T>
+  static T apply(T a, T b) {
+    return a + b;
+  }
+};
+struct Sub {
+  template <typename T>
+  static T apply(T a, T b) {
+    return a - b;
+  }
+};
+struct Mul {
+  template <typename T>
+  static T apply(T a, T b) {
+    return a * b;
+  }
+};
+struct Div {
+  template <typename T>
+  static T apply(T a, T b) {
+    return a / b;
+  }
+};
+struct Fma {
+  template <typename T>
+  static T apply(T a, T b, T c) {
+    return std::fma(a, b, c);
+  }
+};
+// A NaN operand loses against a number; -0 is less than +0.
+struct Min {
+  template <typename T>
+  static T apply(T a, T b) {
+    if (a != a) return b;
+    if (b != b) return a;
+    if (a == b) return std::signbit(a) ? a : b;
+    return a < b ? a : b;
+  }
+};
+struct Max {
+  template <typename T>
+  static T apply(T a, T b) {
+    if (a != a) return b;
+    if (b != b) return a;
+    if (a == b) return std::signbit(a) ? b : a;
+    return a > b ? a : b;
+  }
+};
+struct Sqrt {
+  template <typename T>
+  static T apply(T a) {
+    return std::sqrt(a);
+  }
+};
+struct Rcp {
+  template <typename T>
+  static T apply(T a) {
+    return T{1} / a;
+  }
+};
+struct Rsqrt {
+  static float apply(float a) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(a))); }
+  static double apply(double a) { return 1.0 / std::sqrt(a); }
+};
+struct Sin {
+  template <typename T>
+  static T apply(T a) {
+    return std::sin(a);
+  }
+};
+struct Cos {
+  template <typename T>
+  static T apply(T a) {
+    return std::cos(a);
+  }
+};
+struct Ex2 {
+  template <typename T>
+  static T apply(T a) {
+    return std::exp2(a);
+  }
+};
+struct Lg2 {
+  template <typename T>
+  static T apply(T a) {
+    return std::log2(a);
+  }
+};
+struct Tanh {
+  template <typename T>
+  static T apply(T a) {
+    return std::tanh(a);
+  }
+};
+
+template <typename T, typename F>
+Step plain1(Warp& w, const Op& op) {
+  T* const d = w.reg<T>(op.r[0]);
+  const T* const a = w.reg<T>(op.r[1]);
+  forLanes(w, [&](std::uint32_t i) { d[i] = canonical(F::apply(a[i])); });
+  return Step::kNext;
+}
+template <typename T, typename F>
+Step plain2(Warp& w, const Op& op) {
+  T* const d = w.reg<T>(op.r[0]);
+  const T* const a = w.reg<T>(op.r[1]);
+  const T* const b = w.reg<T>(op.r[2]);
+  forLanes(w, [&](std::uint32_t i) { d[i] = canonical(F::apply(a[i], b[i])); });
+  return Step::kNext;
+}
+template <typename T, typename F>
+Step plain3(Warp& w, const Op& op) {
+  T* const d = w.reg<T>(op.r[0]);
+  const T* const a = w.reg<T>(op.r[1]);
+  const T* const b = w.reg<T>(op.r[2]);
+  const T* const c = w.reg<T>(op.r[3]);
+  forLanes(w, [&](std::uint32_t i) { d[i] = canonical(F::apply(a[i], b[i], c[i])); });
+  return Step::kNext;
+}
+
+/// With any of the modifiers.
+template <typename T, typename F, std::uint32_t kArity>
+Step modified(Warp& w, const Op& op) {
+  T* const d = w.reg<T>(op.r[0]);
+  const T* const a = w.reg<T>(op.r[1]);
+  const T* const b = kArity >= 2 ? w.reg<T>(op.r[2]) : nullptr;
+  const T* const c = kArity >= 3 ? w.reg<T>(op.r[3]) : nullptr;
+  const bool ftz = (op.flags & kFlagFtz) != 0;
+  const bool sat = (op.flags & kFlagSat) != 0;
+  const bool relu = (op.flags & kFlagRelu) != 0;
+  const HostRound rounding(op.flags);
+  forLanes(w, [&](std::uint32_t i) {
+    const auto in = [&](T x) { return ftz ? flush(x) : x; };
+    T result;
+    if constexpr (kArity == 1) {
+      result = F::apply(in(a[i]));
+    } else if constexpr (kArity == 2) {
+      result = F::apply(in(a[i]), in(b[i]));
+    } else {
+      result = F::apply(in(a[i]), in(b[i]), in(c[i]));
+    }
+    result = canonical(result);
+    if (ftz) result = flush(result);
+    if (sat) result = saturate(result);
+    if (relu && result < T{0}) result = T{0};
+    d[i] = result;
+  });
+  return Step::kNext;
+}
+
+template <typename T, typename F, bool kThree>
+Step minMax(Warp& w, const Op& op) {
+  T* const d = w.reg<T>(op.r[0]);
+  const T* const a = w.reg<T>(op.r[1]);
+  const T* const b = w.reg<T>(op.r[2]);
+  const T* const c = kThree ? w.reg<T>(op.r[3]) : nullptr;
+  const bool ftz = (op.flags & kFlagFtz) != 0;
+  const bool nan_wins = (op.flags & kFlagNaN) != 0;
+  const bool xorsign = (op.flags & kFlagXorSign) != 0;
+  const bool absolute = xorsign || (op.flags & kFlagAbs) != 0;
+  forLanes(w, [&](std::uint32_t i) {
+    const auto in = [&](T x) {
+      x = ftz ? flush(x) : x;
+      return absolute ? std::fabs(x) : x;
+    };
+    T result = F::apply(in(a[i]), in(b[i]));
+    bool nan = a[i] != a[i] || b[i] != b[i];
+    if constexpr (kThree) {
+      result = F::apply(result, in(c[i]));
+      nan = nan || c[i] != c[i];
+    }
+    if (xorsign && std::signbit(a[i]) != std::signbit(b[i])) result = -result;
+    if (nan_wins && nan) result = std::numeric_limits<T>::quiet_NaN();
+    d[i] = canonical(result);
+  });
+  return Step::kNext;
+}
+
+template <typename T, bool kNegate>
+Step sign(Warp& w, const Op& op) {
+  T* const d = w.reg<T>(op.r[0]);
+  const T* const a = w.reg<T>(op.r[1]);
+  const bool ftz = (op.flags & kFlagFtz) != 0;
+  forLanes(w, [&](std::uint32_t i) {
+    const T x = ftz ? flush(a[i]) : a[i];
+    d[i] = kNegate ? -x : std::fabs(x);
+  });
+  return Step::kNext;
+}
+
+// copysign.f32 d, a, b: the sign of a on the magnitude of b.
+template <typename T>
+struct Copysign {
+  static T apply(T a, T b) { return std::copysign(b, a); }
+};
+
+template <typename T>
+Step testp(Warp& w, const Op& op) {
+  const T* const a = w.reg<T>(op.r[1]);
+  std::uint32_t lanes = 0;
+  for (std::uint32_t i = 0; i < kWarpSize; ++i) {
+    const int kind = std::fpclassify(a[i]);
+    bool is = false;
+    switch (static_cast<Testp>(op.imm)) {
+      case Testp::kFinite:
+        is = kind != FP_INFINITE && kind != FP_NAN;
+        break;
+      case Testp::kInfinite:
+        is = kind == FP_INFINITE;
+        break;
+      case Testp::kNumber:
+        is = kind != FP_NAN;
+        break;
+      case Testp::kNotANumber:
+        is = kind == FP_NAN;
+        break;
+      case Testp::kNormal:
+        is = kind == FP_NORMAL;
+        break;
+      case Testp::kSubnormal:
+        is = kind == FP_SUBNORMAL;
+        break;
+    }
+    lanes |= static_cast<std::uint32_t>(is) << i;
+  }
+  w.setPredicate(op.r[0], lanes);
+  return Step::kNext;
+}
+
+template <typename T>
+OpFn floating(Alu kind, std::uint32_t flags) {
+  const bool plain = flags == 0;
+  switch (kind) {
+    case Alu::kAdd:
+      return plain ? plain2<T, Add> : modified<T, Add, 2>;
+    case Alu::kSub:
+      return plain ? plain2<T, Sub> : modified<T, Sub, 2>;
+    case Alu::kMulLo:
+      return plain ? plain2<T, Mul> : modified<T, Mul, 2>;
+    case Alu::kDiv:
+      return plain ? plain2<T, Div> : modified<T, Div, 2>;
+    case Alu::kFma:
+      return plain ? plain3<T, Fma> : modified<T, Fma, 3>;
+    case Alu::kSqrt:
+      return plain ? plain1<T, Sqrt> : modified<T, Sqrt, 1>;
+    case Alu::kRcp:
+      return plain ? plain1<T, Rcp> : modified<T, Rcp, 1>;
+    case Alu::kRsqrt:
+      return modified<T, Rsqrt, 1>;
+    case Alu::kMin:
+      return minMax<T, Min, false>;
+    case Alu::kMax:
+      return minMax<T, Max, false>;
+    case Alu::kMin3:
+      return minMax<T, Min, true>;
+    case Alu::kMax3:
+      return minMax<T, Max, true>;
+    case Alu::kAbs:
+      return sign<T, false>;
+    case Alu::kNeg:
+      return sign<T, true>;
+    case Alu::kCopysign:
+      return binary<Copysign<T>, T, T>;
+    case Alu::kTestp:
+      return testp<T>;
+    default:
+      break;
+  }
+  if constexpr (sizeof(T) == 4) {
+    switch (kind) {
+      case Alu::kSin:
+        return modified<T, Sin, 1>;
+      case Alu::kCos:
+        return modified<T, Cos, 1>;
+      case Alu::kEx2:
+        return modified<T, Ex2, 1>;
+      case Alu::kLg2:
+        return modified<T, Lg2, 1>;
+      case Alu::kTanh:
+        return modified<T, Tanh, 1>;
+      default:
+        break;
+    }
+  }
+  return nullptr;
+}
+
+template <typename F, std::uint32_t kArity>
+Step packed(Warp& w, const Op& op) {
+  float* const d = w.reg<float>(op.r[0]);
+  const float* const a = w.reg<float>(op.r[1]);
+  const float* const b = w.reg<float>(op.r[2]);
+  const float* const c = kArity == 3 ? w.reg<float>(op.r[3]) : nullptr;
+  const bool ftz = (op.flags & kFlagFtz) != 0;
+  const HostRound rounding(op.flags);
+  forLanes(w, [&](std::uint32_t lane) {
+    const auto in = [&](float x) { return ftz ? flush(x) : x; };
+    for (std::uint32_t i = 2 * lane; i < 2 * lane + 2; ++i) {
+      float result;
+      if constexpr (kArity == 3) {
+        result = F::apply(in(a[i]), in(b[i]), in(c[i]));
+      } else {
+        result = F::apply(in(a[i]), in(b[i]));
+      }
+      d[i] = in(canonical(result));
+    }
+  });
+  return Step::kNext;
+}
+
+}  // namespace
+
+OpFn floatingOp(Alu kind, Type type, std::uint32_t flags) {
+  if (type == Type::kF32) return floating<float>(kind, flags);
+  if (type == Type::kF64) return floating<double>(kind, flags);
+  if (type == Type::kF32x2) {
+    switch (kind) {
+      case Alu::kAdd:
+        return packed<Add, 2>;
+      case Alu::kSub:
+        return packed<Sub, 2>;
+      case Alu::kMulLo:
+        return packed<Mul, 2>;
+      case Alu::kFma:
+        return packed<Fma, 3>;
+      default:
+        break;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace olpager::simgpu::ptx::PTX_ISA

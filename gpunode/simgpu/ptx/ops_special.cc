@@ -1,0 +1,485 @@
+// Special registers, parameters, conversions between address spaces and register sizes, asynchronous copies and
+// mbarriers.
+#include <chrono>
+#include <cstring>
+
+#include "gpunode/simgpu/ptx/ops.h"
+#include "gpunode/simgpu/ptx/warp.h"
+
+namespace olpager::simgpu::ptx {
+namespace {
+
+template <typename Body>
+void forEach(std::uint32_t mask, Body body) {
+  for (; mask != 0; mask &= mask - 1) body(static_cast<std::uint32_t>(std::countr_zero(mask)));
+}
+
+std::uint64_t nanoseconds(bool wall) {
+  const auto now =
+      wall ? std::chrono::system_clock::now().time_since_epoch() : std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+std::uint64_t uniformValue(Warp& w, Special which, std::uint64_t imm) {
+  const Block& block = *w.block;
+  const LaunchConfig& config = *block.launch->config;
+  const Dim3& cluster = config.cluster;
+  const std::uint32_t threads = block.launch->threads_per_block;
+  switch (which) {
+    case Special::kNtidX:
+      return config.block.x;
+    case Special::kNtidY:
+      return config.block.y;
+    case Special::kNtidZ:
+      return config.block.z;
+    case Special::kCtaidX:
+      return block.index.x;
+    case Special::kCtaidY:
+      return block.index.y;
+    case Special::kCtaidZ:
+      return block.index.z;
+    case Special::kNctaidX:
+      return config.grid.x;
+    case Special::kNctaidY:
+      return config.grid.y;
+    case Special::kNctaidZ:
+      return config.grid.z;
+    case Special::kWarpid:
+      return w.id;
+    case Special::kNwarpid:
+      return 64;
+    case Special::kSmid:
+      return w.worker->id % std::max(1U, config.sm_count);
+    case Special::kNsmid:
+      return config.sm_count;
+    case Special::kGridid:
+      return config.grid_id;
+    // About a GHz, as the hardware's; never the same twice in a row is not promised there either.
+    case Special::kClock:
+    case Special::kClock64:
+      return nanoseconds(false);
+    case Special::kClockHi:
+      return nanoseconds(false) >> 32;
+    case Special::kGlobaltimer:
+    case Special::kGlobaltimerLo:
+      return nanoseconds(true);
+    case Special::kGlobaltimerHi:
+      return nanoseconds(true) >> 32;
+    case Special::kDynamicSmemSize:
+      return config.dynamic_shared_bytes;
+    case Special::kTotalSmemSize:
+    case Special::kAggrSmemSize:
+      return block.shared_size;
+    case Special::kClusteridX:
+      return block.cluster->index.x;
+    case Special::kClusteridY:
+      return block.cluster->index.y;
+    case Special::kClusteridZ:
+      return block.cluster->index.z;
+    case Special::kNclusteridX:
+      return config.grid.x / cluster.x;
+    case Special::kNclusteridY:
+      return config.grid.y / cluster.y;
+    case Special::kNclusteridZ:
+      return config.grid.z / cluster.z;
+    case Special::kClusterCtaidX:
+      return block.rank % cluster.x;
+    case Special::kClusterCtaidY:
+      return block.rank / cluster.x % cluster.y;
+    case Special::kClusterCtaidZ:
+      return block.rank / cluster.x / cluster.y;
+    case Special::kClusterNctaidX:
+      return cluster.x;
+    case Special::kClusterNctaidY:
+      return cluster.y;
+    case Special::kClusterNctaidZ:
+      return cluster.z;
+    case Special::kClusterCtarank:
+      return block.rank;
+    case Special::kClusterNctarank:
+      return std::uint64_t{cluster.x} * cluster.y * cluster.z;
+    case Special::kEnvreg:
+      if (imm == 1) return config.grid_workspace >> 32;
+      if (imm == 2) return config.grid_workspace & 0xFFFFFFFF;
+      return 0;
+    case Special::kDynamicSharedBase:
+      return block.dynamic_offset + imm;
+    case Special::kLocalBase:
+      return w.frame->local_base + imm;
+    default:
+      (void)threads;
+      return 0;
+  }
+}
+
+template <Special kWhich, typename T>
+Step special(Warp& w, const Op& op) {
+  T* const d = w.reg<T>(op.r[0]);
+  if constexpr (kWhich == Special::kTidX || kWhich == Special::kTidY || kWhich == Special::kTidZ) {
+    constexpr auto kAxis = static_cast<std::size_t>(kWhich) - static_cast<std::size_t>(Special::kTidX);
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = static_cast<T>(w.tid[kAxis][lane]); });
+  } else if constexpr (kWhich == Special::kLaneid) {
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = static_cast<T>(lane); });
+  } else if constexpr (kWhich == Special::kLanemaskEq) {
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = static_cast<T>(1U << lane); });
+  } else if constexpr (kWhich == Special::kLanemaskLt) {
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = static_cast<T>((1U << lane) - 1); });
+  } else if constexpr (kWhich == Special::kLanemaskLe) {
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = static_cast<T>((2U << lane) - 1); });
+  } else if constexpr (kWhich == Special::kLanemaskGe) {
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = static_cast<T>(kFullMask << lane); });
+  } else if constexpr (kWhich == Special::kLanemaskGt) {
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = static_cast<T>(~((2U << lane) - 1)); });
+  } else {
+    const T value = static_cast<T>(uniformValue(w, kWhich, op.imm));
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = value; });
+  }
+  return Step::kNext;
+}
+
+template <typename M, typename R>
+Step broadcastParam(Warp& w, const Op& op) {
+  M value;
+  std::memcpy(&value, w.block->launch->config->params.data() + op.imm, sizeof value);
+  R* const d = w.reg<R>(op.r[0]);
+  const R wide = static_cast<R>(value);
+  if (w.full()) {
+    for (std::uint32_t i = 0; i < kWarpSize; ++i) d[i] = wide;
+  } else {
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = wide; });
+  }
+  return Step::kNext;
+}
+
+template <typename M, typename R, bool kStore>
+Step param(Warp& w, const Op& op) {
+  const std::size_t stride = w.frame->function->param_bytes;
+  std::byte* const area = w.frame->params + op.imm;
+  R* const d = w.reg<R>(op.r[0]);
+  forEach(w.mask, [&](std::uint32_t lane) {
+    if constexpr (kStore) {
+      const M value = static_cast<M>(d[lane]);
+      std::memcpy(area + lane * stride, &value, sizeof value);
+    } else {
+      M value;
+      std::memcpy(&value, area + lane * stride, sizeof value);
+      d[lane] = static_cast<R>(value);
+    }
+  });
+  return Step::kNext;
+}
+
+__extension__ typedef unsigned __int128 U128;
+
+template <typename M, typename R>
+OpFn paramForm(int form) {
+  if (form == 0) return broadcastParam<M, R>;
+  return form == 1 ? param<M, R, false> : param<M, R, true>;
+}
+template <typename U, typename S>
+OpFn paramReg(int form, bool sign, std::uint32_t reg_bytes) {
+  switch (reg_bytes) {
+    case 2:
+      if constexpr (sizeof(U) <= 2) return sign ? paramForm<S, std::uint16_t>(form) : paramForm<U, std::uint16_t>(form);
+      break;
+    case 4:
+      if constexpr (sizeof(U) <= 4) return sign ? paramForm<S, std::uint32_t>(form) : paramForm<U, std::uint32_t>(form);
+      break;
+    case 8:
+      return sign ? paramForm<S, std::uint64_t>(form) : paramForm<U, std::uint64_t>(form);
+    default:
+      break;
+  }
+  return nullptr;
+}
+OpFn paramAny(int form, std::uint32_t mem_bytes, bool sign, std::uint32_t reg_bytes) {
+  switch (mem_bytes) {
+    case 1:
+      return paramReg<std::uint8_t, std::int8_t>(form, sign, reg_bytes);
+    case 2:
+      return paramReg<std::uint16_t, std::int16_t>(form, sign, reg_bytes);
+    case 4:
+      return paramReg<std::uint32_t, std::int32_t>(form, sign, reg_bytes);
+    case 8:
+      return paramReg<std::uint64_t, std::int64_t>(form, sign, reg_bytes);
+    case 16:
+      return reg_bytes == 16 ? paramForm<U128, U128>(form) : nullptr;
+    default:
+      return nullptr;
+  }
+}
+
+/// r[0..n-1] pieces, lowest first (kNoTarget: dropped), r[8] the whole.
+template <std::uint32_t kPiece, std::uint32_t kPieces, bool kUnpack>
+Step pack(Warp& w, const Op& op) {
+  std::byte* const whole = w.reg<std::byte>(op.r[8]);
+  std::byte copy[kWarpSize * kPiece * kPieces];  // a piece may be the same register as the whole's half
+  if constexpr (kUnpack) {
+    std::memcpy(copy, whole, sizeof copy);
+  }
+  forEach(w.mask, [&](std::uint32_t lane) {
+    for (std::uint32_t i = 0; i < kPieces; ++i) {
+      const std::size_t at = (std::size_t{lane} * kPieces + i) * kPiece;
+      if constexpr (kUnpack) {
+        if (op.r[i] != kNoTarget) std::memcpy(w.reg<std::byte>(op.r[i]) + lane * kPiece, copy + at, kPiece);
+      } else {
+        std::memcpy(copy + at, w.reg<std::byte>(op.r[i]) + lane * kPiece, kPiece);
+      }
+    }
+    if constexpr (!kUnpack) {
+      const std::size_t size = std::size_t{kPiece} * kPieces;
+      std::memcpy(whole + lane * size, copy + lane * size, size);
+    }
+  });
+  return Step::kNext;
+}
+
+template <typename D, typename S>
+Step resize(Warp& w, const Op& op) {
+  D* const d = w.reg<D>(op.r[0]);
+  const S* const s = w.reg<S>(op.r[1]);
+  forEach(w.mask, [&](std::uint32_t lane) { d[lane] = static_cast<D>(s[lane]); });
+  return Step::kNext;
+}
+
+template <typename D, typename S, Convert kKind>
+Step cvta(Warp& w, const Op& op) {
+  D* const d = w.reg<D>(op.r[0]);
+  const S* const s = w.reg<S>(op.r[1]);
+  const std::uint32_t* const rank = kKind == Convert::kMapa ? w.reg<std::uint32_t>(op.r[2]) : nullptr;
+  const std::uint64_t own = std::uint64_t{w.block->rank + 1} << 24;
+  forEach(w.mask, [&](std::uint32_t lane) {
+    const std::uint64_t x = s[lane];
+    std::uint64_t y = x;
+    if constexpr (kKind == Convert::kFromShared) y = x + kSharedWindow;
+    if constexpr (kKind == Convert::kFromLocal) y = x + kLocalWindow;
+    if constexpr (kKind == Convert::kFromParam) y = x + kParamWindow;
+    if constexpr (kKind == Convert::kToShared) y = x - kSharedWindow;
+    if constexpr (kKind == Convert::kToLocal) y = x - kLocalWindow;
+    if constexpr (kKind == Convert::kToParam) y = x - kParamWindow;
+    if constexpr (kKind == Convert::kMapa)
+      y = (x & ~std::uint64_t{0xFF000000}) + (std::uint64_t{rank[lane]} + 1) * 0x1000000;
+    if constexpr (kKind == Convert::kGetCtaRank) {
+      const std::uint64_t of = x & 0xFF000000;
+      y = ((of != 0 ? of : own) >> 24) - 1;
+    }
+    d[lane] = static_cast<D>(y);
+  });
+  return Step::kNext;
+}
+
+template <typename D, typename S>
+OpFn cvtaSized(Convert kind) {
+  switch (kind) {
+    case Convert::kToShared:
+      return cvta<D, S, Convert::kToShared>;
+    case Convert::kToLocal:
+      return cvta<D, S, Convert::kToLocal>;
+    case Convert::kToParam:
+      return cvta<D, S, Convert::kToParam>;
+    case Convert::kToGlobal:
+      return cvta<D, S, Convert::kToGlobal>;
+    case Convert::kFromShared:
+      return cvta<D, S, Convert::kFromShared>;
+    case Convert::kFromLocal:
+      return cvta<D, S, Convert::kFromLocal>;
+    case Convert::kFromParam:
+      return cvta<D, S, Convert::kFromParam>;
+    case Convert::kMapa:
+      return cvta<D, S, Convert::kMapa>;
+    case Convert::kGetCtaRank:
+      return cvta<D, S, Convert::kGetCtaRank>;
+  }
+  return nullptr;
+}
+
+template <Space kSpace>
+Step isspacep(Warp& w, const Op& op) {
+  const std::uint64_t* const a = w.reg<std::uint64_t>(op.r[1]);
+  std::uint32_t lanes = 0;
+  forEach(w.mask, [&](std::uint32_t lane) {
+    const std::uint64_t x = a[lane];
+    bool in = x < kSharedWindow;  // global and const
+    if constexpr (kSpace == Space::kShared) in = x - kSharedWindow < kWindowSize;
+    if constexpr (kSpace == Space::kLocal) in = x - kLocalWindow < kWindowSize;
+    if constexpr (kSpace == Space::kParam) in = x - kParamWindow < kWindowSize;
+    lanes |= static_cast<std::uint32_t>(in) << lane;
+  });
+  w.setPredicate(op.r[0], lanes);
+  return Step::kNext;
+}
+
+/// r[8] shared destination (flags kAddress32) + low half of imm; r[7] source + high half of imm; r[2] bytes;
+/// r[3] source bytes register or kNoTarget.
+Step copyAsync(Warp& w, const Op& op) {
+  const auto low = static_cast<std::uint64_t>(static_cast<std::int64_t>(static_cast<std::int32_t>(op.imm)));
+  const auto high = static_cast<std::uint64_t>(static_cast<std::int64_t>(op.imm) >> 32);
+  const std::uint32_t bytes = op.r[2];
+  for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
+    const auto i = static_cast<std::uint32_t>(std::countr_zero(left));
+    const std::uint64_t to = kSharedWindow + ((op.flags & kAddress32) != 0
+                                                  ? w.reg<std::uint32_t>(op.r[8])[i] + static_cast<std::uint32_t>(low)
+                                                  : w.reg<std::uint64_t>(op.r[8])[i] + low);
+    const std::uint64_t from = w.reg<std::uint64_t>(op.r[7])[i] + high;
+    const std::uint32_t size = op.r[3] == kNoTarget ? bytes : std::min(bytes, w.reg<std::uint32_t>(op.r[3])[i]);
+    if (to % bytes != 0) return w.failAddress(LaunchStatus::kMisaligned, to, true, i);
+    if (from % bytes != 0) return w.failAddress(LaunchStatus::kMisaligned, from, false, i);
+    std::byte* const d = w.resolve(to, i, bytes, true);
+    if (d == nullptr) return Step::kFault;
+    if (size != 0) {
+      const std::byte* const s = w.resolve(from, i, size, false);
+      if (s == nullptr) return Step::kFault;
+      std::memcpy(d, s, size);
+    }
+    std::memset(d + size, 0, bytes - size);
+  }
+  return Step::kNext;
+}
+
+// An mbarrier word: bits 0-19 arrivals still expected in this phase, 20-39 arrivals of a phase, 40-59 bytes still
+// expected (two's complement), 63 the phase's parity. Ours alone: programs see it through these operations.
+constexpr std::uint64_t kCount = 0xFFFFF;
+
+/// r[0] result or kNoTarget, r[8] address (flags: kAddress32, 1 << 8: shared), r[2] operand or kNoTarget.
+template <Mbarrier kKind>
+Step mbarrier(Warp& w, const Op& op) {
+  std::uint32_t lanes = 0;
+  for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
+    const auto i = static_cast<std::uint32_t>(std::countr_zero(left));
+    std::uint64_t address = (op.flags & kAddress32) != 0
+                                ? w.reg<std::uint32_t>(op.r[8])[i] + static_cast<std::uint32_t>(op.imm)
+                                : w.reg<std::uint64_t>(op.r[8])[i] + op.imm;
+    if ((op.flags & 0x100) != 0) address += kSharedWindow;
+    if (address % 8 != 0) return w.failAddress(LaunchStatus::kMisaligned, address, true, i);
+    std::byte* const p = w.resolve(address, i, 8, true);
+    if (p == nullptr) return Step::kFault;
+    auto& word = *reinterpret_cast<std::uint64_t*>(p);
+    const std::uint64_t state = word;
+    const std::uint32_t operand = op.r[2] == kNoTarget ? 1 : w.reg<std::uint32_t>(op.r[2])[i];
+    if constexpr (kKind == Mbarrier::kInit) {
+      word = (operand & kCount) | (operand & kCount) << 20;
+    } else if constexpr (kKind == Mbarrier::kInval) {
+      word = 0;
+    } else if constexpr (kKind == Mbarrier::kArrive || kKind == Mbarrier::kArriveDrop) {
+      std::uint64_t pending = word & kCount;
+      std::uint64_t total = word >> 20 & kCount;
+      const std::uint64_t parity = word >> 63;
+      pending -= std::min<std::uint64_t>(pending, operand);
+      if (kKind == Mbarrier::kArriveDrop) total -= std::min<std::uint64_t>(total, operand);
+      word = pending == 0 ? total | total << 20 | (parity ^ 1) << 63 : pending | total << 20 | parity << 63;
+      if (op.r[0] != kNoTarget) w.reg<std::uint64_t>(op.r[0])[i] = state;
+    } else if constexpr (kKind == Mbarrier::kTestWait) {
+      const std::uint64_t token = w.reg<std::uint64_t>(op.r[2])[i];
+      lanes |= static_cast<std::uint32_t>((word ^ token) >> 63) << i;
+    } else if constexpr (kKind == Mbarrier::kTestWaitParity) {
+      lanes |= static_cast<std::uint32_t>((word >> 63) != (operand & 1)) << i;
+    } else if constexpr (kKind == Mbarrier::kPending) {
+      w.reg<std::uint32_t>(op.r[0])[i] = static_cast<std::uint32_t>(state & kCount);
+    }
+  }
+  if constexpr (kKind == Mbarrier::kTestWait || kKind == Mbarrier::kTestWaitParity) w.setPredicate(op.r[0], lanes);
+  return Step::kNext;
+}
+
+template <std::size_t kIndex = 0>
+OpFn specialAt(Special which, std::uint32_t bytes) {
+  if constexpr (kIndex <= static_cast<std::size_t>(Special::kZero)) {
+    constexpr auto kWhich = static_cast<Special>(kIndex);
+    if (which == kWhich) return bytes == 8 ? special<kWhich, std::uint64_t> : special<kWhich, std::uint32_t>;
+    return specialAt<kIndex + 1>(which, bytes);
+  } else {
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+OpFn specialOp(Special which, std::uint32_t bytes) { return specialAt(which, bytes); }
+
+OpFn broadcastParamOp(std::uint32_t mem_bytes, bool sign, std::uint32_t reg_bytes) {
+  return paramAny(0, mem_bytes, sign, reg_bytes);
+}
+OpFn paramOp(bool store, std::uint32_t mem_bytes, bool sign, std::uint32_t reg_bytes) {
+  return paramAny(store ? 2 : 1, mem_bytes, sign, reg_bytes);
+}
+
+OpFn packOp(std::uint32_t piece, std::uint32_t pieces, bool unpack) {
+  if (piece == 1 && pieces == 2) return unpack ? pack<1, 2, true> : pack<1, 2, false>;
+  if (piece == 1 && pieces == 4) return unpack ? pack<1, 4, true> : pack<1, 4, false>;
+  if (piece == 2 && pieces == 2) return unpack ? pack<2, 2, true> : pack<2, 2, false>;
+  if (piece == 2 && pieces == 4) return unpack ? pack<2, 4, true> : pack<2, 4, false>;
+  if (piece == 4 && pieces == 2) return unpack ? pack<4, 2, true> : pack<4, 2, false>;
+  if (piece == 4 && pieces == 4) return unpack ? pack<4, 4, true> : pack<4, 4, false>;
+  if (piece == 8 && pieces == 2) return unpack ? pack<8, 2, true> : pack<8, 2, false>;
+  return nullptr;
+}
+
+OpFn resizeOp(std::uint32_t to, std::uint32_t from, bool sign) {
+  const auto pick = [&]<typename D>() -> OpFn {
+    switch (from) {
+      case 2:
+        return sign ? resize<D, std::int16_t> : resize<D, std::uint16_t>;
+      case 4:
+        return sign ? resize<D, std::int32_t> : resize<D, std::uint32_t>;
+      case 8:
+        return resize<D, std::uint64_t>;
+      default:
+        return nullptr;
+    }
+  };
+  switch (to) {
+    case 2:
+      return pick.operator()<std::uint16_t>();
+    case 4:
+      return pick.operator()<std::uint32_t>();
+    case 8:
+      return pick.operator()<std::uint64_t>();
+    default:
+      return nullptr;
+  }
+}
+
+OpFn cvtaOp(Convert kind, std::uint32_t to_bytes, std::uint32_t from_bytes) {
+  if (to_bytes == 8)
+    return from_bytes == 8 ? cvtaSized<std::uint64_t, std::uint64_t>(kind)
+                           : cvtaSized<std::uint64_t, std::uint32_t>(kind);
+  return from_bytes == 8 ? cvtaSized<std::uint32_t, std::uint64_t>(kind)
+                         : cvtaSized<std::uint32_t, std::uint32_t>(kind);
+}
+
+OpFn isspacepOp(Space space) {
+  switch (space) {
+    case Space::kShared:
+      return isspacep<Space::kShared>;
+    case Space::kLocal:
+      return isspacep<Space::kLocal>;
+    case Space::kParam:
+      return isspacep<Space::kParam>;
+    default:
+      return isspacep<Space::kGlobal>;
+  }
+}
+
+OpFn copyAsyncOp() { return copyAsync; }
+
+OpFn mbarrierOp(Mbarrier kind) {
+  switch (kind) {
+    case Mbarrier::kInit:
+      return mbarrier<Mbarrier::kInit>;
+    case Mbarrier::kInval:
+      return mbarrier<Mbarrier::kInval>;
+    case Mbarrier::kArrive:
+      return mbarrier<Mbarrier::kArrive>;
+    case Mbarrier::kArriveDrop:
+      return mbarrier<Mbarrier::kArriveDrop>;
+    case Mbarrier::kTestWait:
+      return mbarrier<Mbarrier::kTestWait>;
+    case Mbarrier::kTestWaitParity:
+      return mbarrier<Mbarrier::kTestWaitParity>;
+    case Mbarrier::kPending:
+      return mbarrier<Mbarrier::kPending>;
+  }
+  return nullptr;
+}
+
+}  // namespace olpager::simgpu::ptx

@@ -1,0 +1,194 @@
+// Operations between the lanes of a warp. Each waits until all lanes that its member mask names have come to it.
+#include <bit>
+#include <cstring>
+
+#include "gpunode/simgpu/ptx/ops.h"
+#include "gpunode/simgpu/ptx/warp.h"
+
+namespace olpager::simgpu::ptx {
+namespace {
+
+template <typename Body>
+void forEach(std::uint32_t mask, Body body) {
+  for (; mask != 0; mask &= mask - 1) body(static_cast<std::uint32_t>(std::countr_zero(mask)));
+}
+
+std::uint32_t members(Warp& w, const Op& op) { return w.reg<std::uint32_t>(op.r[5])[std::countr_zero(w.mask)]; }
+
+/// r: d, p or kNoTarget, a, b (lane or distance), c (clamp and segment mask), member mask. imm 1: without .sync.
+template <WarpOp kKind>
+Step shuffle(Warp& w, const Op& op) {
+  const bool sync = op.imm == 0;
+  if (sync && !w.arriveSync(op, members(w, op))) return Step::kSwitch;
+  std::uint32_t source[kWarpSize];
+  std::memcpy(source, w.reg<std::uint32_t>(op.r[2]), sizeof source);
+  const std::uint32_t* const b = w.reg<std::uint32_t>(op.r[3]);
+  const std::uint32_t* const c = w.reg<std::uint32_t>(op.r[4]);
+  std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
+  std::uint32_t in_range = 0;
+  std::uint32_t result[kWarpSize];
+  forEach(w.mask, [&](std::uint32_t lane) {
+    const std::uint32_t clamp = c[lane] & 31;
+    const std::uint32_t segment = c[lane] >> 8 & 31;
+    const std::uint32_t amount = b[lane] & 31;
+    const std::uint32_t max = (lane & segment) | (clamp & ~segment);
+    const std::uint32_t min = lane & segment;
+    std::int32_t j = 0;
+    bool good = false;
+    if constexpr (kKind == WarpOp::kShflUp) {
+      j = static_cast<std::int32_t>(lane) - static_cast<std::int32_t>(amount);
+      good = j >= static_cast<std::int32_t>(max);
+    } else if constexpr (kKind == WarpOp::kShflDown) {
+      j = static_cast<std::int32_t>(lane + amount);
+      good = j <= static_cast<std::int32_t>(max);
+    } else if constexpr (kKind == WarpOp::kShflBfly) {
+      j = static_cast<std::int32_t>(lane ^ amount);
+      good = j <= static_cast<std::int32_t>(max);
+    } else {
+      j = static_cast<std::int32_t>(min | (amount & ~segment));
+      good = j <= static_cast<std::int32_t>(max);
+    }
+    result[lane] = source[good ? j & 31 : static_cast<std::int32_t>(lane)];
+    in_range |= static_cast<std::uint32_t>(good) << lane;
+  });
+  forEach(w.mask, [&](std::uint32_t lane) { d[lane] = result[lane]; });
+  if (op.r[1] != kNoTarget) w.setPredicate(op.r[1], in_range);
+  if (sync) w.finishSync();
+  return Step::kNext;
+}
+
+/// r: d, -, a (predicate), member mask in r[5]; flags 1: negated a. imm 1: without .sync.
+template <WarpOp kKind>
+Step vote(Warp& w, const Op& op) {
+  const bool sync = op.imm == 0;
+  if (sync && !w.arriveSync(op, members(w, op))) return Step::kSwitch;
+  std::uint32_t a = w.predicate(op.r[2]);
+  if ((op.flags & 1) != 0) a = ~a;
+  a &= w.mask;
+  if constexpr (kKind == WarpOp::kVoteBallot) {
+    std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = a; });
+  } else {
+    const bool holds = kKind == WarpOp::kVoteAll   ? a == w.mask
+                       : kKind == WarpOp::kVoteAny ? a != 0
+                                                   : a == 0 || a == w.mask;
+    w.setPredicate(op.r[0], holds ? kFullMask : 0);
+  }
+  if (sync) w.finishSync();
+  return Step::kNext;
+}
+
+template <typename T, bool kAll>
+Step match(Warp& w, const Op& op) {
+  if (!w.arriveSync(op, members(w, op))) return Step::kSwitch;
+  const T* const a = w.reg<T>(op.r[2]);
+  std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
+  std::uint32_t result[kWarpSize] = {};
+  forEach(w.mask, [&](std::uint32_t lane) {
+    forEach(w.mask,
+            [&](std::uint32_t other) { result[lane] |= static_cast<std::uint32_t>(a[lane] == a[other]) << other; });
+  });
+  const bool all = result[std::countr_zero(w.mask)] == w.mask;
+  forEach(w.mask, [&](std::uint32_t lane) { d[lane] = kAll && !all ? 0 : result[lane]; });
+  if (kAll && op.r[1] != kNoTarget) w.setPredicate(op.r[1], all ? kFullMask : 0);
+  w.finishSync();
+  return Step::kNext;
+}
+
+Step activeMask(Warp& w, const Op& op) {
+  std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
+  forEach(w.mask, [&](std::uint32_t lane) { d[lane] = w.mask; });
+  return Step::kNext;
+}
+
+Step elect(Warp& w, const Op& op) {
+  if (!w.arriveSync(op, members(w, op))) return Step::kSwitch;
+  const auto leader = static_cast<std::uint32_t>(std::countr_zero(w.mask));
+  if (op.r[0] != kNoTarget) {
+    std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
+    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = leader; });
+  }
+  w.setPredicate(op.r[1], 1U << leader);
+  w.finishSync();
+  return Step::kNext;
+}
+
+template <WarpOp kKind, typename T>
+Step redux(Warp& w, const Op& op) {
+  if (!w.arriveSync(op, members(w, op))) return Step::kSwitch;
+  const T* const a = w.reg<T>(op.r[2]);
+  T* const d = w.reg<T>(op.r[0]);
+  bool first = true;
+  T result{};
+  forEach(w.mask, [&](std::uint32_t lane) {
+    const T x = a[lane];
+    if (first) {
+      result = x;
+      first = false;
+      return;
+    }
+    if constexpr (kKind == WarpOp::kReduxMin) {
+      result = x < result || result != result ? x : result;
+    } else if constexpr (kKind == WarpOp::kReduxMax) {
+      result = x > result || result != result ? x : result;
+    } else {
+      const auto u = static_cast<std::uint32_t>(x);
+      const auto r = static_cast<std::uint32_t>(result);
+      if constexpr (kKind == WarpOp::kReduxAdd) result = static_cast<T>(r + u);
+      if constexpr (kKind == WarpOp::kReduxAnd) result = static_cast<T>(r & u);
+      if constexpr (kKind == WarpOp::kReduxOr) result = static_cast<T>(r | u);
+      if constexpr (kKind == WarpOp::kReduxXor) result = static_cast<T>(r ^ u);
+    }
+  });
+  forEach(w.mask, [&](std::uint32_t lane) { d[lane] = result; });
+  w.finishSync();
+  return Step::kNext;
+}
+
+}  // namespace
+
+OpFn warpOp(WarpOp kind, Type type) {
+  switch (kind) {
+    case WarpOp::kShflUp:
+      return shuffle<WarpOp::kShflUp>;
+    case WarpOp::kShflDown:
+      return shuffle<WarpOp::kShflDown>;
+    case WarpOp::kShflBfly:
+      return shuffle<WarpOp::kShflBfly>;
+    case WarpOp::kShflIdx:
+      return shuffle<WarpOp::kShflIdx>;
+    case WarpOp::kVoteAll:
+      return vote<WarpOp::kVoteAll>;
+    case WarpOp::kVoteAny:
+      return vote<WarpOp::kVoteAny>;
+    case WarpOp::kVoteUni:
+      return vote<WarpOp::kVoteUni>;
+    case WarpOp::kVoteBallot:
+      return vote<WarpOp::kVoteBallot>;
+    case WarpOp::kMatchAny:
+      return typeSize(type) == 8 ? match<std::uint64_t, false> : match<std::uint32_t, false>;
+    case WarpOp::kMatchAll:
+      return typeSize(type) == 8 ? match<std::uint64_t, true> : match<std::uint32_t, true>;
+    case WarpOp::kActiveMask:
+      return activeMask;
+    case WarpOp::kElect:
+      return elect;
+    case WarpOp::kReduxAdd:
+      return redux<WarpOp::kReduxAdd, std::uint32_t>;
+    case WarpOp::kReduxAnd:
+      return redux<WarpOp::kReduxAnd, std::uint32_t>;
+    case WarpOp::kReduxOr:
+      return redux<WarpOp::kReduxOr, std::uint32_t>;
+    case WarpOp::kReduxXor:
+      return redux<WarpOp::kReduxXor, std::uint32_t>;
+    case WarpOp::kReduxMin:
+      if (type == Type::kF32) return redux<WarpOp::kReduxMin, float>;
+      return type == Type::kS32 ? redux<WarpOp::kReduxMin, std::int32_t> : redux<WarpOp::kReduxMin, std::uint32_t>;
+    case WarpOp::kReduxMax:
+      if (type == Type::kF32) return redux<WarpOp::kReduxMax, float>;
+      return type == Type::kS32 ? redux<WarpOp::kReduxMax, std::int32_t> : redux<WarpOp::kReduxMax, std::uint32_t>;
+  }
+  return nullptr;
+}
+
+}  // namespace olpager::simgpu::ptx
