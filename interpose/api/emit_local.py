@@ -95,7 +95,7 @@ def _wrapper(symbol):
     writes = any(a.word != "read" for _, a in direct)
     adds = ""
     for parameter, annotation in direct:
-        arguments = f"{address(parameter)}, {annotation.bracket.cpp()}, Mode::{MODES[annotation.word]}"
+        arguments = f"{address(parameter)}, bounded({annotation.bracket.cpp()}), Mode::{MODES[annotation.word]}"
         if annotation.word == "read" and writes:
             stable = "true" if parameter.get("in") and form.function.blocking else "false"
             adds += f" addSource(access, pool, {arguments}, {stable});"
@@ -123,6 +123,8 @@ def residency_wrappers_cpp(spec):
     body = "\n".join(_wrapper(s) for s in wrap)
     return f"""{NOTE}// Copies, memsets and stream memory operations: what they read and write in the range is made resident first.
 #define __CUDA_API_VERSION_INTERNAL
+#include <algorithm>
+
 #include "interpose/api/driver_table.h"
 #include "interpose/api/local_functions.h"
 #include "interpose/api/local_runtime.h"
@@ -135,6 +137,9 @@ using pager::Access;
 using pager::Mode;
 using pager::Pool;
 namespace extract = api::extract;
+
+/// A size as the pager gets it: far beyond every allocation is far enough, and the end of the range must not wrap.
+constexpr uint64_t bounded(uint64_t bytes) {{ return std::min(bytes, uint64_t{{1}} << 62); }}
 
 /// Says whether an operation uses the range at all.
 class Touching : public extract::RangeSink {{
@@ -166,9 +171,9 @@ class Adding : public extract::RangeSink {{
   Adding(Access& access, const Pool& pool) : access_(access), pool_(pool) {{}}
   void add(uint64_t address, uint64_t bytes, extract::Use use) override {{
     if (use == extract::Use::kRead) {{
-      addSource(access_, pool_, address, bytes, Mode::kRead, false);
+      addSource(access_, pool_, address, bounded(bytes), Mode::kRead, false);
     }} else {{
-      access_.addRange(address, bytes, static_cast<Mode>(use));
+      access_.addRange(address, bounded(bytes), static_cast<Mode>(use));
     }}
   }}
   void addFrom(uint64_t address) override {{ access_.addParameter(&address, sizeof address); }}

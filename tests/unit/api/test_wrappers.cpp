@@ -140,7 +140,7 @@ TEST_CASE("memsets") {
   CHECK(call(&ol_local_cuMemsetD32Async_ptsz, kA, 1, 10, nullptr) == CUDA_SUCCESS);
   expect({{kA, 40, kWrite}}, Symbol::kCuMemsetD32Async_ptsz, CU_STREAM_PER_THREAD);
   CHECK(call(&ol_local_cuMemsetD32_v2, kA, 1, size_t{1} << 62) == CUDA_SUCCESS);
-  expect({{kA, UINT64_MAX, kWrite}}, Symbol::kCuMemsetD32_v2, CU_STREAM_LEGACY);
+  expect({{kA, uint64_t{1} << 62, kWrite}}, Symbol::kCuMemsetD32_v2, CU_STREAM_LEGACY);
   CHECK(call(&ol_local_cuMemsetD2D32Async, kA, 512, 1, 16, 4, kStream) == CUDA_SUCCESS);
   expect({{kA, 3 * 512 + 64, kReadWrite}}, Symbol::kCuMemsetD2D32Async, kStream);
   CHECK(call(&ol_local_cuMemsetD2D8_v2, kA, 64, 1, 64, 4) == CUDA_SUCCESS);
