@@ -1,5 +1,5 @@
-// Which functions the specification calls local mode's own, and local mode has not: they are the driver's, and what they
-// are told of the pool reaches it.
+// Which functions the specification calls local mode's own, and local mode has not: they are the driver's, and what
+// they are told of the pool reaches it.
 #include <string>
 
 #include "interpose/api/local_functions.h"
