@@ -27,6 +27,8 @@ std::vector<std::string> argumentsFor(const std::string& measurement, const Opti
                                         measurement,
                                         "--pointers",
                                         fmt::format("{}", fmt::join(options.pointers, ",")),
+                                        "--allocations",
+                                        std::to_string(options.allocations),
                                         "--launches",
                                         std::to_string(options.launches),
                                         "--allocation",

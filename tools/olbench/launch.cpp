@@ -17,6 +17,10 @@ nlohmann::json measureLaunch(const Options& options) {
     driver.check(driver.cuMemAlloc(&buffer, 2u << 20), "cuMemAlloc");
     driver.check(driver.cuMemsetD8(buffer, 0, 2u << 20), "cuMemsetD8");
   }
+  for (unsigned i = 0; i < options.allocations; ++i) {
+    CUdeviceptr other = 0;
+    driver.check(driver.cuMemAlloc(&other, 4096), "cuMemAlloc");
+  }
   std::vector<void*> parameters(most);
   for (unsigned i = 0; i < most; ++i) parameters[i] = &buffers[i];
   nlohmann::json result = nlohmann::json::object();

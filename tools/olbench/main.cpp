@@ -142,6 +142,8 @@ int run(int argc, char** argv) {
   app.add_option("--launches", options.launches, "Timed launches for each row")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
+  app.add_option("--allocations", options.allocations, "launch: small allocations besides those it uses")
+      ->capture_default_str();
   app.add_option("--pointers", options.pointers, "Numbers of pointer parameters")->delimiter(',');
   app.add_option("--allocation", options.allocation, "Bytes of one allocation (default 32MiB)")->transform(sizeText());
   auto* bytes = app.add_option("--bytes", options.bytes, "Working set (default: swap twice the budget, resident 4GiB)")

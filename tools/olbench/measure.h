@@ -13,6 +13,7 @@ struct Options {
   std::string driver = "libcuda.so.1";  // path of the libcuda to measure
   std::vector<unsigned> pointers = {0, 1, 8, 16, 32};
   unsigned launches = 20000;                 // timed launches for each number of pointers
+  unsigned allocations = 0;                  // further small allocations that launches have to be told from
   unsigned rounds = 3;                       // times that native and pager take turns
   uint64_t allocation = uint64_t{32} << 20;  // bytes of one allocation
   uint64_t bytes = uint64_t{16} << 30;       // working set
