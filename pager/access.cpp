@@ -78,7 +78,8 @@ CUresult Access::acquire() {
   if (!state.slow.load(std::memory_order_relaxed)) {
     slot->enter();
     if (!state.slow.load(std::memory_order_seq_cst)) {
-      const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_relaxed) + 1;
+      stream->pending.fetch_add(1, std::memory_order_acq_rel);
+      const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_acq_rel) + 1;
       bool clear = true;
       Region* last = nullptr;
       for (unsigned i = 0; i < count_ && clear; ++i) {
@@ -94,7 +95,7 @@ CUresult Access::acquire() {
         last = region;
       }
       if (clear) {
-        raise(stream->last, number);
+        number_ = number;
         stream_state_ = stream;
         if (last != nullptr && last->engine != nullptr) {
           DeviceCounters& figures = last->engine->figures();
@@ -103,6 +104,7 @@ CUresult Access::acquire() {
         }
         return CUDA_SUCCESS;
       }
+      stream->pending.fetch_sub(1, std::memory_order_acq_rel);
     }
     slot->leave();
   }
@@ -202,7 +204,9 @@ CUresult Access::acquireSlow() {
   }
   if (refused) return CUDA_ERROR_OUT_OF_MEMORY;
 
-  const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_relaxed) + 1;
+  StreamState* stream = state.streams.find(stream_);
+  stream->pending.fetch_add(1, std::memory_order_acq_rel);
+  const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (reach_all) state.floor = std::max(state.floor, number);
   Engine* engine = nullptr;
   bool in_place = false;
@@ -233,8 +237,7 @@ CUresult Access::acquireSlow() {
     std::sort(region->edges.begin(), region->edges.end());
     region->edges.erase(std::unique(region->edges.begin(), region->edges.end()), region->edges.end());
   }
-  StreamState* stream = state.streams.find(stream_);
-  raise(stream->last, number);
+  number_ = number;
   stream_state_ = stream;
   hazards().mine()->enter();  // before the mutex is released: whoever marks an extent later waits for this
   if (engine != nullptr) {
@@ -255,6 +258,8 @@ CUresult Access::acquireSlow() {
 void Access::submitted(CUresult result) {
   static_cast<void>(result);
   if (stream_state_ == nullptr) return;
+  raise(stream_state_->last, number_);
+  stream_state_->pending.fetch_sub(1, std::memory_order_acq_rel);
   hazards().mine()->leave();
   // No other thread can name a per-thread default stream.
   if (stream_.thread != 0 && pool_.state_->slow.load(std::memory_order_relaxed))

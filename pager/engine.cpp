@@ -604,13 +604,12 @@ bool Engine::prefetch(Lock& lock) {
 void Engine::plan() {
   if (pool_.predictor.touches() < next_plan_ || !pool_.predictor.confident()) return;
   std::vector<Region*> round;
-  uint64_t total = 0, signature = 0;
+  uint64_t total = 0;
   pool_.predictor.upcoming(1u << 16, [&](uint32_t unit, uint64_t) {
     Region* region = pool_.regions.at(unit);
     if (region == nullptr || region->dead || region->engine != this) return true;
     round.push_back(region);
     total += region->pages;
-    signature += (region->id * 0x9E3779B97F4A7C15ull) ^ region->pages;
     return true;
   });
   next_plan_ = pool_.predictor.touches() + std::max<size_t>(64, round.size() / 4);
@@ -627,10 +626,16 @@ void Engine::plan() {
   const uint64_t budget = chunks_.vramBudget() / kPageBytes;
   const uint64_t streaming = windowBytes() / kPageBytes * 3 / 2;  // the window, and what is on its way out
   const uint64_t room = budget > others + streaming ? budget - others - streaming : 0;
-  // Planned anew only when the round or the room has changed noticeably: another choice costs a round of traffic.
-  const uint64_t change = room > planned_room_ ? room - planned_room_ : planned_room_ - room;
-  if (signature == planned_round_ && change * 64 <= budget) return;
-  planned_round_ = signature;
+  // Planned anew only when the round or the room has changed noticeably: another choice costs a round of traffic. What is
+  // new in a round that is otherwise the same is small: it stays.
+  const auto differs = [](uint64_t a, uint64_t b) { return (a > b ? a - b : b - a) * 32 > std::max(a, b); };
+  if (planned_round_ != 0 && !differs(total, planned_round_) && !differs(room, planned_room_)) {
+    for (Region* region : round)
+      if (region->placement == Placement::kUnplanned)
+        region->placement = region->pages <= space::kLargestExtentPages ? Placement::kKeep : Placement::kStream;
+    return;
+  }
+  planned_round_ = total;
   planned_room_ = room;
   std::sort(round.begin(), round.end(), [](const Region* a, const Region* b) { return a->base < b->base; });
   uint64_t owed = 0;  // pages that should stay of those passed, times total

@@ -96,6 +96,7 @@ StreamState* StreamTable::find(const StreamKey& key) {
     found->key = key;
     found->last.store(0);
     found->completed.store(0);
+    found->pending.store(0);
     found->needs_drain = false;
     found->generation.fetch_add(1, std::memory_order_release);
   }
@@ -117,6 +118,7 @@ CUevent StreamTable::takeEvent(CUcontext context) {
 // Records a mark behind the last launch. The stream's context is made current for it.
 bool StreamTable::record(StreamState& stream) {
   const uint64_t number = stream.last.load(std::memory_order_acquire);
+  if (stream.pending.load(std::memory_order_acquire) != 0) return false;  // in this order: see the header
   if (driver_.cuCtxPushCurrent_v2(stream.key.context) != CUDA_SUCCESS) return false;
   bool recorded = false;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -180,7 +182,8 @@ uint64_t StreamTable::completedFloor(uint64_t upper) {
   uint64_t floor = upper;
   for (auto& stream : streams_) {
     const uint64_t completed = stream->completed.load();
-    if (completed < stream->last.load(std::memory_order_acquire)) floor = std::min(floor, completed);
+    if (stream->pending.load(std::memory_order_acquire) != 0 || completed < stream->last.load(std::memory_order_acquire))
+      floor = std::min(floor, completed);
   }
   return floor;
 }
@@ -224,12 +227,14 @@ std::vector<std::pair<CUcontext, uint64_t>> StreamTable::contextsToDrain() {
   std::lock_guard lock(mutex_);
   std::vector<std::pair<CUcontext, uint64_t>> found;
   for (auto& stream : streams_) {
-    if (!stream->needs_drain || stream->completed.load() >= stream->last.load()) continue;
+    const uint64_t last = stream->last.load(std::memory_order_acquire);
+    if (!stream->needs_drain || stream->completed.load() >= last) continue;
+    if (stream->pending.load(std::memory_order_acquire) != 0) continue;
     auto it = std::find_if(found.begin(), found.end(), [&](const auto& entry) { return entry.first == stream->key.context; });
     if (it == found.end())
-      found.emplace_back(stream->key.context, stream->last.load());
+      found.emplace_back(stream->key.context, last);
     else
-      it->second = std::max(it->second, stream->last.load());
+      it->second = std::min(it->second, last);
   }
   return found;
 }

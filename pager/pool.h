@@ -233,6 +233,7 @@ class Access {
   std::vector<Use> more_;  // beyond kInlineUses
   unsigned count_ = 0;
   StreamState* stream_state_ = nullptr;  // set while acquired
+  uint64_t number_ = 0;                  // of this operation, while acquired
 };
 
 }  // namespace olpager::pager
