@@ -74,7 +74,7 @@ std::unique_ptr<StreamOp> makeNodeOp(const CaptureNode& node);
 /// One capture: its graph, its rules, and the streams in it.
 class CaptureSession {
  public:
-  CaptureSession(std::unique_ptr<CaptureSink> sink, CUstreamCaptureMode mode, cuuint64_t id);
+  CaptureSession(std::unique_ptr<CaptureSink> graph_sink, CUstreamCaptureMode capture_mode);
   ~CaptureSession();
 
   const CUstreamCaptureMode mode;
@@ -83,6 +83,7 @@ class CaptureSession {
 
   std::mutex mutex;
   bool invalidated = false;
+  bool ended = false;
   std::unique_ptr<CaptureSink> sink;
   /// Streams in the capture with the nodes that their next operation depends on. The first one began it.
   struct Member {
@@ -90,8 +91,18 @@ class CaptureSession {
     std::vector<CUgraphNode> tail;
   };
   std::vector<Member> members;
+  /// Captured nodes that nothing depends on yet: at the end all of them must be in the first stream's tail.
+  std::vector<CUgraphNode> leaves;
+  /// What cuStreamGetCaptureInfo last gave out; stays valid until the next call on a stream of the capture.
+  std::vector<CUgraphNode> answer;
+  std::vector<CUgraphEdgeData> answer_edges;
+
   Member* member(const Stream& stream);
+  void invalidate();
 };
+
+/// Whether any capture is under way in the process: the quick test before the rules are looked at.
+bool anyCapture();
 
 /// Adds a node to the stream's capture behind what the stream has there.
 /// CUDA_ERROR_STREAM_CAPTURE_INVALIDATED when the capture is.
@@ -101,7 +112,13 @@ CUresult captureNode(Stream& stream, const CaptureNode& node, CUgraphNode* out =
 /// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED when this thread's mode forbids it, and the captures concerned are invalidated.
 CUresult unsafeInCapture();
 
-/// This thread's mode, as cuThreadExchangeStreamCaptureMode sets it.
-CUstreamCaptureMode& threadCaptureMode();
+/// For functions that no stream in capture can take (cuStreamSynchronize, cuStreamQuery): invalidates its capture.
+/// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, or CUDA_SUCCESS when the stream is not in capture.
+CUresult notInCapture(Stream& stream);
+
+// What cuStreamBeginCapture and its relatives do; the stream is in its own context.
+CUresult beginCapture(Stream& stream, std::unique_ptr<CaptureSink> sink, CUstreamCaptureMode mode,
+                      std::vector<CUgraphNode> dependencies);
+CUresult endCapture(Stream& stream, CUgraph* out);
 
 }  // namespace olpager::simgpu

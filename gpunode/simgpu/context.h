@@ -46,6 +46,7 @@ class Context : public std::enable_shared_from_this<Context> {
   bool primary() const { return primary_; }
   std::atomic<unsigned> flags;
   std::atomic<bool> active{false};
+  std::atomic<int> attached{0};  // cuCtxAttach
 
   // --- failure -----------------------------------------------------------------------------------------------------
   /// The sticky error, or CUDA_SUCCESS.
@@ -58,7 +59,7 @@ class Context : public std::enable_shared_from_this<Context> {
   /// `per_thread`, 0 means the calling thread's own), CU_STREAM_PER_THREAD, or a stream of this context or another.
   /// Null: no such stream (CUDA_ERROR_INVALID_HANDLE).
   std::shared_ptr<Stream> stream(CUstream handle, bool per_thread);
-  std::shared_ptr<Stream> legacy() const { return legacy_; }
+  std::shared_ptr<Stream> legacy();
   std::shared_ptr<Stream> perThread();
   /// Enqueues `op` on `stream` (of this context) behind what the legacy-stream rules and `dependencies` say. Never for a
   /// stream in capture: see submitOrCapture().
@@ -75,10 +76,23 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Stream> createStream(unsigned flags, int priority);
   /// Takes the stream out of the context; its work goes on to its end.
   void forgetStream(Stream& stream);
+  /// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT when work on the legacy stream would depend on a stream in capture; with
+  /// `invalidate` the captures are.
+  CUresult checkLegacyCapture(bool invalidate = true);
+  /// Places of everything submitted to this context that is not complete yet.
+  std::vector<StreamPoint> pending();
+  /// All streams that the program can submit to, the legacy stream included.
+  std::vector<std::shared_ptr<Stream>> allStreams();
+  /// A stream of the context's own, for events that the whole context records.
+  std::shared_ptr<Stream> barrierStream();
+  /// True when a stream of this context is in capture; they are invalidated when `invalidate` is set.
+  bool capturing(bool invalidate);
 
   // --- what hangs on the context -----------------------------------------------------------------------------------
   /// Runs once when the context is reset or destroyed, after its work is done: modules and others free what they have.
   void atTeardown(std::function<void()> hook);
+  /// Makes an inactive context ready, with a new id and default limits.
+  void activate();
   /// Waits, runs the hooks, frees the context's allocations, drops its streams. Afterwards it is inactive with no error.
   void teardown();
 
@@ -87,6 +101,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<bool> cancel{false};
   size_t limit(CUlimit limit) const;
   CUresult setLimit(CUlimit limit, size_t value);
+  std::atomic<CUfunc_cache> cache_config{CU_FUNC_CACHE_PREFER_NONE};
   /// True when `peer`'s memory is enabled here (cuCtxEnablePeerAccess).
   bool peerEnabled(const Context& peer) const;
   CUresult enablePeer(Context& peer);
@@ -95,7 +110,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::mutex submit_mutex;
 
  private:
-  void startStreams();
+  friend class ThreadState;
+  std::vector<StreamPoint> pendingLocked(bool blocking_only);
 
   Device& device_;
   const CUcontext handle_;
@@ -103,6 +119,7 @@ class Context : public std::enable_shared_from_this<Context> {
   const bool primary_;
   std::atomic<CUresult> error_{CUDA_SUCCESS};
   std::shared_ptr<Stream> legacy_;
+  std::shared_ptr<Stream> barrier_;
   std::vector<std::shared_ptr<Stream>> streams_;  // all but the legacy stream; under submit_mutex
   mutable std::mutex mutex_;
   std::array<size_t, CU_LIMIT_MAX> limits_{};
@@ -110,6 +127,30 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<std::function<void()>> hooks_;
   PrintfSink printf_;
 };
+
+/// What one thread keeps: its stack of current contexts, capture mode, per-thread default streams. Freed when the thread
+/// ends, never at the end of the process (exit handlers still call the driver).
+class ThreadState {
+ public:
+  static ThreadState& get();
+  ~ThreadState();
+
+  std::vector<std::shared_ptr<Context>> stack;
+  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  bool in_callback = false;  // a host function may not call the driver
+
+ private:
+  friend class Context;
+  struct PerThreadStream {
+    std::weak_ptr<Context> context;
+    uint64_t context_id;
+    std::shared_ptr<Stream> stream;
+  };
+  std::vector<PerThreadStream> streams_;
+};
+
+/// A number that no other stream of the process has had (cuStreamGetId).
+uint64_t newStreamId();
 
 // --- the calling thread ---------------------------------------------------------------------------------------------
 /// The current context, whatever its state; null when there is none.

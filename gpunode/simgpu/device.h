@@ -13,7 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "gpunode/simgpu/array.h"
 #include "gpunode/simgpu/context.h"
+#include "gpunode/simgpu/event.h"
 #include "gpunode/simgpu/handles.h"
 #include "gpunode/simgpu/memory.h"
 #include "gpunode/simgpu/page_table.h"
@@ -21,6 +23,8 @@
 #include "gpunode/simgpu/stream.h"
 
 namespace olpager::simgpu {
+
+class MemPool;
 
 /// OL_SIM_*; see README.md in this folder.
 struct Settings {
@@ -88,7 +92,10 @@ class Driver {
   Memory memory;
   HandleTable<Context> contexts{HandleKind::kContext};
   HandleTable<Stream> streams{HandleKind::kStream};
-  std::mutex primary_mutex;
+  HandleTable<Event> events{HandleKind::kEvent};
+  HandleTable<Array> arrays{HandleKind::kArray};
+  HandleTable<MemPool> pools{HandleKind::kMemPool};
+  std::recursive_mutex primary_mutex;  // a library's teardown hook may ask for the state
   /// Threads that kernels run on; shared by all devices. Started by the first use.
   ptx::Executor& executor();
   /// OL_SIM_CTXLOCK: held by module load and by free while they drain the context, as some drivers do.

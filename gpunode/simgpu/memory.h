@@ -9,6 +9,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -26,7 +27,9 @@ class Device;
 /// One device's VRAM: frames of 2 MiB. Exact: what is taken is not free.
 class Vram {
  public:
-  explicit Vram(uint64_t bytes);
+  /// `readers`: the page table whose readers must be gone before frames are reused. std::bad_alloc when the process has
+  /// no address space for it.
+  Vram(uint64_t bytes, bool scribble, PageTable* readers);
   ~Vram();
   Vram(const Vram&) = delete;
   Vram& operator=(const Vram&) = delete;
@@ -43,12 +46,15 @@ class Vram {
   uint64_t freeBytes() const;
 
  private:
-  std::byte* base_;
-  size_t total_;
+  std::byte* base_ = nullptr;
+  const size_t total_;
+  const bool scribble_;
+  PageTable* const readers_;
   mutable std::mutex mutex_;
-  std::vector<uint64_t> used_;  // bitmap
+  std::vector<bool> used_;
   size_t free_ = 0;
-  size_t next_ = 0;
+  size_t charged_ = 0;  // frames set aside for chunks that live elsewhere
+  size_t next_ = 0;     // where the search for free frames goes on
 };
 
 /// Physical memory behind one handle (cuMemCreate) or one allocation; freed with its last reference.
@@ -66,10 +72,10 @@ class Physical {
   uint64_t bytes() const { return bytes_; }
   /// The bytes of page `i` at their permanent alias.
   std::byte* page(size_t i) const { return frames_.empty() ? base_ + i * kPageBytes : frameAt(i); }
-  /// Maps it for the CPU at `address` (which is reserved); host chunks and exported chunks only.
+  /// Maps it for the CPU at `address` (which is reserved), with PROT_*; host chunks only.
   bool mapForCpu(void* address, int protection) const;
-  bool cpuMappable() const { return fd_ >= 0; }
-  int fd() const { return fd_; }
+  /// The memfd of a chunk that was made by shared() or import(), else -1. Owned by the chunk.
+  int sharedFd() const { return own_fd_ ? fd_ : -1; }
   Device* device() const { return device_; }
 
   CUmemAllocationProp properties{};
@@ -97,7 +103,14 @@ enum class AllocationKind : uint8_t {
   kArray,       // backing of a CUarray
 };
 
-/// What is known of one allocation. Immutable but for sync_memops.
+/// What the program said of managed memory: told back, without effect.
+struct Advice {
+  bool read_mostly = false;
+  CUmemLocation preferred{};
+  CUmemLocation prefetched{};
+};
+
+/// What is known of one allocation. Immutable but for sync_memops and advice.
 struct Allocation {
   uint64_t base = 0;
   uint64_t bytes = 0;  // as asked for
@@ -109,15 +122,41 @@ struct Allocation {
   uint64_t buffer_id = 0;
   std::byte* host = nullptr;  // the CPU's address (host, registered, managed), else null
   CUmemoryPool pool = nullptr;
-  bool sync_memops = false;
+  std::atomic<bool> sync_memops{false};
+  mutable std::mutex advice_mutex;
+  Advice advice;  // under advice_mutex
+};
+
+/// Device virtual addresses that the driver chooses itself: carved from PROT_NONE reservations, 2 MiB-aligned, with an
+/// unmapped page behind each.
+class AddressArena {
+ public:
+  /// 0 when the process has no room.
+  uint64_t take(uint64_t bytes);
+  void give(uint64_t address, uint64_t bytes);
+
+ private:
+  bool grow(uint64_t bytes);
+  std::map<uint64_t, uint64_t> free_;  // base -> bytes
+};
+
+/// A range of cuMemAddressReserve and what is mapped in it.
+struct VmmMapping {
+  uint64_t base = 0;
+  uint64_t bytes = 0;
+  std::shared_ptr<Physical> physical;
+  std::vector<CUmemAccess_flags> access;  // by device ordinal
+  CUmemAccess_flags host_access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  uint64_t buffer_id = 0;
 };
 
 class Memory {
  public:
   Memory();
+  ~Memory();
 
   // --- allocations ---------------------------------------------------------------------------------------------------
-  /// Device memory in `context`, zero-filled (`kGlobal`) or undefined, at least 256-byte aligned (512 as native).
+  /// Device memory in `context`, zero-filled (`kGlobal`) or undefined, 512-byte aligned.
   /// CUDA_ERROR_OUT_OF_MEMORY when the VRAM is used up.
   CUresult allocate(Context& context, uint64_t bytes, AllocationKind kind, CUdeviceptr* out);
   /// Frees the allocation that starts at `address`; the caller has waited for its users. CUDA_ERROR_INVALID_VALUE when
@@ -129,7 +168,33 @@ class Memory {
   /// The allocation that holds `address` (mapped VMM ranges are not allocations), or null.
   std::shared_ptr<Allocation> find(uint64_t address) const;
   /// Frees everything of a context that is torn down.
-  void freeContext(Context& context);
+  void freeContext(const Context& context);
+  /// Makes all memory of `owner` visible to `viewer` (peer access), or hides it again.
+  void setPeer(Device& owner, Device& viewer, bool visible);
+
+  // --- the stream-ordered pools' share (mem_pool.cpp) ------------------------------------------------------------------
+  /// Backing of a pool block: mapped device memory that is no allocation yet. 0 when the VRAM is used up.
+  uint64_t takePoolMemory(Device& device, uint64_t bytes);
+  void givePoolMemory(uint64_t address);
+  /// Enters and removes a block of a pool in the table of allocations.
+  void addPoolAllocation(Context& context, CUmemoryPool pool, uint64_t address, uint64_t bytes);
+  bool removePoolAllocation(uint64_t address);
+
+  // --- virtual memory management (vmm.cpp) -----------------------------------------------------------------------------
+  CUresult reserve(uint64_t bytes, uint64_t alignment, uint64_t hint, CUdeviceptr* out);
+  CUresult unreserve(uint64_t address, uint64_t bytes);
+  CUresult create(uint64_t bytes, const CUmemAllocationProp& properties, CUmemGenericAllocationHandle* out);
+  CUresult adopt(std::shared_ptr<Physical> physical, CUmemGenericAllocationHandle* out);
+  CUresult release(CUmemGenericAllocationHandle handle);
+  std::shared_ptr<Physical> physical(CUmemGenericAllocationHandle handle) const;
+  CUresult retain(uint64_t address, CUmemGenericAllocationHandle* out);
+  CUresult map(uint64_t address, uint64_t bytes, uint64_t offset, CUmemGenericAllocationHandle handle);
+  CUresult unmap(uint64_t address, uint64_t bytes);
+  CUresult setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDesc* descriptors, size_t count);
+  CUresult getAccess(uint64_t address, const CUmemLocation& location, unsigned long long* flags) const;
+  /// The mapping that holds `address`; false when there is none.
+  bool mapping(uint64_t address, VmmMapping* out) const;
+  bool reservation(uint64_t address, uint64_t* base, uint64_t* bytes) const;
 
   // --- copies --------------------------------------------------------------------------------------------------------
   /// Whether any device knows the address (device memory, pinned or managed memory, VMM mappings).
@@ -139,10 +204,11 @@ class Memory {
   bool translate(const Device& device, uint64_t address, Translation* out) const;
 
  private:
-  friend class Vmm;
-  struct Block;  // 2 MiB of small allocations
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// A number that no other allocation or mapping of the process has had (CU_POINTER_ATTRIBUTE_BUFFER_ID).
+uint64_t newBufferId();
 
 }  // namespace olpager::simgpu

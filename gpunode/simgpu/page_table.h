@@ -56,7 +56,7 @@ class PageTable {
   struct Leaf {
     std::array<Entry, 1u << kLeafBits> entries{};
   };
-  struct Split {
+  struct alignas(kSmallPageBytes) Split {
     std::array<Entry, kPageBytes / kSmallPageBytes> entries{};
   };
   Entry& entryFor(uint64_t address);

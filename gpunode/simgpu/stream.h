@@ -32,23 +32,31 @@ class StreamOp {
   virtual CUresult execute(Context& context) = 0;
   /// For the log.
   virtual const char* name() const = 0;
+  /// True for what runs even in a context that has failed (cuStreamAddCallback).
+  virtual bool always() const { return false; }
 };
 
 /// An operation from a callable returning CUresult.
 template <typename F>
 class CallOp final : public StreamOp {
  public:
-  CallOp(const char* op_name, F call) : name_(op_name), call_(std::move(call)) {}
+  CallOp(const char* op_name, F call, bool always) : name_(op_name), call_(std::move(call)), always_(always) {}
   CUresult execute(Context& context) override { return call_(context); }
   const char* name() const override { return name_; }
+  bool always() const override { return always_; }
 
  private:
   const char* name_;
   F call_;
+  const bool always_;
 };
 template <typename F>
 std::unique_ptr<StreamOp> makeOp(const char* name, F call) {
-  return std::make_unique<CallOp<F>>(name, std::move(call));
+  return std::make_unique<CallOp<F>>(name, std::move(call), false);
+}
+template <typename F>
+std::unique_ptr<StreamOp> makeAlwaysOp(const char* name, F call) {
+  return std::make_unique<CallOp<F>>(name, std::move(call), true);
 }
 
 /// A place in a stream: everything up to operation `number`. Default: nothing, always complete. Copyable.
@@ -84,8 +92,15 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void waitFor(uint64_t number);
   bool completed(uint64_t number) const { return completed_.load(std::memory_order_acquire) >= number; }
 
-  /// The capture that this stream is in, or null. Written under Context::submit_mutex of its context.
-  std::shared_ptr<CaptureSession> capture;
+  /// The capture that this stream is in, or null.
+  bool inCapture() const { return in_capture_.load(std::memory_order_acquire); }
+  std::shared_ptr<CaptureSession> captureSession();
+  void setCapture(std::shared_ptr<CaptureSession> session);
+
+  /// Destroyed by the program, but kept by its context until it is idle. Under Context::submit_mutex.
+  bool forgotten = false;
+  /// cuStreamSetAttribute: CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY.
+  std::atomic<int> synchronization_policy{CU_SYNC_POLICY_AUTO};
 
  private:
   friend class Runners;
@@ -108,6 +123,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   uint64_t kicked_ = 0;  // lazy: may run up to this number
   std::atomic<uint64_t> completed_{0};
   bool running_ = false;
+  std::shared_ptr<CaptureSession> capture_;
+  std::atomic<bool> in_capture_{false};
 };
 
 }  // namespace olpager::simgpu

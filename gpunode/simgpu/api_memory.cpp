@@ -1,0 +1,360 @@
+#include "gpunode/simgpu/api.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "gpunode/simgpu/context.h"
+#include "gpunode/simgpu/device.h"
+#include "gpunode/simgpu/mem_pool.h"
+
+using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
+
+namespace {
+
+using ContextPtr = std::shared_ptr<Context>;
+
+Memory& memory() { return Driver::get().memory; }
+
+/// What every function starts with that a capture forbids: the context, then the rule.
+CUresult unsafe(ContextPtr* context) {
+  if (const CUresult result = requireContext(context)) return result;
+  return unsafeInCapture();
+}
+
+/// Native frees wait for the work that may use the memory; so does this, for the owner's and the caller's context.
+class Drain {
+ public:
+  Drain(Context& context, const Allocation& allocation) : locked_(Driver::get().settings.context_lock) {
+    if (locked_) Driver::get().context_lock.lock();
+    (void)context.synchronize();
+    if (auto owner = allocation.context.lock(); owner != nullptr && owner.get() != &context && owner->active)
+      (void)owner->synchronize();
+  }
+  ~Drain() {
+    if (locked_) Driver::get().context_lock.unlock();
+  }
+  Drain(const Drain&) = delete;
+  Drain& operator=(const Drain&) = delete;
+
+ private:
+  const bool locked_;
+};
+
+CUresult allocateHost(void** out, size_t bytes, unsigned flags) {
+  ContextPtr context;
+  if (const CUresult result = unsafe(&context)) return result;
+  constexpr unsigned kKnown = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+  if (out == nullptr || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
+  return memory().allocateHost(*context, bytes, flags, out);
+}
+
+CUresult registerHost(void* pointer, size_t bytes, unsigned flags) {
+  ContextPtr context;
+  if (const CUresult result = unsafe(&context)) return result;
+  constexpr unsigned kKnown = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_IOMEMORY |
+                              CU_MEMHOSTREGISTER_READ_ONLY;
+  if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
+  return memory().registerHost(*context, pointer, bytes, flags);
+}
+
+CUresult freeHostKind(void* pointer, AllocationKind kind, CUresult missing) {
+  ContextPtr context;
+  if (const CUresult result = unsafe(&context)) return result;
+  const auto address = reinterpret_cast<CUdeviceptr>(pointer);
+  const auto allocation = memory().find(address);
+  if (allocation == nullptr || allocation->base != address || allocation->kind != kind) return missing;
+  const Drain drain(*context, *allocation);
+  if (const CUresult error = context->error()) return error;
+  return memory().free(address, kind);
+}
+
+/// The range that an address belongs to, whatever made it.
+struct Range {
+  uint64_t base = 0;
+  uint64_t bytes = 0;
+  uint64_t buffer_id = 0;
+  std::shared_ptr<Allocation> allocation;  // null for a VMM mapping
+  VmmMapping mapping;
+};
+
+bool rangeOf(uint64_t address, Range* out) {
+  if ((out->allocation = memory().find(address)) != nullptr) {
+    out->base = out->allocation->base;
+    out->bytes = out->allocation->bytes;
+    out->buffer_id = out->allocation->buffer_id;
+    return true;
+  }
+  if (!memory().mapping(address, &out->mapping)) return false;
+  out->base = out->mapping.base;
+  out->bytes = out->mapping.bytes;
+  out->buffer_id = out->mapping.buffer_id;
+  return true;
+}
+
+bool onHost(const VmmMapping& mapping) {
+  return mapping.physical->properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+}
+
+template <typename T>
+CUresult answer(void* data, T value) {
+  std::memcpy(data, &value, sizeof value);
+  return CUDA_SUCCESS;
+}
+
+/// One attribute of a known range.
+CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t address, void* data) {
+  const Allocation* allocation = range.allocation.get();
+  const bool host = allocation != nullptr
+                        ? allocation->kind == AllocationKind::kHost || allocation->kind == AllocationKind::kRegistered
+                        : onHost(range.mapping);
+  const bool managed = allocation != nullptr && allocation->kind == AllocationKind::kManaged;
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      return answer(data, allocation != nullptr ? allocation->context_handle : CUcontext{nullptr});
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return answer(data, static_cast<unsigned>(host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE));
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      return answer(data, static_cast<CUdeviceptr>(address));
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: {
+      const bool reachable = allocation != nullptr ? allocation->host != nullptr
+                                                   : range.mapping.host_access != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+      if (!reachable) {
+        (void)answer(data, static_cast<void*>(nullptr));
+        return CUDA_ERROR_INVALID_VALUE;
+      }
+      return answer(data, reinterpret_cast<void*>(address));
+    }
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+      return CUDA_ERROR_NOT_SUPPORTED;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      return answer(data, static_cast<unsigned>(allocation != nullptr && allocation->sync_memops));
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+      return answer(data, static_cast<unsigned long long>(range.buffer_id));
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      return answer(data, static_cast<unsigned>(managed));
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      if (allocation != nullptr) return answer(data, static_cast<int>(allocation->device->ordinal));
+      return answer(data, onHost(range.mapping) ? -1 : static_cast<int>(range.mapping.physical->properties.location.id));
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+      return answer(data, false);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+      return answer(data, static_cast<CUdeviceptr>(range.base));
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+      return answer(data, static_cast<size_t>(range.bytes));
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      return answer(data, true);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      return answer(data, static_cast<unsigned long long>(
+                              allocation != nullptr ? 0 : range.mapping.physical->properties.requestedHandleTypes));
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: {
+      unsigned flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+      if (allocation == nullptr)
+        if (const auto context = currentContext()) flags = range.mapping.access[context->device().ordinal];
+      return answer(data, flags);
+    }
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return answer(data, allocation != nullptr ? allocation->pool : CUmemoryPool{nullptr});
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+/// What cuPointerGetAttributes gives for memory that CUDA does not know: zeros, and an ordinal that is none.
+void unknownAttribute(CUpointer_attribute attribute, void* data) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      (void)answer(data, 0u);
+      break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      (void)answer(data, -2);
+      break;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+      (void)answer(data, false);
+      break;
+    default:
+      (void)answer(data, static_cast<uint64_t>(0));
+      break;
+  }
+}
+
+}  // namespace
+
+// --- device memory ----------------------------------------------------------------------------------------------------
+
+CUresult CUDAAPI cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
+  ContextPtr context;
+  if (const CUresult result = requireContext(&context)) return result;
+  if (free_bytes != nullptr) *free_bytes = context->device().vram.freeBytes();
+  if (total != nullptr) *total = context->device().vram.totalBytes();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
+  ContextPtr context;
+  if (const CUresult result = unsafe(&context)) return result;
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUresult result = memory().allocate(*context, bytes, AllocationKind::kDevice, out);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && MemPool::releaseUnused(context->device()))
+    result = memory().allocate(*context, bytes, AllocationKind::kDevice, out);
+  return result;
+}
+
+CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width, size_t height, unsigned element) {
+  if (out == nullptr || pitch == nullptr || width == 0 || height == 0 ||
+      (element != 4 && element != 8 && element != 16))
+    return CUDA_ERROR_INVALID_VALUE;
+  constexpr size_t kPitchAlign = 512;
+  const size_t rounded = (width + kPitchAlign - 1) / kPitchAlign * kPitchAlign;
+  const CUresult result = cuMemAlloc_v2(out, rounded * height);
+  if (result == CUDA_SUCCESS) *pitch = rounded;
+  return result;
+}
+
+CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address) {
+  ContextPtr context;
+  if (const CUresult result = unsafe(&context)) return result;
+  if (address == 0) return CUDA_SUCCESS;
+  const auto allocation = memory().find(address);
+  if (allocation == nullptr || allocation->base != address) return CUDA_ERROR_INVALID_VALUE;
+  const Drain drain(*context, *allocation);
+  if (const CUresult error = context->error()) return error;
+  switch (allocation->kind) {
+    case AllocationKind::kDevice:
+    case AllocationKind::kManaged:
+      return memory().free(address, allocation->kind);
+    case AllocationKind::kPool:
+      return MemPool::freeNow(*allocation);
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
+  ContextPtr context;
+  if (const CUresult result = requireContext(&context)) return result;
+  Range range;
+  if (!rangeOf(address, &range)) return CUDA_ERROR_NOT_FOUND;
+  if (base != nullptr) *base = range.base;
+  if (bytes != nullptr) *bytes = range.bytes;
+  return CUDA_SUCCESS;
+}
+
+// --- host and managed memory ------------------------------------------------------------------------------------------
+
+CUresult CUDAAPI cuMemAllocHost(void** out, unsigned bytes) { return allocateHost(out, bytes, 0); }
+CUresult CUDAAPI cuMemAllocHost_v2(void** out, size_t bytes) { return allocateHost(out, bytes, 0); }
+CUresult CUDAAPI cuMemHostAlloc(void** out, size_t bytes, unsigned flags) { return allocateHost(out, bytes, flags); }
+CUresult CUDAAPI cuMemFreeHost(void* pointer) {
+  return freeHostKind(pointer, AllocationKind::kHost, CUDA_ERROR_INVALID_VALUE);
+}
+CUresult CUDAAPI cuMemHostRegister(void* pointer, size_t bytes, unsigned flags) {
+  return registerHost(pointer, bytes, flags);
+}
+CUresult CUDAAPI cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
+  return registerHost(pointer, bytes, flags);
+}
+CUresult CUDAAPI cuMemHostUnregister(void* pointer) {
+  return freeHostKind(pointer, AllocationKind::kRegistered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+}
+
+CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, unsigned flags) {
+  ContextPtr context;
+  if (const CUresult result = requireContext(&context)) return result;
+  if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  const auto allocation = memory().find(reinterpret_cast<uint64_t>(pointer));
+  if (allocation == nullptr || allocation->host == nullptr || allocation->kind == AllocationKind::kManaged)
+    return CUDA_ERROR_INVALID_VALUE;
+  *out = reinterpret_cast<CUdeviceptr>(pointer);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemHostGetFlags(unsigned* flags, void* pointer) {
+  ContextPtr context;
+  if (const CUresult result = requireContext(&context)) return result;
+  const auto allocation = memory().find(reinterpret_cast<uint64_t>(pointer));
+  if (flags == nullptr || allocation == nullptr ||
+      (allocation->kind != AllocationKind::kHost && allocation->kind != AllocationKind::kRegistered))
+    return CUDA_ERROR_INVALID_VALUE;
+  // With unified addressing all pinned memory is mapped.
+  *flags = allocation->flags | CU_MEMHOSTALLOC_DEVICEMAP;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned flags) {
+  ContextPtr context;
+  if (const CUresult result = unsafe(&context)) return result;
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return memory().allocateManaged(*context, bytes, flags, out);
+}
+
+// --- pointers ---------------------------------------------------------------------------------------------------------
+
+CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+  if (const CUresult result = requireInit()) return result;
+  if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Range range;
+  if (rangeOf(address, &range)) return attributeOf(range, attribute, address, data);
+  uint64_t base = 0, bytes = 0;
+  if (memory().reservation(address, &base, &bytes)) {
+    switch (attribute) {  // reserved, but nothing is mapped there
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        return answer(data, static_cast<CUdeviceptr>(base));
+      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        return answer(data, static_cast<size_t>(bytes));
+      case CU_POINTER_ATTRIBUTE_MAPPED:
+        return answer(data, false);
+      default:
+        break;
+    }
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
+                                        CUdeviceptr address) {
+  if (const CUresult result = requireInit()) return result;
+  if (attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Range range;
+  const bool known = rangeOf(address, &range);
+  for (unsigned i = 0; i < count; ++i) {
+    if (attributes[i] < CU_POINTER_ATTRIBUTE_CONTEXT || attributes[i] > CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE ||
+        data[i] == nullptr)
+      return CUDA_ERROR_INVALID_VALUE;
+    if (!known || attributeOf(range, attributes[i], address, data[i]) != CUDA_SUCCESS)
+      unknownAttribute(attributes[i], data[i]);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+  if (const CUresult result = requireInit()) return result;
+  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  const auto allocation = memory().find(address);
+  if (allocation == nullptr || allocation->kind != AllocationKind::kDevice) return CUDA_ERROR_INVALID_VALUE;
+  unsigned flag = 0;
+  std::memcpy(&flag, value, sizeof flag);
+  allocation->sync_memops = flag != 0;
+  return CUDA_SUCCESS;
+}
+
+// --- between processes ------------------------------------------------------------------------------------------------
+
+CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle*, CUdeviceptr) { return notSupported("cuIpcGetMemHandle"); }
+CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr*, CUipcMemHandle, unsigned) {
+  return notSupported("cuIpcOpenMemHandle");
+}
+CUresult CUDAAPI cuIpcOpenMemHandle_v2(CUdeviceptr*, CUipcMemHandle, unsigned) {
+  return notSupported("cuIpcOpenMemHandle_v2");
+}
+CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr) { return notSupported("cuIpcCloseMemHandle"); }

@@ -1,0 +1,117 @@
+#include "gpunode/simgpu/settings.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace olpager::simgpu {
+
+namespace {
+
+Error bad(const char* variable, const char* value, const char* takes) {
+  return Error{std::string("olsimcuda: ") + variable + "=" + value + " is not valid: it takes " + takes};
+}
+
+/// "64MiB", "8GiB", "1024"; K/M/G/T with or without iB or B are powers of 1024.
+bool parseSize(const char* text, uint64_t* bytes) {
+  char* end = nullptr;
+  errno = 0;
+  const double number = std::strtod(text, &end);
+  if (end == text || errno != 0 || !(number > 0) || number > 1e18) return false;
+  double unit = 1;
+  switch (*end) {
+    case 'k':
+    case 'K':
+      unit = 1024.0;
+      break;
+    case 'm':
+    case 'M':
+      unit = 1048576.0;
+      break;
+    case 'g':
+    case 'G':
+      unit = 1073741824.0;
+      break;
+    case 't':
+    case 'T':
+      unit = 1099511627776.0;
+      break;
+    default:
+      break;
+  }
+  if (unit > 1) ++end;
+  if (std::strcmp(end, "") != 0 && std::strcmp(end, "iB") != 0 && std::strcmp(end, "B") != 0) return false;
+  *bytes = static_cast<uint64_t>(number * unit);
+  return true;
+}
+
+bool parseInteger(const char* text, uint64_t low, uint64_t high, uint64_t* value) {
+  char* end = nullptr;
+  errno = 0;
+  *value = std::strtoull(text, &end, 0);
+  return end != text && *end == 0 && errno == 0 && text[0] != '-' && *value >= low && *value <= high;
+}
+
+const char* variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != 0 ? value : nullptr;
+}
+
+}  // namespace
+
+Result<Settings> readSettings() {
+  Settings s;
+  uint64_t number = 0;
+  if (const char* v = variable("OL_SIM_DEVICES")) {
+    if (!parseInteger(v, 1, 64, &number)) return bad("OL_SIM_DEVICES", v, "a number from 1 to 64");
+    s.devices = static_cast<int>(number);
+  }
+  if (const char* v = variable("OL_SIM_VRAM")) {
+    if (!parseSize(v, &s.vram_bytes) || s.vram_bytes < kPageBytes || s.vram_bytes > (4ull << 40))
+      return bad("OL_SIM_VRAM", v, "a size from 2MiB to 4TiB, such as 64MiB");
+    s.vram_bytes = s.vram_bytes / kPageBytes * kPageBytes;
+  }
+  if (const char* v = variable("OL_SIM_SEED")) {
+    if (!parseInteger(v, 0, ~0ull, &number)) return bad("OL_SIM_SEED", v, "a number");
+    s.seed = number;
+  }
+  if (const char* v = variable("OL_SIM_MODE")) {
+    std::string words = v;
+    for (size_t at = 0; at <= words.size();) {
+      const size_t comma = std::min(words.find(',', at), words.size());
+      const std::string word = words.substr(at, comma - at);
+      at = comma + 1;
+      if (word == "lazy") {
+        s.lazy = true;
+      } else if (word == "jitter") {
+        s.jitter = true;
+      } else if (word == "scribble") {
+        s.scribble = true;
+      } else if (!word.empty()) {
+        return bad("OL_SIM_MODE", v, "lazy, jitter and scribble, separated by commas");
+      }
+    }
+  }
+  if (const char* v = variable("OL_SIM_CTXLOCK")) {
+    if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_CTXLOCK", v, "0 or 1");
+    s.context_lock = number != 0;
+  }
+  if (const char* v = variable("OL_SIM_HOST_NUMA")) {
+    if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_HOST_NUMA", v, "0 or 1");
+    s.host_numa = number != 0;
+  }
+  if (const char* v = variable("OL_SIM_BANDWIDTH")) {
+    char* end = nullptr;
+    const double gigabytes = std::strtod(v, &end);
+    if (end == v || *end != 0 || !(gigabytes > 0) || gigabytes > 1e6)
+      return bad("OL_SIM_BANDWIDTH", v, "GB/s of a copy, such as 25");
+    s.bandwidth = gigabytes * 1e9;
+  }
+  if (const char* v = variable("OL_SIM_THREADS")) {
+    if (!parseInteger(v, 1, 1024, &number)) return bad("OL_SIM_THREADS", v, "a number from 1 to 1024");
+    s.threads = static_cast<unsigned>(number);
+  }
+  return s;
+}
+
+}  // namespace olpager::simgpu
