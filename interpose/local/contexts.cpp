@@ -11,6 +11,7 @@
 #include "interpose/local/modules.h"
 #include "interpose/local/param_layout.h"
 #include "interpose/local/root.h"
+#include "interpose/local/runtime.h"
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
 
@@ -34,6 +35,7 @@ void goes(CUcontext context) {
   olpager::pager::Pool* running = pool();
   if (running == nullptr || context == nullptr) return;
   modulesOfContextGone(context);
+  holdStreamGone(context);
   running->contextGone(context);
   invalidateParamLayouts();
   forgetContexts();

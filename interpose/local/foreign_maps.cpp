@@ -22,8 +22,10 @@ std::atomic<size_t> g_count{0};
 
 }  // namespace
 
+bool anyForeignMap() { return g_count.load(std::memory_order_relaxed) != 0; }
+
 bool foreignMapped(CUdeviceptr address) {
-  if (g_count.load(std::memory_order_relaxed) == 0) return false;
+  if (!anyForeignMap()) return false;
   std::lock_guard lock(state().mutex);
   auto next = state().ranges.upper_bound(address);
   if (next == state().ranges.begin()) return false;
@@ -38,7 +40,7 @@ void foreignMap(CUdeviceptr address, uint64_t bytes) {
 }
 
 bool foreignUnmap(CUdeviceptr address, uint64_t bytes) {
-  if (g_count.load(std::memory_order_relaxed) == 0) return false;
+  if (!anyForeignMap()) return false;
   std::lock_guard lock(state().mutex);
   bool any = false;
   for (auto it = state().ranges.lower_bound(address); it != state().ranges.end() && it->first < address + bytes;) {

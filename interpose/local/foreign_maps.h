@@ -9,6 +9,8 @@
 
 namespace olpager::local {
 
+/// True while there is any. One load.
+bool anyForeignMap();
 /// True when `address` lies in such a mapping. One load while there is none.
 bool foreignMapped(CUdeviceptr address);
 

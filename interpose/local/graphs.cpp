@@ -6,6 +6,7 @@
 #include "interpose/local/hook.h"
 #include "interpose/local/launch.h"
 #include "interpose/local/root.h"
+#include "interpose/local/runtime.h"
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
 using olpager::pager::Access;
@@ -165,7 +166,7 @@ CUresult launchGraph(CUgraphExec exec, CUstream stream, bool per_thread, Native 
   Access access(*running, key);
   access.setFunction(exec);
   access.addReach(reach);
-  const CUresult entered = enter(access, key);
+  const CUresult entered = enterLaunch(access, key);
   if (entered != CUDA_SUCCESS) return entered;
   const CUresult result = native();
   leave(access, key, result);

@@ -11,6 +11,7 @@
 #include "interpose/local/launch.h"
 #include "interpose/local/param_layout.h"
 #include "interpose/local/root.h"
+#include "interpose/local/runtime.h"
 
 namespace olpager::local {
 
@@ -62,7 +63,7 @@ CUresult launch(CUfunction function, CUstream stream, bool per_thread, void** pa
   if (key.context == nullptr) return call();
   pager::Access access(*running, key);
   addKernel(access, function, key.context, parameters, extra);
-  const CUresult entered = enter(access, key);
+  const CUresult entered = enterLaunch(access, key);
   if (entered != CUDA_SUCCESS) return entered;
   const CUresult result = call();
   leave(access, key, result);
@@ -131,7 +132,7 @@ OLPAGER_HOOK(cuLaunchCooperativeKernelMultiDevice)(CUDA_LAUNCH_PARAMS* list, uns
     }
     accesses.push_back(std::make_unique<olpager::pager::Access>(*running, keys[i]));
     addKernel(*accesses[i], list[i].function, keys[i].context, list[i].kernelParams, nullptr);
-    const CUresult entered = enter(*accesses[i], keys[i]);
+    const CUresult entered = enterLaunch(*accesses[i], keys[i]);
     if (entered != CUDA_SUCCESS) return entered;
   }
   const CUresult result = driver().cuLaunchCooperativeKernelMultiDevice(list, count, flags);

@@ -2,13 +2,20 @@
 // ones). None is held across a call of the driver that can wait for the GPU, and none is taken by a launch whose kernel
 // is known.
 //
-//   1  Root::init_mutex         root.cpp       first load of the driver, cuInit's one-time work
-//   2  ModuleRoots::mutex       modules.cpp    modules and libraries whose globals are still to be listed, and those
-//   listed 3  ParamLayouts::mutex      param_layout.cpp  writers of the table of kernel parameter layouts (readers take
-//   nothing) 4  Captures::mutex          captures.cpp   reach gathered for each running capture, each graph, each
-//   executable graph 5  VmmHandles::mutex        vmm.cpp        the program's address reservations that are the
-//   driver's 6  PinnedUsers::mutex       pinned_users.cpp  textures, surfaces and exported handles that keep
-//   allocations in VRAM 7  HostRanges::mutex        host_memory.cpp   mapped pinned host memory that the program made
+// clang-format off
+//    1  Root::init_mutex         root.cpp          first load of the driver, cuInit's one-time work
+//    2  ModuleRoots::mutex       modules.cpp       modules and libraries, and which of their variables the pager knows
+//    3  ParamLayouts::mutex      param_layout.cpp  writers of the table of parameter layouts (readers take nothing)
+//    4  Captures::mutex          captures.cpp      what captures, graphs and executable graphs reach
+//    5  ForeignMaps::mutex       foreign_maps.cpp  mappings of the driver's own handles in the range
+//    6  PinnedUsers::mutex       pinned_users.cpp  textures, surfaces and exported handles that keep memory in VRAM
+//    7  MemoryPools::mutex       memory_pools.cpp  pools that the program made, allocations that came from one
+//    8  HostRanges::mutex        host_memory.cpp   pinned and managed host memory that the program made
+//    9  PrimaryContexts::mutex   contexts.cpp      how often the program retained each primary context
+//   10  LegacyParameters::mutex  launch.cpp        parameter blocks of the launches of CUDA 2
+//   11  HoldStreams::mutex       runtime.cpp       streams that hold memory for captured calls
+// clang-format on
 //
+// The pager's own locks (pager/lock_order.h) come after all of these.
 // fork(): the child takes none of them: every function that would finds no pool and goes to the driver.
 #pragma once

@@ -1,29 +1,117 @@
 // What the generated residency wrappers and the launches share: residency before the driver's call, bookkeeping after.
-#include "interpose/api/local_runtime.h"
+#include "interpose/local/runtime.h"
 
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "interpose/api/local_runtime.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
+#include "interpose/local/foreign_maps.h"
 #include "interpose/local/root.h"
 
 namespace olpager::local {
 
+namespace {
+
+// What is held for the one call of the driver that this thread is about to make, when the call's own access can't be:
+// it would record on a capturing stream, or names addresses that are the driver's besides the pager's.
+// A plain pointer, so that launches read it without a guard.
+__attribute__((tls_model("initial-exec"))) thread_local pager::Access* t_held = nullptr;
+
+// Streams on which nothing ever runs, one for each context: what was held for a captured call ends there.
+struct HoldStreams {
+  std::mutex mutex;
+  std::map<CUcontext, CUstream> streams;
+};
+
+HoldStreams& holdStreams() {
+  static auto* instance = new HoldStreams;
+  return *instance;
+}
+
+CUstream holdStream(CUcontext context) {
+  HoldStreams& all = holdStreams();
+  {
+    std::lock_guard lock(all.mutex);
+    const auto found = all.streams.find(context);
+    if (found != all.streams.end()) return found->second;
+  }
+  CUstream stream = nullptr;
+  if (driver().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS) return nullptr;
+  std::lock_guard lock(all.mutex);
+  return all.streams.emplace(context, stream).first->second;
+}
+
+// Holds all that `access` names, on `key`.
+CUresult hold(const pager::Access& access, const pager::StreamKey& key) {
+  pager::ReachSet reach;
+  access.collect(reach);
+  auto held = std::make_unique<pager::Access>(*pool(), key);
+  held->addReach(reach);
+  const CUresult result = held->acquire();
+  if (result == CUDA_SUCCESS) t_held = held.release();
+  return result;
+}
+
+// The driver looks at the addresses of a copy when it is captured: they have to be mapped for that moment. That they
+// can't be is no reason to refuse: the copy runs later.
+void holdForCapture(const pager::Access& access, const pager::StreamKey& stream) {
+  RelaxedCapture relaxed;
+  const CUstream apart = holdStream(stream.context);
+  if (apart != nullptr) (void)hold(access, {stream.context, apart, 0});
+}
+
+CUresult acquire(pager::Access& access, const pager::StreamKey& stream) {
+  const CUresult result = access.acquire();
+  // Ranges that the driver maps are unknown to the pager; the rest of the operation is the pager's all the same.
+  if (result != CUDA_SUCCESS && anyForeignMap()) return hold(access, stream);
+  return result;
+}
+
+}  // namespace
+
 // A kernel that names nothing may still follow pointers that lie in its module's variables: the pager is always asked.
 // A captured operation does not run now: its memory joins the capture's reach and is made resident when the graph runs.
-CUresult enter(pager::Access& access, const pager::StreamKey& stream) {
+CUresult enterLaunch(pager::Access& access, const pager::StreamKey& stream) {
   if (stream.context == nullptr) return CUDA_SUCCESS;
-  if (!anyCapture()) return access.acquire();
+  if (!anyCapture()) return acquire(access, stream);
   if (const uint64_t id = captureOf(stream)) {
     captureAdd(id, access);
     return CUDA_SUCCESS;
   }
   RelaxedCapture relaxed;
-  return access.acquire();
+  return acquire(access, stream);
+}
+
+CUresult enter(pager::Access& access, const pager::StreamKey& stream) {
+  if (stream.context == nullptr) return CUDA_SUCCESS;
+  if (!anyCapture()) return acquire(access, stream);
+  if (const uint64_t id = captureOf(stream)) {
+    captureAdd(id, access);
+    holdForCapture(access, stream);
+    return CUDA_SUCCESS;
+  }
+  RelaxedCapture relaxed;
+  return acquire(access, stream);
 }
 
 void leave(pager::Access& access, const pager::StreamKey& stream, CUresult result) {
   if (stream.context == nullptr) return;
+  if (t_held != nullptr) {
+    t_held->submitted(result);
+    delete t_held;
+    t_held = nullptr;
+  }
   if (anyCapture() && captureOf(stream) != 0) return;
   access.submitted(result);
+}
+
+void holdStreamGone(CUcontext context) {
+  HoldStreams& all = holdStreams();
+  std::lock_guard lock(all.mutex);
+  all.streams.erase(context);
 }
 
 }  // namespace olpager::local

@@ -105,7 +105,11 @@ EXPORT CUresult cuInit(unsigned) {
   count(__func__);
   if (state().initialized != 0) return ready() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
   state().initialized = 1;
-  pthread_atfork(nullptr, nullptr, [] { state().forked = true; });
+  pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); },
+                 [] {
+                   state().forked = true;
+                   state().mutex.unlock();
+                 });
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuDriverGetVersion(int* version) {

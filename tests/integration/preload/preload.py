@@ -45,7 +45,7 @@ def check_library(options):
     own = {"dlopen", "dlmopen", "olpager_interposer_marker"}
     for line in symbols.splitlines():
         fields = line.split()
-        if len(fields) < 8 or fields[6] == "UND" or not fields[0].endswith(":"):
+        if len(fields) < 8 or fields[6] == "UND" or not fields[0].rstrip(":").isdigit():
             continue
         name = fields[7].split("@")[0]
         if name and name not in own and not re.match(r"cu[A-Z]|cudbg", name):

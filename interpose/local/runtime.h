@@ -1,0 +1,15 @@
+// Beside interpose/api/local_runtime.h: what launches need of residency.
+#pragma once
+
+#include "pager/pool.h"
+
+namespace olpager::local {
+
+/// As enter(), for a kernel or a graph. In a capture nothing is made resident for the call: the driver only stores a
+/// kernel's parameters, while it looks at the addresses of a copy.
+CUresult enterLaunch(pager::Access& access, const pager::StreamKey& stream);
+
+/// The context is about to go, with the stream in it that captured calls use.
+void holdStreamGone(CUcontext context);
+
+}  // namespace olpager::local
