@@ -2,6 +2,7 @@
 //
 // A primary context is counted as the program retains and releases it: the pager has to go first, and the driver does
 // not say beforehand whether a release is the last.
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -50,6 +51,14 @@ CUcontext endedByRelease(CUdevice device) {
   return --found->second.retained == 0 ? found->second.context : nullptr;
 }
 
+// The driver refuses to destroy a primary context.
+bool isPrimary(CUcontext context) {
+  PrimaryContexts& all = primaries();
+  std::lock_guard lock(all.mutex);
+  return std::any_of(all.devices.begin(), all.devices.end(),
+                     [&](const auto& entry) { return entry.second.context == context && entry.second.retained != 0; });
+}
+
 CUcontext primaryOf(CUdevice device) {
   PrimaryContexts& all = primaries();
   std::lock_guard lock(all.mutex);
@@ -92,12 +101,12 @@ OLPAGER_HOOK(cuDevicePrimaryCtxReset)(CUdevice device) {
 }
 
 OLPAGER_HOOK(cuCtxDestroy_v2)(CUcontext context) {
-  goes(context);
+  if (!isPrimary(context)) goes(context);
   return driver().cuCtxDestroy_v2(context);
 }
 
 OLPAGER_HOOK(cuCtxDestroy)(CUcontext context) {
-  goes(context);
+  if (!isPrimary(context)) goes(context);
   return driver().cuCtxDestroy(context);
 }
 

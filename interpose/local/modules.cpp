@@ -94,23 +94,27 @@ void namesOfCubin(fatbin::Bytes bytes, std::vector<std::string>& names) {
   }
 }
 
-// Every image of a container: which of them the driver takes depends on the device; the names are the same.
-// One cubin tells what all do; PTX is read where there is none.
+// The images of a container are the same code for several devices, and which of them the driver takes does not matter:
+// the names are the same. All images of one architecture are read (several objects may be linked into one container),
+// PTX only where there is no machine code.
 void namesOfContainer(fatbin::Bytes container, std::vector<std::string>& names) {
   const Result<std::vector<fatbin::Entry>> entries = fatbin::entries(container);
   if (!entries.ok()) return;
-  bool have_cubin = false;
-  for (const fatbin::Entry& entry : entries.value()) {
-    if (entry.kind != fatbin::Kind::elf || have_cubin) continue;
-    const auto bytes = fatbin::contents(entry);
-    if (!bytes.ok()) continue;
-    namesOfCubin(bytes.value(), names);
-    have_cubin = true;
+  const auto& all = entries.value();
+  auto first = std::find_if(all.begin(), all.end(), [](const auto& entry) { return entry.kind == fatbin::Kind::elf; });
+  if (first == all.end()) {
+    first = std::find_if(all.begin(), all.end(), [](const auto& entry) { return entry.kind == fatbin::Kind::ptx; });
   }
-  for (const fatbin::Entry& entry : entries.value()) {
-    if (entry.kind != fatbin::Kind::ptx || have_cubin) continue;
-    const auto text = fatbin::ptxText(entry);
-    if (text.ok()) namesOfPtx(text.value(), names);
+  if (first == all.end()) return;
+  for (const fatbin::Entry& entry : all) {
+    if (entry.kind != first->kind || entry.arch != first->arch || entry.flags != first->flags) continue;
+    if (entry.kind == fatbin::Kind::elf) {
+      const auto bytes = fatbin::contents(entry);
+      if (bytes.ok()) namesOfCubin(bytes.value(), names);
+    } else {
+      const auto text = fatbin::ptxText(entry);
+      if (text.ok()) namesOfPtx(text.value(), names);
+    }
   }
 }
 

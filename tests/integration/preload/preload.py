@@ -86,7 +86,45 @@ def check_refused(options):
         fail(f"expected one line with {text!r}")
 
 
-CHECKS = {"library": check_library, "program": check_program, "host": check_host, "refused": check_refused}
+# Functions of the driver that get an address of the range as it is, and why that is right.
+PASSED_ADDRESSES = {
+    "cuIpcCloseMemHandle": "closes what cuIpcOpenMemHandle gave: another process's memory, the driver's",
+    "cuTensorMapEncodeIm2col": "writes the address into a descriptor, which launches name",
+    "cuTensorMapEncodeIm2colWide": "as above",
+    "cuTensorMapEncodeTiled": "as above",
+    "cuTensorMapReplaceAddress": "as above",
+}
+
+
+def check_addresses(options):
+    """Every function that is given an address makes it resident or answers for it; the library has each of these."""
+    sys.dont_write_bytecode = True
+    (folder,) = options.arguments
+    sys.path.insert(0, folder)
+    import specification  # pylint: disable=import-error,import-outside-toplevel
+
+    spec = specification.read_files(sorted(os.path.join(folder, f) for f in os.listdir(folder) if f.endswith(".api")))
+    defined = set(re.findall(r"\bol_local_(\w+)", run(["nm", options.library], dict(os.environ)).stdout))
+    loose, missing, checked = [], [], 0
+    for symbol in spec.symbols():
+        form = symbol.form
+        given = [p for p in form.parameters
+                 if any(a.word in ("read", "write", "readwrite", "ranges") or
+                        (a.word == "address" and not p.get("out")) for a in p.annotations)]
+        if not given:
+            continue
+        checked += 1
+        if symbol.local == "pass":
+            # Addresses of 32 bits lie below the range.
+            if symbol.name not in PASSED_ADDRESSES and "_v1" not in form.types():
+                loose.append(symbol.name)
+        elif symbol.name not in defined:
+            missing.append(symbol.name)
+    if loose or missing or checked < 150:
+        fail(f"reach the driver as they are: {loose}; not in the library: {missing}; checked {checked}")
+
+
+CHECKS = {"addresses": check_addresses, "library": check_library, "program": check_program, "host": check_host, "refused": check_refused}
 
 
 def main():
