@@ -1,6 +1,7 @@
 #include "gpunode/simgpu/modules/launch.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "gpunode/simgpu/context.h"
@@ -107,30 +108,31 @@ CUresult errorOf(ptx::LaunchStatus status) {
 }
 
 std::string describe(const ptx::LaunchResult& result) {
-  const auto dim = [](const ptx::Dim3& d) {
-    return "(" + std::to_string(d.x) + "," + std::to_string(d.y) + "," + std::to_string(d.z) + ")";
-  };
-  char address[32] = "";
-  std::snprintf(address, sizeof(address), "0x%llx", static_cast<unsigned long long>(result.address));
-  std::string line = "kernel " + result.kernel + ", block " + dim(result.block) + ", thread " + dim(result.thread);
+  char place[160];
+  std::snprintf(place, sizeof(place), ", block (%u,%u,%u), thread (%u,%u,%u)", result.block.x, result.block.y,
+                result.block.z, result.thread.x, result.thread.y, result.thread.z);
+  char what[64] = "";
+  const auto address = static_cast<unsigned long long>(result.address);
   switch (result.status) {
     case ptx::LaunchStatus::kIllegalAddress:
-      line += std::string(": illegal address ") + address + (result.write ? " (write)" : " (read)");
+      std::snprintf(what, sizeof(what), ": illegal address 0x%llx (%s)", address, result.write ? "write" : "read");
       break;
     case ptx::LaunchStatus::kMisaligned:
-      line += std::string(": misaligned address ") + address;
+      std::snprintf(what, sizeof(what), ": misaligned address 0x%llx", address);
       break;
     case ptx::LaunchStatus::kTrap:
-      line += ": trap";
+      std::snprintf(what, sizeof(what), ": trap");
       break;
     case ptx::LaunchStatus::kAssert:
-      line += ": assertion failed";
+      std::snprintf(what, sizeof(what), ": assertion failed");
       break;
     default:
       break;
   }
-  if (result.line != 0) line += ", PTX line " + std::to_string(result.line);
-  if (!result.message.empty()) line += ": " + result.message;
+  std::string line = "kernel ";
+  line.append(result.kernel).append(place).append(what);
+  if (result.line != 0) line.append(", PTX line ").append(std::to_string(result.line));
+  if (!result.message.empty()) line.append(": ").append(result.message);
   return line;
 }
 
