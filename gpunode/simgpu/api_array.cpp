@@ -160,7 +160,8 @@ CUresult CUDAAPI cuArrayDestroy(CUarray handle) {
   return Driver::get().memory.free(array->base, AllocationKind::kArray);
 }
 
-// --- texture and surface objects --------------------------------------------------------------------------------------
+// --- texture and surface objects
+// --------------------------------------------------------------------------------------
 
 CUresult CUDAAPI cuTexObjectCreate(CUtexObject* out, const CUDA_RESOURCE_DESC* resource,
                                    const CUDA_TEXTURE_DESC* texture, const CUDA_RESOURCE_VIEW_DESC* view) {

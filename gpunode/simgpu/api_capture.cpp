@@ -16,7 +16,8 @@ CUresult begin(CUstream handle, bool per_thread, CUgraph graph, const CUgraphNod
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
   if (const CUresult result = requireStream(handle, per_thread, &context, &stream)) return result;
-  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED || (count != 0 && dependencies == nullptr))
+  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED ||
+      (count != 0 && dependencies == nullptr))
     return CUDA_ERROR_INVALID_VALUE;
   auto sink = newCaptureSink(graph);
   if (sink == nullptr) return CUDA_ERROR_INVALID_VALUE;

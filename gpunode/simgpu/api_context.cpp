@@ -123,7 +123,9 @@ CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice ordinal) { return primaryRel
 CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) { return primaryRelease(ordinal); }
 CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice ordinal) { return primaryReset(ordinal); }
 CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice ordinal) { return primaryReset(ordinal); }
-CUresult CUDAAPI cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned flags) { return primarySetFlags(ordinal, flags); }
+CUresult CUDAAPI cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned flags) {
+  return primarySetFlags(ordinal, flags);
+}
 CUresult CUDAAPI cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) {
   return primarySetFlags(ordinal, flags);
 }

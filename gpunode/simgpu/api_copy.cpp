@@ -87,8 +87,7 @@ CUresult batch(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count
       indices == nullptr || attribute_count == 0 || attribute_count > count || indices[0] != 0 || stream == nullptr)
     return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
-    const CUresult result =
-        linear(kUnified, dsts[i], kUnified, srcs[i], sizes[i], stream, per_thread, kAsync);
+    const CUresult result = linear(kUnified, dsts[i], kUnified, srcs[i], sizes[i], stream, per_thread, kAsync);
     if (result == CUDA_SUCCESS) continue;
     if (failed != nullptr) *failed = i;
     return result;
@@ -161,7 +160,8 @@ CUresult fill(CUdeviceptr dst, size_t pitch, unsigned element, unsigned value, s
 
 }  // namespace
 
-// --- one-dimensional --------------------------------------------------------------------------------------------------
+// --- one-dimensional
+// --------------------------------------------------------------------------------------------------
 
 OLSIM_STREAM_FUNCTION(cuMemcpy, _ptds, (CUdeviceptr dst, CUdeviceptr src, size_t bytes),
                       return linear(kUnified, dst, kUnified, src, bytes, nullptr, kPerThread, kSync);)
@@ -190,12 +190,14 @@ OLSIM_STREAM_FUNCTION(cuMemcpyPeerAsync, _ptsz,
                         return linear(kUnified, dst, kUnified, src, bytes, stream, kPerThread, kAsync);
                       });)
 
-// --- arrays -----------------------------------------------------------------------------------------------------------
+// --- arrays
+// -----------------------------------------------------------------------------------------------------------
 
 OLSIM_STREAM_FUNCTION(cuMemcpyDtoA_v2, _ptds, (CUarray dst, size_t offset, CUdeviceptr src, size_t bytes),
                       return submitCopy(arrayCopy(true, dst, offset, kDevice, src, bytes), nullptr, kPerThread, kSync);)
 OLSIM_STREAM_FUNCTION(cuMemcpyAtoD_v2, _ptds, (CUdeviceptr dst, CUarray src, size_t offset, size_t bytes),
-                      return submitCopy(arrayCopy(false, src, offset, kDevice, dst, bytes), nullptr, kPerThread, kSync);)
+                      return submitCopy(arrayCopy(false, src, offset, kDevice, dst, bytes), nullptr, kPerThread,
+                                        kSync);)
 OLSIM_STREAM_FUNCTION(cuMemcpyHtoA_v2, _ptds, (CUarray dst, size_t offset, const void* src, size_t bytes),
                       return submitCopy(arrayCopy(true, dst, offset, kHost, address(src), bytes), nullptr, kPerThread,
                                         kSync);)
@@ -219,14 +221,17 @@ OLSIM_STREAM_FUNCTION(cuMemcpyAtoA_v2, _ptds,
                         return submitCopy(copy, nullptr, kPerThread, kSync);
                       })
 
-// --- two and three dimensions -----------------------------------------------------------------------------------------
+// --- two and three dimensions
+// -----------------------------------------------------------------------------------------
 
-OLSIM_STREAM_FUNCTION(cuMemcpy2D_v2, _ptds, (const CUDA_MEMCPY2D* copy), return shaped(copy, nullptr, kPerThread, kSync);)
+OLSIM_STREAM_FUNCTION(cuMemcpy2D_v2, _ptds, (const CUDA_MEMCPY2D* copy),
+                      return shaped(copy, nullptr, kPerThread, kSync);)
 OLSIM_STREAM_FUNCTION(cuMemcpy2DUnaligned_v2, _ptds, (const CUDA_MEMCPY2D* copy),
                       return shaped(copy, nullptr, kPerThread, kSync);)
 OLSIM_STREAM_FUNCTION(cuMemcpy2DAsync_v2, _ptsz, (const CUDA_MEMCPY2D* copy, CUstream stream),
                       return shaped(copy, stream, kPerThread, kAsync);)
-OLSIM_STREAM_FUNCTION(cuMemcpy3D_v2, _ptds, (const CUDA_MEMCPY3D* copy), return shaped(copy, nullptr, kPerThread, kSync);)
+OLSIM_STREAM_FUNCTION(cuMemcpy3D_v2, _ptds, (const CUDA_MEMCPY3D* copy),
+                      return shaped(copy, nullptr, kPerThread, kSync);)
 OLSIM_STREAM_FUNCTION(cuMemcpy3DAsync_v2, _ptsz, (const CUDA_MEMCPY3D* copy, CUstream stream),
                       return shaped(copy, stream, kPerThread, kAsync);)
 OLSIM_STREAM_FUNCTION(cuMemcpy3DPeer, _ptds, (const CUDA_MEMCPY3D_PEER* copy),
@@ -234,7 +239,8 @@ OLSIM_STREAM_FUNCTION(cuMemcpy3DPeer, _ptds, (const CUDA_MEMCPY3D_PEER* copy),
 OLSIM_STREAM_FUNCTION(cuMemcpy3DPeerAsync, _ptsz, (const CUDA_MEMCPY3D_PEER* copy, CUstream stream),
                       return shaped(copy, stream, kPerThread, kAsync);)
 
-// --- batches ----------------------------------------------------------------------------------------------------------
+// --- batches
+// ----------------------------------------------------------------------------------------------------------
 
 OLSIM_STREAM_FUNCTION(cuMemcpyBatchAsync, _ptsz,
                       (CUdeviceptr * dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
@@ -255,18 +261,19 @@ OLSIM_STREAM_FUNCTION(cuMemcpy3DBatchAsync_v2, _ptsz,
                       (size_t count, CUDA_MEMCPY3D_BATCH_OP* ops, unsigned long long flags, CUstream stream),
                       return batch3D(count, ops, nullptr, flags, stream, kPerThread);)
 
-// --- memset -----------------------------------------------------------------------------------------------------------
+// --- memset
+// -----------------------------------------------------------------------------------------------------------
 
-#define OLSIM_MEMSET(bits, type, element)                                                                          \
-  OLSIM_STREAM_FUNCTION(cuMemsetD##bits##_v2, _ptds, (CUdeviceptr dst, type value, size_t count),                  \
-                        return fill(dst, 0, element, value, count, 1, nullptr, kPerThread, kSync);)                \
+#define OLSIM_MEMSET(bits, type, element)                                                                            \
+  OLSIM_STREAM_FUNCTION(cuMemsetD##bits##_v2, _ptds, (CUdeviceptr dst, type value, size_t count),                    \
+                        return fill(dst, 0, element, value, count, 1, nullptr, kPerThread, kSync);)                  \
   OLSIM_STREAM_FUNCTION(cuMemsetD##bits##Async, _ptsz, (CUdeviceptr dst, type value, size_t count, CUstream stream), \
-                        return fill(dst, 0, element, value, count, 1, stream, kPerThread, kAsync);)                \
-  OLSIM_STREAM_FUNCTION(cuMemsetD2D##bits##_v2, _ptds,                                                             \
-                        (CUdeviceptr dst, size_t pitch, type value, size_t width, size_t height),                  \
-                        return fill(dst, pitch, element, value, width, height, nullptr, kPerThread, kSync);)       \
-  OLSIM_STREAM_FUNCTION(cuMemsetD2D##bits##Async, _ptsz,                                                           \
-                        (CUdeviceptr dst, size_t pitch, type value, size_t width, size_t height, CUstream stream), \
+                        return fill(dst, 0, element, value, count, 1, stream, kPerThread, kAsync);)                  \
+  OLSIM_STREAM_FUNCTION(cuMemsetD2D##bits##_v2, _ptds,                                                               \
+                        (CUdeviceptr dst, size_t pitch, type value, size_t width, size_t height),                    \
+                        return fill(dst, pitch, element, value, width, height, nullptr, kPerThread, kSync);)         \
+  OLSIM_STREAM_FUNCTION(cuMemsetD2D##bits##Async, _ptsz,                                                             \
+                        (CUdeviceptr dst, size_t pitch, type value, size_t width, size_t height, CUstream stream),   \
                         return fill(dst, pitch, element, value, width, height, stream, kPerThread, kAsync);)
 OLSIM_MEMSET(8, unsigned char, 1)
 OLSIM_MEMSET(16, unsigned short, 2)

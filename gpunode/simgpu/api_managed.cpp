@@ -137,7 +137,8 @@ CUresult prefetchBatch(CUdeviceptr* addresses, size_t* sizes, size_t count, CUme
   size_t which = 0;
   for (size_t i = 0; i < count; ++i) {
     while (which + 1 < location_count && indices[which + 1] <= i) ++which;
-    if (const CUresult result = prefetch(addresses[i], sizes[i], locations[which], 0, stream, per_thread)) return result;
+    if (const CUresult result = prefetch(addresses[i], sizes[i], locations[which], 0, stream, per_thread))
+      return result;
   }
   return CUDA_SUCCESS;
 }

@@ -135,7 +135,8 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
       return answer(data, static_cast<unsigned>(managed));
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       if (allocation != nullptr) return answer(data, static_cast<int>(allocation->device->ordinal));
-      return answer(data, onHost(range.mapping) ? -1 : static_cast<int>(range.mapping.physical->properties.location.id));
+      return answer(data,
+                    onHost(range.mapping) ? -1 : static_cast<int>(range.mapping.physical->properties.location.id));
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
@@ -190,7 +191,8 @@ void unknownAttribute(CUpointer_attribute attribute, void* data) {
 
 }  // namespace
 
-// --- device memory ----------------------------------------------------------------------------------------------------
+// --- device memory
+// ----------------------------------------------------------------------------------------------------
 
 CUresult CUDAAPI cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   ContextPtr context;
@@ -250,7 +252,8 @@ CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdev
   return CUDA_SUCCESS;
 }
 
-// --- host and managed memory ------------------------------------------------------------------------------------------
+// --- host and managed memory
+// ------------------------------------------------------------------------------------------
 
 CUresult CUDAAPI cuMemAllocHost(void** out, unsigned bytes) { return allocateHost(out, bytes, 0); }
 CUresult CUDAAPI cuMemAllocHost_v2(void** out, size_t bytes) { return allocateHost(out, bytes, 0); }
@@ -298,7 +301,8 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned flag
   return memory().allocateManaged(*context, bytes, flags, out);
 }
 
-// --- pointers ---------------------------------------------------------------------------------------------------------
+// --- pointers
+// ---------------------------------------------------------------------------------------------------------
 
 CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
   if (const CUresult result = requireInit()) return result;
@@ -348,7 +352,8 @@ CUresult CUDAAPI cuPointerSetAttribute(const void* value, CUpointer_attribute at
   return CUDA_SUCCESS;
 }
 
-// --- between processes ------------------------------------------------------------------------------------------------
+// --- between processes
+// ------------------------------------------------------------------------------------------------
 
 CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle*, CUdeviceptr) { return notSupported("cuIpcGetMemHandle"); }
 CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr*, CUipcMemHandle, unsigned) {

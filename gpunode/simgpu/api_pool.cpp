@@ -63,8 +63,8 @@ CUresult release(CUdeviceptr address, CUstream stream_handle, bool per_thread) {
   if (allocation->kind != AllocationKind::kDevice) return CUDA_ERROR_INVALID_VALUE;
   // Memory of cuMemAlloc may be freed in stream order too: when the stream gets there.
   context->submit(*stream, makeOp("stream-ordered free", [address](Context&) {
-                    return Driver::get().memory.free(address, AllocationKind::kDevice);
-                  }));
+    return Driver::get().memory.free(address, AllocationKind::kDevice);
+  }));
   return CUDA_SUCCESS;
 }
 
@@ -131,7 +131,8 @@ CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* proper
   if (const CUresult result = requireInit()) return result;
   if (out == nullptr || properties == nullptr || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
     return CUDA_ERROR_INVALID_VALUE;
-  if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return notSupported("cuMemPoolCreate with an exportable pool");
+  if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+    return notSupported("cuMemPoolCreate with an exportable pool");
   if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return notSupported("cuMemPoolCreate for host memory");
   Device* device = nullptr;
   if (const CUresult result = deviceOf(properties->location.id, &device)) return result;

@@ -29,9 +29,10 @@ CUresult destroyStream(CUstream handle) {
   ContextPtr context;
   if (const CUresult result = requireContext(&context)) return result;
   auto stream = Driver::get().streams.find(handle);
-  if (stream == nullptr) return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD
-                                    ? CUDA_ERROR_INVALID_VALUE
-                                    : CUDA_ERROR_INVALID_HANDLE;
+  if (stream == nullptr)
+    return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD
+               ? CUDA_ERROR_INVALID_VALUE
+               : CUDA_ERROR_INVALID_HANDLE;
   if (auto session = stream->captureSession()) session->invalidate();
   Driver::get().streams.remove(handle);
   if (auto own = stream->context()) own->forgetStream(*stream);
@@ -81,10 +82,10 @@ CUresult addCallback(CUstream handle, bool per_thread, CUstreamCallback callback
     if (const CUresult result = context->checkLegacyCapture()) return result;
   // The callback gets the handle as its caller gave it, and the context's error. It runs after a failure too.
   context->submit(*stream, makeAlwaysOp("stream callback", [=](Context& own) {
-                    const CUresult status = own.error();
-                    HostCallbacks::get().run([&] { callback(handle, status, data); });
-                    return CUDA_SUCCESS;
-                  }));
+    const CUresult status = own.error();
+    HostCallbacks::get().run([&] { callback(handle, status, data); });
+    return CUDA_SUCCESS;
+  }));
   return CUDA_SUCCESS;
 }
 
@@ -217,8 +218,7 @@ OLSIM_STREAM_FUNCTION(cuStreamAddCallback, _ptsz,
                       return addCallback(stream, kPerThread, callback, data, flags);)
 OLSIM_STREAM_FUNCTION(cuLaunchHostFunc, _ptsz, (CUstream stream, CUhostFn function, void* data),
                       return launchHost(stream, kPerThread, function, data);)
-OLSIM_STREAM_FUNCTION(cuStreamAttachMemAsync, _ptsz,
-                      (CUstream stream, CUdeviceptr address, size_t, unsigned flags),
+OLSIM_STREAM_FUNCTION(cuStreamAttachMemAsync, _ptsz, (CUstream stream, CUdeviceptr address, size_t, unsigned flags),
                       return attach(stream, kPerThread, address, flags);)
 
 OLSIM_STREAM_FUNCTION(cuStreamWaitEvent, _ptsz, (CUstream handle, CUevent event_handle, unsigned flags), {
@@ -237,7 +237,7 @@ OLSIM_STREAM_FUNCTION(cuStreamBatchMemOp, _ptsz,
 OLSIM_STREAM_FUNCTION(cuStreamBatchMemOp_v2, _ptsz,
                       (CUstream stream, unsigned count, CUstreamBatchMemOpParams* ops, unsigned flags),
                       return batch(stream, kPerThread, count, ops, flags);)
-#define OLSIM_VALUE_FUNCTION(name, call, type, bits)                                                          \
+#define OLSIM_VALUE_FUNCTION(name, call, type, bits)                                                                 \
   OLSIM_STREAM_FUNCTION(name, _ptsz, (CUstream stream, CUdeviceptr address, cuuint##bits##_t value, unsigned flags), \
                         return call(stream, kPerThread, type, address, value, flags);)
 OLSIM_VALUE_FUNCTION(cuStreamWaitValue32, waitValue, CU_STREAM_MEM_OP_WAIT_VALUE_32, 32)
@@ -259,7 +259,8 @@ OLSIM_STREAM_FUNCTION(cuStreamGetAttribute, _ptsz, (CUstream handle, CUstreamAtt
                           case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
                             return CUDA_SUCCESS;
                           case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-                            value->syncPolicy = static_cast<CUsynchronizationPolicy>(stream.synchronization_policy.load());
+                            value->syncPolicy =
+                                static_cast<CUsynchronizationPolicy>(stream.synchronization_policy.load());
                             return CUDA_SUCCESS;
                           case CU_LAUNCH_ATTRIBUTE_PRIORITY:
                             value->priority = stream.priority();
@@ -268,8 +269,7 @@ OLSIM_STREAM_FUNCTION(cuStreamGetAttribute, _ptsz, (CUstream handle, CUstreamAtt
                             return CUDA_ERROR_INVALID_VALUE;
                         }
                       });)
-OLSIM_STREAM_FUNCTION(cuStreamSetAttribute, _ptsz,
-                      (CUstream handle, CUstreamAttrID id, const CUstreamAttrValue* value),
+OLSIM_STREAM_FUNCTION(cuStreamSetAttribute, _ptsz, (CUstream handle, CUstreamAttrID id, const CUstreamAttrValue* value),
                       return ask(handle, kPerThread, value, [&](Context&, Stream& stream) {
                         switch (id) {
                           case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:

@@ -89,8 +89,7 @@ CUresult unsafeInCapture() {
       auto session = entry.lock();
       if (session == nullptr || session->mode == CU_STREAM_CAPTURE_MODE_RELAXED) continue;
       const bool own = session->owner == std::this_thread::get_id();
-      const bool everybodys =
-          mode == CU_STREAM_CAPTURE_MODE_GLOBAL && session->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+      const bool everybodys = mode == CU_STREAM_CAPTURE_MODE_GLOBAL && session->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
       if (own || everybodys) forbidding.push_back(std::move(session));
     }
   }

@@ -41,9 +41,9 @@ struct BatchNode {
 };
 
 /// What a captured node is, as the graph keeps and answers it. The active member gives the type.
-using NodeParams = std::variant<std::monostate /* empty node */, std::shared_ptr<KernelLaunchBase>, CUDA_MEMCPY3D,
-                                CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, AllocNode, FreeNode, BatchNode,
-                                EventNode>;
+using NodeParams =
+    std::variant<std::monostate /* empty node */, std::shared_ptr<KernelLaunchBase>, CUDA_MEMCPY3D,
+                 CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, AllocNode, FreeNode, BatchNode, EventNode>;
 
 struct CaptureNode {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
@@ -109,7 +109,8 @@ bool anyCapture();
 CUresult captureNode(Stream& stream, const CaptureNode& node, CUgraphNode* out = nullptr);
 
 /// To be called first by a driver function that is unsafe in a capture (cuMemAlloc, cuEventQuery, cuModuleLoad, ...):
-/// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED when this thread's mode forbids it, and the captures concerned are invalidated.
+/// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED when this thread's mode forbids it, and the captures concerned are
+/// invalidated.
 CUresult unsafeInCapture();
 
 /// For functions that no stream in capture can take (cuStreamSynchronize, cuStreamQuery): invalidates its capture.

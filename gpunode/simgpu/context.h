@@ -61,8 +61,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Stream> stream(CUstream handle, bool per_thread);
   std::shared_ptr<Stream> legacy();
   std::shared_ptr<Stream> perThread();
-  /// Enqueues `op` on `stream` (of this context) behind what the legacy-stream rules and `dependencies` say. Never for a
-  /// stream in capture: see submitOrCapture().
+  /// Enqueues `op` on `stream` (of this context) behind what the legacy-stream rules and `dependencies` say. Never for
+  /// a stream in capture: see submitOrCapture().
   StreamPoint submit(Stream& stream, std::unique_ptr<StreamOp> op, std::vector<StreamPoint> dependencies = {});
   /// The way of every asynchronous driver function: when `stream` is in capture, `node` goes to its graph, else the
   /// operation that `make` returns is submitted. `out` (may be null) gets the place when it was submitted.
@@ -93,7 +93,8 @@ class Context : public std::enable_shared_from_this<Context> {
   void atTeardown(std::function<void()> hook);
   /// Makes an inactive context ready, with a new id and default limits.
   void activate();
-  /// Waits, runs the hooks, frees the context's allocations, drops its streams. Afterwards it is inactive with no error.
+  /// Waits, runs the hooks, frees the context's allocations, drops its streams. Afterwards it is inactive with no
+  /// error.
   void teardown();
 
   PrintfSink& printf() { return printf_; }
@@ -128,8 +129,8 @@ class Context : public std::enable_shared_from_this<Context> {
   PrintfSink printf_;
 };
 
-/// What one thread keeps: its stack of current contexts, capture mode, per-thread default streams. Freed when the thread
-/// ends, never at the end of the process (exit handlers still call the driver).
+/// What one thread keeps: its stack of current contexts, capture mode, per-thread default streams. Freed when the
+/// thread ends, never at the end of the process (exit handlers still call the driver).
 class ThreadState {
  public:
   static ThreadState& get();

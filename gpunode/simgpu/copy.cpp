@@ -162,13 +162,14 @@ CUresult checkSide(CUmemorytype type, const void* host, CUdeviceptr address, CUa
   if (type == CU_MEMORYTYPE_ARRAY) {
     const auto array = Driver::get().arrays.find(handle);
     if (array == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    const bool inside = x + copy.WidthInBytes <= array->pitch && y + copy.Height <= array->rows &&
-                        z + copy.Depth <= array->slices;
+    const bool inside =
+        x + copy.WidthInBytes <= array->pitch && y + copy.Height <= array->rows && z + copy.Depth <= array->slices;
     return inside && x % array->element_bytes == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   }
   if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED)
     return CUDA_ERROR_INVALID_VALUE;
-  if (pitch != 0 && pitch < copy.WidthInBytes + x && (copy.Height > 1 || copy.Depth > 1)) return CUDA_ERROR_INVALID_VALUE;
+  if (pitch != 0 && pitch < copy.WidthInBytes + x && (copy.Height > 1 || copy.Depth > 1))
+    return CUDA_ERROR_INVALID_VALUE;
   if (copy.Depth > 1 && height != 0 && height < copy.Height + y) return CUDA_ERROR_INVALID_VALUE;
   if (type == CU_MEMORYTYPE_HOST) return host != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   if (address == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -289,8 +290,7 @@ class BatchOp final : public StreamOp {
 
 }  // namespace
 
-CUDA_MEMCPY3D linearCopy(CUmemorytype dst_type, CUdeviceptr dst, CUmemorytype src_type, CUdeviceptr src,
-                         size_t bytes) {
+CUDA_MEMCPY3D linearCopy(CUmemorytype dst_type, CUdeviceptr dst, CUmemorytype src_type, CUdeviceptr src, size_t bytes) {
   CUDA_MEMCPY3D copy{};
   copy.dstMemoryType = dst_type;
   copy.dstHost = reinterpret_cast<void*>(dst);
@@ -342,8 +342,8 @@ CUresult submitCopy(const CUDA_MEMCPY3D& copy, CUstream handle, bool per_thread,
     }
   }
   StreamPoint point;
-  if (const CUresult result =
-          context->submitOrCapture(*stream, node, [&] { return makeCopyOp(copy, std::move(staged)); }, &point))
+  if (const CUresult result = context->submitOrCapture(
+          *stream, node, [&] { return makeCopyOp(copy, std::move(staged)); }, &point))
     return result;
   return must_wait ? context->synchronize(point) : CUDA_SUCCESS;
 }
@@ -368,7 +368,8 @@ CUresult submitMemset(const CUDA_MEMSET_NODE_PARAMS& set, CUstream handle, bool 
     if (const CUresult result = unsafeInCapture()) return result;
   if (set.width == 0 || set.height == 0) return CUDA_SUCCESS;
   StreamPoint point;
-  if (const CUresult result = context->submitOrCapture(*stream, node, [&] { return makeMemsetOp(set); }, &point))
+  if (const CUresult result = context->submitOrCapture(
+          *stream, node, [&] { return makeMemsetOp(set); }, &point))
     return result;
   // Pinned and managed memory is filled when the call returns; device memory in stream order.
   return wait == CopyWait::kSync && isRaw(set.dst) ? context->synchronize(point) : CUDA_SUCCESS;

@@ -16,8 +16,8 @@ class Context;
 CUDA_MEMCPY3D linearCopy(CUmemorytype dst_type, CUdeviceptr dst, CUmemorytype src_type, CUdeviceptr src, size_t bytes);
 
 enum class CopyWait : uint8_t {
-  kAsync,        // the *Async functions: waits only where memory is pageable
-  kSync,         // returns when done, but for copies between device memory, which only take their turn
+  kAsync,  // the *Async functions: waits only where memory is pageable
+  kSync,   // returns when done, but for copies between device memory, which only take their turn
 };
 
 /// Checks `copy` as the driver does, and submits it (or captures it). `stream` is as the caller gave it.
@@ -27,7 +27,8 @@ CUresult submitMemset(const CUDA_MEMSET_NODE_PARAMS& set, CUstream stream, bool 
 
 /// The operations alone; parameters checked by checkCopy / checkMemset. `staged` (may be null) replaces the source: the
 /// bytes of a small pageable source as they were when the call was made, tightly packed.
-std::unique_ptr<StreamOp> makeCopyOp(const CUDA_MEMCPY3D& copy, std::shared_ptr<std::vector<std::byte>> staged = nullptr);
+std::unique_ptr<StreamOp> makeCopyOp(const CUDA_MEMCPY3D& copy,
+                                     std::shared_ptr<std::vector<std::byte>> staged = nullptr);
 std::unique_ptr<StreamOp> makeMemsetOp(const CUDA_MEMSET_NODE_PARAMS& set);
 /// The program's function on the callback thread.
 std::unique_ptr<StreamOp> makeHostOp(const CUDA_HOST_NODE_PARAMS& host);

@@ -62,8 +62,7 @@ ptx::Executor& Driver::executor() {
 }
 
 CUresult requireInit() {
-  return Driver::initialized() && !g_forked.load(std::memory_order_relaxed) ? CUDA_SUCCESS
-                                                                            : CUDA_ERROR_NOT_INITIALIZED;
+  return Driver::initialized() && !g_forked.load(std::memory_order_relaxed) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 CUresult notSupported(const char* function) {

@@ -88,8 +88,7 @@ CUresult waitEvent(Event& event, Context& context, Stream& stream, bool external
     CaptureSession::Member* member = joined->member(stream);
     if (member == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
     for (CUgraphNode node : state.nodes)
-      if (std::find(member->tail.begin(), member->tail.end(), node) == member->tail.end())
-        member->tail.push_back(node);
+      if (std::find(member->tail.begin(), member->tail.end(), node) == member->tail.end()) member->tail.push_back(node);
     return CUDA_SUCCESS;
   }
   if (session != nullptr) {

@@ -118,8 +118,7 @@ uint64_t MemPool::releaseLocked(uint64_t keep) {
   joinFree();
   for (auto it = blocks_.begin(); it != blocks_.end() && reserved_ > keep;) {
     const Block& block = it->second;
-    if (block.used || it->first != block.chunk || block.bytes != chunks_[block.chunk] ||
-        !block.free_after.complete()) {
+    if (block.used || it->first != block.chunk || block.bytes != chunks_[block.chunk] || !block.free_after.complete()) {
       ++it;
       continue;
     }

@@ -232,7 +232,8 @@ CUresult Memory::free(CUdeviceptr address, AllocationKind kind) {
         return CUDA_SUCCESS;
       case AllocationKind::kManaged:
       case AllocationKind::kHost:
-        forAllDevices([&](Device& device) { device.pages.unmap(address, roundUp(allocation->bytes, kSmallPageBytes)); });
+        forAllDevices(
+            [&](Device& device) { device.pages.unmap(address, roundUp(allocation->bytes, kSmallPageBytes)); });
         break;
       case AllocationKind::kRegistered: {
         uint64_t first = address / kSmallPageBytes * kSmallPageBytes;
@@ -384,11 +385,11 @@ CUresult Memory::registerHost(Context& context, void* pointer, uint64_t bytes, u
     const auto& [start, size] = *std::prev(it);
     if (base < start + size) return CUDA_ERROR_INVALID_VALUE;
   }
-  auto allocation = hostAllocation(context, static_cast<std::byte*>(pointer), bytes, AllocationKind::kRegistered, flags);
+  auto allocation =
+      hostAllocation(context, static_cast<std::byte*>(pointer), bytes, AllocationKind::kRegistered, flags);
   const bool writable = (flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0;
-  forAllDevices([&](Device& device) {
-    device.pages.map(first, end - first, reinterpret_cast<std::byte*>(first), writable);
-  });
+  forAllDevices(
+      [&](Device& device) { device.pages.map(first, end - first, reinterpret_cast<std::byte*>(first), writable); });
   state_->allocations[base] = std::move(allocation);
   return CUDA_SUCCESS;
 }

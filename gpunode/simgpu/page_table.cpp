@@ -95,8 +95,9 @@ PageTable::Split& PageTable::splitFor(Entry& entry) {
 }
 
 void PageTable::setSmall(uint64_t address, uint64_t value) {
-  splitFor(entryFor(address)).entries[(address & (kPageBytes - 1)) / kSmallPageBytes].store(value,
-                                                                                            std::memory_order_release);
+  splitFor(entryFor(address))
+      .entries[(address & (kPageBytes - 1)) / kSmallPageBytes]
+      .store(value, std::memory_order_release);
 }
 
 void PageTable::map(uint64_t address, uint64_t bytes, std::byte* host, bool writable) {

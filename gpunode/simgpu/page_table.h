@@ -15,8 +15,8 @@
 
 namespace olpager::simgpu {
 
-inline constexpr uint64_t kPageBytes = 2ull << 20;   // mapping granularity of device memory
-inline constexpr uint64_t kSmallPageBytes = 4096;    // of registered host memory
+inline constexpr uint64_t kPageBytes = 2ull << 20;  // mapping granularity of device memory
+inline constexpr uint64_t kSmallPageBytes = 4096;   // of registered host memory
 inline constexpr unsigned kAddressBits = 47;
 
 /// What is at a device address: `bytes` contiguous bytes at `host`, up to the end of the page.

@@ -1,8 +1,8 @@
 // VRAM frames and the physical memory behind handles and allocations.
 //
-// A chunk's bytes have a permanent alias in the process: frames lie in the device's VRAM mapping; host chunks lie in one
-// sparse memfd that is mapped whole, so that a chunk costs no descriptor and no mapping; shared chunks (exportable or
-// imported) have a memfd of their own, with a page behind the bytes that says what they are.
+// A chunk's bytes have a permanent alias in the process: frames lie in the device's VRAM mapping; host chunks lie in
+// one sparse memfd that is mapped whole, so that a chunk costs no descriptor and no mapping; shared chunks (exportable
+// or imported) have a memfd of their own, with a page behind the bytes that says what they are.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -262,8 +262,8 @@ Physical::~Physical() {
 std::byte* Physical::frameAt(size_t i) const { return device_->vram.frame(frames_[i]); }
 
 bool Physical::mapForCpu(void* address, int protection) const {
-  return fd_ >= 0 && mmap(address, bytes_, protection, MAP_SHARED | MAP_FIXED, fd_, static_cast<off_t>(fd_offset_)) !=
-                         MAP_FAILED;
+  return fd_ >= 0 &&
+         mmap(address, bytes_, protection, MAP_SHARED | MAP_FIXED, fd_, static_cast<off_t>(fd_offset_)) != MAP_FAILED;
 }
 
 }  // namespace olpager::simgpu

@@ -3,8 +3,8 @@
 //
 // States of an operation: submitted (in the queue, numbered) -> running (at the head, its dependencies complete) ->
 // complete (Stream::completed >= its number). Submission moves the first under Context::submit_mutex and Stream::mutex;
-// the runner moves the others under Stream::mutex. A dependency always names an operation that was submitted earlier, so
-// waits cannot form a circle.
+// the runner moves the others under Stream::mutex. A dependency always names an operation that was submitted earlier,
+// so waits cannot form a circle.
 #pragma once
 
 #include <cuda.h>
