@@ -135,6 +135,16 @@ void applyPins(const std::vector<uint64_t>& to_pin, const std::vector<uint64_t>&
 
 }  // namespace
 
+// The driver knows the modes of all captures and threads: a smallest allocation of its own tells, and does to the
+// capture what the program's would have done.
+CUresult refusedByCapture() {
+  if (!anyCapture()) return CUDA_SUCCESS;
+  CUdeviceptr probe = 0;
+  const CUresult result = driver().cuMemAlloc_v2(&probe, 1);
+  if (result == CUDA_SUCCESS) return driver().cuMemFree_v2(probe);
+  return result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
+}
+
 RelaxedCapture::RelaxedCapture() {
   if (anyCapture()) exchanged_ = driver().cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
 }

@@ -62,6 +62,11 @@ void execGone(CUgraphExec exec);
 /// Adds to `into` everything that `exec` reaches.
 void execReach(CUgraphExec exec, pager::ReachSet& into);
 
+/// What native CUDA answers to an allocation or a free by this thread while some stream captures: in a mode that
+/// forbids such calls an error, and the capture is spoiled. CUDA_SUCCESS, without a call of the driver, while nothing
+/// captures.
+CUresult refusedByCapture();
+
 /// While it lives, calls of the driver by this thread are no part of captures and not refused because of one.
 class RelaxedCapture {
  public:

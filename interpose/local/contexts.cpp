@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "base/log.h"
-#include "interpose/local/context.h"
+#include "interpose/local/contexts.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/modules.h"
 #include "interpose/local/param_layout.h"
@@ -22,6 +22,7 @@ struct PrimaryContexts {
   struct Entry {
     CUcontext context = nullptr;
     unsigned retained = 0;
+    bool gone = false;  // reset, or released to the end, since it was last retained
   };
   std::mutex mutex;
   std::map<CUdevice, Entry> devices;
@@ -48,7 +49,9 @@ CUcontext endedByRelease(CUdevice device) {
   std::lock_guard lock(all.mutex);
   const auto found = all.devices.find(device);
   if (found == all.devices.end() || found->second.retained == 0) return nullptr;
-  return --found->second.retained == 0 ? found->second.context : nullptr;
+  if (--found->second.retained != 0) return nullptr;
+  found->second.gone = true;
+  return found->second.context;
 }
 
 // The driver refuses to destroy a primary context.
@@ -59,14 +62,40 @@ bool isPrimary(CUcontext context) {
                      [&](const auto& entry) { return entry.second.context == context && entry.second.retained != 0; });
 }
 
-CUcontext primaryOf(CUdevice device) {
+CUcontext resetPrimary(CUdevice device) {
   PrimaryContexts& all = primaries();
   std::lock_guard lock(all.mutex);
   const auto found = all.devices.find(device);
-  return found != all.devices.end() ? found->second.context : nullptr;
+  if (found == all.devices.end()) return nullptr;
+  found->second.gone = true;
+  return found->second.context;
 }
 
 }  // namespace
+
+namespace olpager::local {
+
+bool primaryIsGone(const Place& place) {
+  {
+    PrimaryContexts& all = primaries();
+    std::lock_guard lock(all.mutex);
+    const auto found = all.devices.find(place.device);
+    if (found == all.devices.end() || !found->second.gone || found->second.context != place.context) return false;
+  }
+  // Somebody may have made it live again in a way that does not pass here.
+  unsigned flags = 0;
+  int active = 0;
+  return driver().cuDevicePrimaryCtxGetState(place.device, &flags, &active) == CUDA_SUCCESS && active == 0;
+}
+
+CUcontext retainedPrimary(CUdevice device) {
+  PrimaryContexts& all = primaries();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.devices.find(device);
+  return found != all.devices.end() && found->second.retained != 0 ? found->second.context : nullptr;
+}
+
+}  // namespace olpager::local
 
 OLPAGER_HOOK(cuDevicePrimaryCtxRetain)(CUcontext* out, CUdevice device) {
   const CUresult result = driver().cuDevicePrimaryCtxRetain(out, device);
@@ -76,6 +105,7 @@ OLPAGER_HOOK(cuDevicePrimaryCtxRetain)(CUcontext* out, CUdevice device) {
   PrimaryContexts::Entry& entry = all.devices[device];
   entry.context = *out;
   ++entry.retained;
+  entry.gone = false;
   return CUDA_SUCCESS;
 }
 
@@ -91,12 +121,12 @@ OLPAGER_HOOK(cuDevicePrimaryCtxRelease)(CUdevice device) {
 
 // A reset takes away what is in the context; those who retained it still have it.
 OLPAGER_HOOK(cuDevicePrimaryCtxReset_v2)(CUdevice device) {
-  if (pool() != nullptr) goes(primaryOf(device));
+  if (pool() != nullptr) goes(resetPrimary(device));
   return driver().cuDevicePrimaryCtxReset_v2(device);
 }
 
 OLPAGER_HOOK(cuDevicePrimaryCtxReset)(CUdevice device) {
-  if (pool() != nullptr) goes(primaryOf(device));
+  if (pool() != nullptr) goes(resetPrimary(device));
   return driver().cuDevicePrimaryCtxReset(device);
 }
 

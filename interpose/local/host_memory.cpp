@@ -99,6 +99,14 @@ bool inRange(const void* address) {
   return running != nullptr && running->contains(reinterpret_cast<uint64_t>(address));
 }
 
+// Of memory that the program mapped itself native CUDA says that it is its own device pointer.
+bool isVmm(const void* address) {
+  const Pool* running = pool();
+  olpager::pager::AllocationInfo info;
+  return running != nullptr && running->describe(reinterpret_cast<uint64_t>(address), &info) &&
+         info.kind == olpager::pager::AllocationKind::kVmm;
+}
+
 }  // namespace
 
 namespace olpager::local {
@@ -152,14 +160,22 @@ OLPAGER_HOOK(cuMemHostUnregister)(void* address) {
 }
 
 OLPAGER_HOOK(cuMemHostGetDevicePointer_v2)(CUdeviceptr* out, void* address, unsigned int flags) {
-  if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (inRange(address)) {
+    if (out == nullptr || flags != 0 || !isVmm(address)) return CUDA_ERROR_INVALID_VALUE;
+    *out = reinterpret_cast<CUdeviceptr>(address);
+    return CUDA_SUCCESS;
+  }
   const CUresult result = driver().cuMemHostGetDevicePointer_v2(out, address, flags);
   if (result == CUDA_SUCCESS) noteMapped(address);
   return result;
 }
 
 OLPAGER_HOOK(cuMemHostGetFlags)(unsigned int* flags, void* address) {
-  if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (inRange(address)) {
+    if (flags == nullptr || !isVmm(address)) return CUDA_ERROR_INVALID_VALUE;
+    *flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+    return CUDA_SUCCESS;
+  }
   return driver().cuMemHostGetFlags(flags, address);
 }
 

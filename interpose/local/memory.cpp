@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
+#include "interpose/local/contexts.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
 #include "interpose/local/memory_pools.h"
@@ -23,6 +24,8 @@ namespace {
 
 // What rows of pitched allocations are aligned to on every GPU since compute capability 2.
 constexpr uint64_t kPitchAlignment = 512;
+// Beyond any range: sizes above are refused before anything is added to them.
+constexpr uint64_t kLargest = uint64_t{1} << 47;
 
 // Devices whose engine has started, so that its figures are there without a context.
 std::atomic<uint64_t> g_started{0};
@@ -37,6 +40,9 @@ CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes) {
   Place place;
   const CUresult found = currentPlace(&place);
   if (found != CUDA_SUCCESS) return found;
+  if (primaryIsGone(place)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
+  if (bytes > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
   RelaxedCapture relaxed;
   const CUresult result = running.allocate(place.context, place.device, bytes, AllocationKind::kDevice, out);
   if (result == CUDA_SUCCESS) noteStarted(place.device);
@@ -44,8 +50,12 @@ CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes) {
 }
 
 CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice device, const StreamKey& key) {
-  if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t capture = captureOf(key);
+  if (capture == 0) {
+    if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
+  }
   RelaxedCapture relaxed;
   const CUresult result = running.allocate(key.context, device, bytes, AllocationKind::kStreamOrdered, out);
   if (result != CUDA_SUCCESS) return result;
@@ -57,7 +67,8 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice
 template <typename Native>
 CUresult allocAsync(CUdeviceptr* out, size_t bytes, CUstream stream, bool per_thread, Native native) {
   Pool* running = pool();
-  if (running == nullptr) return native();
+  // No bytes are nothing, which the driver gives without memory.
+  if (running == nullptr || bytes == 0) return native();
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   CUdevice device = 0;
@@ -73,7 +84,7 @@ CUresult allocFromPool(CUdeviceptr* out, size_t bytes, CUmemoryPool memory_pool,
                        Native native) {
   Pool* running = pool();
   CUdevice device = 0;
-  if (running == nullptr || !poolDevice(memory_pool, &device)) return native();
+  if (running == nullptr || bytes == 0 || !poolDevice(memory_pool, &device)) return native();
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   const CUresult result = allocateAsync(*running, out, bytes, device, key);
@@ -114,6 +125,13 @@ uint64_t reportedTotal(Pool& running, CUdevice device, uint64_t native) {
          vram / olpager::pager::kPageBytes * olpager::pager::kPageBytes;
 }
 
+// The program's own mapping that the device may not use yet is not found.
+bool mayAccess(const Pool& running, const AllocationInfo& info, CUdeviceptr address) {
+  const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, {info.device}};
+  unsigned long long flags = 0;
+  return running.getAccess(address, location, &flags) == CUDA_SUCCESS && flags != 0;
+}
+
 MemoryInfo infoHere(Pool& running, const Place& place) { return running.memoryInfo(place.context, place.device); }
 
 }  // namespace
@@ -152,6 +170,7 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
   if (!running->describe(address, &info) || info.base != address || info.kind == AllocationKind::kVmm) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
   forgetPointerState(address);
   RelaxedCapture relaxed;
   return running->free(address);
@@ -183,14 +202,13 @@ OLPAGER_HOOK(cuMemFreeAsync_ptsz)(CUdeviceptr address, CUstream stream) {
 OLPAGER_HOOK(cuMemGetInfo_v2)(size_t* free_bytes, size_t* total_bytes) {
   Pool* running = pool();
   if (running == nullptr) return driver().cuMemGetInfo_v2(free_bytes, total_bytes);
-  if (free_bytes == nullptr || total_bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Place place;
   const CUresult found = currentPlace(&place);
   if (found != CUDA_SUCCESS) return found;
   // Into locals first: the caller's memory may be managed, and touching it may wait for the GPU.
   const MemoryInfo info = infoHere(*running, place);
-  *free_bytes = info.free_bytes;
-  *total_bytes = info.total_bytes;
+  if (free_bytes != nullptr) *free_bytes = info.free_bytes;
+  if (total_bytes != nullptr) *total_bytes = info.total_bytes;
   return CUDA_SUCCESS;
 }
 
@@ -232,7 +250,9 @@ OLPAGER_HOOK(cuMemGetAddressRange_v2)(CUdeviceptr* base, size_t* bytes, CUdevice
   Pool* running = pool();
   if (running == nullptr || !running->contains(address)) return driver().cuMemGetAddressRange_v2(base, bytes, address);
   AllocationInfo info;
+  if (currentContext() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (!running->describe(address, &info)) return CUDA_ERROR_NOT_FOUND;
+  if (info.kind == AllocationKind::kVmm && !mayAccess(*running, info, address)) return CUDA_ERROR_NOT_FOUND;
   if (base != nullptr) *base = info.base;
   if (bytes != nullptr) *bytes = info.bytes;
   return CUDA_SUCCESS;

@@ -17,8 +17,7 @@ namespace {
 
 struct PinnedUsers {
   std::mutex mutex;
-  std::set<CUdeviceptr> for_life;     // bases
-  std::set<CUdeviceptr> sync_memops;  // bases
+  std::set<CUdeviceptr> for_life;  // bases
   std::map<unsigned long long, std::vector<CUdeviceptr>> objects;
 };
 
@@ -54,26 +53,11 @@ CUresult pinForLife(CUdeviceptr address) {
   return result;
 }
 
-bool syncMemops(CUdeviceptr base) {
-  std::lock_guard lock(state().mutex);
-  return state().sync_memops.count(base) != 0;
-}
-
-void setSyncMemops(CUdeviceptr base, bool on) {
-  std::lock_guard lock(state().mutex);
-  if (on) {
-    state().sync_memops.insert(base);
-  } else {
-    state().sync_memops.erase(base);
-  }
-}
-
 void forgetPointerState(CUdeviceptr base) {
   bool pinned = false;
   {
     std::lock_guard lock(state().mutex);
     pinned = state().for_life.erase(base) != 0;
-    state().sync_memops.erase(base);
   }
   forgetFromPool(base);
   if (pager::Pool* running = pool(); running != nullptr && pinned) (void)running->unpin(base);

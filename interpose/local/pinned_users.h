@@ -12,10 +12,6 @@ namespace olpager::local {
 /// Pins the allocation that holds `address` for as long as it lives (or forgetPointerState); once for each address.
 CUresult pinForLife(CUdeviceptr address);
 
-/// SYNC_MEMOPS of the allocation with this base.
-bool syncMemops(CUdeviceptr base);
-void setSyncMemops(CUdeviceptr base, bool on);
-
 /// The allocation with this base is freed: its pins and flags are gone with it.
 void forgetPointerState(CUdeviceptr base);
 

@@ -24,11 +24,15 @@ CUresult give(void* data, T value) {
   return CUDA_SUCCESS;
 }
 
-// The value for memory that the driver can't say anything about, as cuPointerGetAttributes gives it.
-void giveNothing(void* data, CUpointer_attribute attribute) {
+// What the plural form gives for an attribute that does not apply. `known`: `address` lies in an allocation. Of any
+// other address native CUDA says that it may be host memory.
+void giveNothing(void* data, CUpointer_attribute attribute, bool known, CUdeviceptr address) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       (void)give<int>(data, CU_DEVICE_INVALID);
+      break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      (void)give<CUdeviceptr>(data, known ? 0 : address);
       break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
@@ -49,6 +53,10 @@ void giveNothing(void* data, CUpointer_attribute attribute) {
   }
 }
 
+constexpr bool isAttribute(CUpointer_attribute attribute) {
+  return attribute >= CU_POINTER_ATTRIBUTE_CONTEXT && attribute <= CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE;
+}
+
 int deviceAttribute(CUdevice device, CUdevice_attribute attribute) {
   int value = 0;
   return driver().cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS ? value : 0;
@@ -62,23 +70,53 @@ CUresult giveRdmaCapable(void* data, CUdeviceptr address, const AllocationInfo& 
   return give<int>(data, capable);
 }
 
+// Memory is mapped by whole pages.
+constexpr uint64_t mappedBytes(uint64_t bytes) {
+  return (bytes + olpager::pager::kPageBytes - 1) / olpager::pager::kPageBytes * olpager::pager::kPageBytes;
+}
+
+// What the device may do with the program's own mapping; allocations are always readable and writable.
+unsigned accessFlags(const AllocationInfo& info, CUdeviceptr address) {
+  if (info.kind != AllocationKind::kVmm) return CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
+  const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, {info.device}};
+  unsigned long long flags = 0;
+  const Pool* running = pool();
+  if (running == nullptr || running->getAccess(address, location, &flags) != CUDA_SUCCESS) return 0;
+  return static_cast<unsigned>(flags);
+}
+
+CUresult giveDevicePointer(void* data, CUdeviceptr address, const AllocationInfo& info) {
+  if (currentContext() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (accessFlags(info, address) == 0) return CUDA_ERROR_INVALID_VALUE;
+  return give<CUdeviceptr>(data, address);
+}
+
+// Tokens are a handle for kernel modules that no longer exist; they only have to differ between allocations.
+CUresult giveTokens(void* data, const AllocationInfo& info) {
+  CUDA_POINTER_ATTRIBUTE_P2P_TOKENS tokens{};
+  tokens.p2pToken = info.buffer_id;
+  tokens.vaSpaceToken = static_cast<unsigned>(info.device) + 1;
+  return give(data, tokens);
+}
+
 CUresult attributeOf(const AllocationInfo& info, CUpointer_attribute attribute, CUdeviceptr address, void* data) {
-  const bool vmm = info.kind == AllocationKind::kVmm;
+  const bool plain = info.kind == AllocationKind::kDevice;
   const bool stream_ordered = info.kind == AllocationKind::kStreamOrdered;
   switch (attribute) {
+    // Memory that a program mapped itself, or took from a pool, belongs to no context.
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-      // Memory that a program mapped itself, or took from a pool, belongs to no context.
-      return give<CUcontext>(data, vmm || stream_ordered ? nullptr : info.context);
+      return give<CUcontext>(data, plain ? info.context : nullptr);
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return give<unsigned>(data, CU_MEMORYTYPE_DEVICE);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      return give<CUdeviceptr>(data, address);
+      return giveDevicePointer(data, address, info);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
       return CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
-      return CUDA_ERROR_INVALID_VALUE;
+      return giveTokens(data, info);
+    // Synchronous operations always are.
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-      return give<int>(data, syncMemops(info.base) ? 1 : 0);
+      return give<int>(data, 1);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return give<uint64_t>(data, info.buffer_id);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
@@ -98,19 +136,19 @@ CUresult attributeOf(const AllocationInfo& info, CUpointer_attribute attribute, 
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return give<uint64_t>(data, 0);
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-      return giveRdmaCapable(data, address, info);
+      return plain ? giveRdmaCapable(data, address, info) : give<int>(data, 0);
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-      return give<unsigned>(data, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+      return give<unsigned>(data, accessFlags(info, address));
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       return give<CUmemoryPool>(data, stream_ordered ? poolOf(info.base, info.device) : nullptr);
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-      return give<size_t>(data, info.bytes);
+      return give<size_t>(data, mappedBytes(info.bytes));
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
       return give<CUdeviceptr>(data, info.base);
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
       return give<uint64_t>(data, info.buffer_id);
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
-      return give<int>(data, 0);
+      return give<int>(data, plain ? 1 : 0);
   }
   return CUDA_ERROR_INVALID_VALUE;
 }
@@ -136,13 +174,16 @@ OLPAGER_HOOK(cuPointerGetAttributes)
 (unsigned int count, CUpointer_attribute* attributes, void** data, CUdeviceptr address) {
   Pool* running = pool();
   if (!ours(running, address)) return driver().cuPointerGetAttributes(count, attributes, data, address);
-  if (attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (count == 0 || attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (unsigned i = 0; i < count; ++i) {
+    if (data[i] == nullptr || !isAttribute(attributes[i])) return CUDA_ERROR_INVALID_VALUE;
+  }
   AllocationInfo info;
   const bool known = running->describe(address, &info);
   for (unsigned i = 0; i < count; ++i) {
-    if (data[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (!known || attributeOf(info, attributes[i], address, data[i]) != CUDA_SUCCESS)
-      giveNothing(data[i], attributes[i]);
+    if (!known || attributeOf(info, attributes[i], address, data[i]) != CUDA_SUCCESS) {
+      giveNothing(data[i], attributes[i], known, address);
+    }
   }
   return CUDA_SUCCESS;
 }
@@ -155,12 +196,8 @@ OLPAGER_HOOK(cuPointerSetAttribute)(const void* value, CUpointer_attribute attri
   if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !running->describe(address, &info)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (info.kind == AllocationKind::kVmm) return CUDA_ERROR_NOT_SUPPORTED;
   int on = 0;
   memcpy(&on, value, sizeof(on));
-  if (on != 0) {
-    const CUresult pinned = pinForLife(info.base);
-    if (pinned != CUDA_SUCCESS) return pinned;
-  }
-  setSyncMemops(info.base, on != 0);
-  return CUDA_SUCCESS;
+  return on != 0 ? pinForLife(info.base) : CUDA_SUCCESS;
 }

@@ -3,7 +3,7 @@
 // driver's.
 #include "base/log.h"
 #include "interpose/local/captures.h"
-#include "interpose/local/context.h"
+#include "interpose/local/contexts.h"
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/pinned_users.h"
@@ -29,6 +29,13 @@ bool ourHandle(const Pool* running, CUmemGenericAllocationHandle handle) {
 }
 
 bool ourAddress(const Pool* running, CUdeviceptr address) { return running != nullptr && running->contains(address); }
+
+// Physical memory belongs to no context, but the pager works in one: the thread's own, else the device's primary.
+CUcontext contextFor(CUdevice device) {
+  Place place;
+  if (currentPlace(&place) == CUDA_SUCCESS && place.device == device) return place.context;
+  return retainedPrimary(device);
+}
 
 CUresult refuse(const char* what) {
   olpager::base::warnOnce(what, "%s is not available for memory that olpager manages", what);
@@ -59,9 +66,11 @@ OLPAGER_HOOK(cuMemCreate)
 (CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties, unsigned long long flags) {
   Pool* running = pool();
   if (running != nullptr && out != nullptr && flags == 0 && servable(properties)) {
-    const CUcontext context = currentContext();
+    const CUcontext context = contextFor(properties->location.id);
     RelaxedCapture relaxed;
-    const CUresult result = running->createHandle(context, properties->location.id, bytes, *properties, out);
+    const CUresult result = context != nullptr
+                                ? running->createHandle(context, properties->location.id, bytes, *properties, out)
+                                : kNotServed;
     if (result != kNotServed) return result;
   }
   return driver().cuMemCreate(out, bytes, properties, flags);
