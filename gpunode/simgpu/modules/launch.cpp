@@ -1,7 +1,6 @@
 #include "gpunode/simgpu/modules/launch.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
 #include "gpunode/simgpu/context.h"
@@ -108,32 +107,8 @@ CUresult errorOf(ptx::LaunchStatus status) {
 }
 
 std::string describe(const ptx::LaunchResult& result) {
-  char place[160];
-  std::snprintf(place, sizeof(place), ", block (%u,%u,%u), thread (%u,%u,%u)", result.block.x, result.block.y,
-                result.block.z, result.thread.x, result.thread.y, result.thread.z);
-  char what[64] = "";
-  const auto address = static_cast<unsigned long long>(result.address);
-  switch (result.status) {
-    case ptx::LaunchStatus::kIllegalAddress:
-      std::snprintf(what, sizeof(what), ": illegal address 0x%llx (%s)", address, result.write ? "write" : "read");
-      break;
-    case ptx::LaunchStatus::kMisaligned:
-      std::snprintf(what, sizeof(what), ": misaligned address 0x%llx", address);
-      break;
-    case ptx::LaunchStatus::kTrap:
-      std::snprintf(what, sizeof(what), ": trap");
-      break;
-    case ptx::LaunchStatus::kAssert:
-      std::snprintf(what, sizeof(what), ": assertion failed");
-      break;
-    default:
-      break;
-  }
-  std::string line = "kernel ";
-  line.append(result.kernel).append(place).append(what);
-  if (result.line != 0) line.append(", PTX line ").append(std::to_string(result.line));
-  if (!result.message.empty()) line.append(": ").append(result.message);
-  return line;
+  if (!result.message.empty()) return result.message;  // names the kernel, the thread, the address and the PTX line
+  return std::string("kernel ").append(result.kernel).append(" failed");
 }
 
 // The memory that cooperative groups' grid barrier counts in: one per launch under way, zeroed before each.

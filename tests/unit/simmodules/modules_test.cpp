@@ -128,7 +128,7 @@ TEST_CASE("functions are found, counted, and know their parameters") {
   const CUmodule module = gpu.module();
   unsigned count = 0;
   CU(cuModuleGetFunctionCount(&count, module));
-  CHECK(count == 11);
+  CHECK(count == 10);
   std::vector<CUfunction> functions(count);
   CU(cuModuleEnumerateFunctions(functions.data(), count, module));
   CUfunction absent = nullptr;
@@ -232,7 +232,7 @@ TEST_CASE("libraries load without a context and instantiate in each context that
   CU(cuLibraryGetManaged(&managed, &bytes, library, "managed"));
   unsigned count = 0;
   CU(cuLibraryGetKernelCount(&count, library));
-  CHECK(count == 11);
+  CHECK(count == 10);
   std::vector<CUkernel> kernels(count);
   CU(cuLibraryEnumerateKernels(kernels.data(), count, library));
   CUkernel bump = nullptr;
