@@ -85,7 +85,7 @@ CUresult Access::acquire() {
       for (unsigned i = 0; i < count_ && clear; ++i) {
         const Use& named = use(i);
         Region* region = state.find(named.address);
-        if (region == nullptr || (named.bytes != 0 && named.address + named.bytes > region->end())) {
+        if (region == nullptr || (named.bytes != 0 && named.bytes > region->end() - named.address)) {
           clear = named.bytes == 0;  // a range that is not ours to give: the slow path says so
           continue;
         }
@@ -122,7 +122,7 @@ CUresult Access::acquireSlow() {
     reach.push_back(region);
   };
   std::vector<Extent*> needed;
-  Region* from = nullptr;
+  std::vector<Region*> sources;  // regions that a copy reads
   const auto signature = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(function_) >> 4);
   for (unsigned i = 0; i < count_; ++i) {
     const Use& named = use(i);
@@ -130,13 +130,13 @@ CUresult Access::acquireSlow() {
     if (named.bytes != 0) {
       // Exact ranges: the extents that they overlap. A range may run over several regions only through the program's own
       // mappings, which are one region.
-      if (region == nullptr || region->dead || named.address < region->base || named.address + named.bytes > region->end() ||
+      if (region == nullptr || region->dead || named.address < region->base || named.bytes > region->end() - named.address ||
           region->engine == nullptr)
         return CUDA_ERROR_INVALID_VALUE;
       for (auto& extent : region->extents)
         if (extent->address < named.address + named.bytes && named.address < extent->address + extent->bytes())
           needed.push_back(extent.get());
-      if (named.mode == Mode::kRead) from = region;
+      if (named.mode == Mode::kRead) sources.push_back(region);
     }
     if (region != nullptr && !region->dead && region->mark != mark) state.predictor.touch(region->id, signature);
     visit(region);
@@ -223,11 +223,13 @@ CUresult Access::acquireSlow() {
     if (use(i).mode == Mode::kRead) continue;
     Region* region = state.find(use(i).address);
     state.markDirty(region);
-    if (from != nullptr) {
-      for (const uint32_t id : from->edges) region->edges.push_back(id);
-      region->edges.push_back(from->id);
-      region->host_written |= from->host_written;
-    } else if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
+    for (const Region* source : sources) {
+      if (source == region) continue;
+      region->edges.insert(region->edges.end(), source->edges.begin(), source->edges.end());
+      if (source->names_itself || source->in_dirty_list) region->edges.push_back(source->id);
+      region->host_written |= source->host_written;
+    }
+    if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
       kernels::scanWords(host_source_, host_bytes_, pool_.base(), pool_.end() - pool_.base(), [&](uint64_t word) {
         if (const Region* target = state.find(word); target != nullptr) region->edges.push_back(target->id);
       });

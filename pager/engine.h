@@ -94,14 +94,19 @@ class Engine {
   void noteUsed(Extent& extent, bool used);
 
  private:
+  /// A region whose pages a pass scans.
+  struct Scanned {
+    Region* region;
+    uint64_t buffer_id;  // as of then: it may be freed and reused meanwhile
+    bool whole;          // every page of it, and no launch in flight writes it
+  };
   /// A batch of victims on its way out (retire.cpp).
   struct Batch {
     enum class Stage : uint8_t { kGrace, kDrain, kPass } stage = Stage::kGrace;
     std::vector<Extent*> victims;
     std::vector<std::pair<Region*, uint64_t>> scan_for;  // no victims: a scan that a launch waits for, with stamps
     std::vector<uint32_t> hash_slots;    // of each victim's first page
-    std::vector<Region*> scanned;        // regions whose pages this pass scans
-    std::vector<uint64_t> scanned_upto;  // their buffer ids: a region may be freed and reused meanwhile
+    std::vector<Scanned> scanned;
     Hazards::Snapshot hazards;
     uint64_t bytes = 0;
     unsigned scratch = 0;
@@ -142,6 +147,7 @@ class Engine {
   CUresult launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event);
   void finishPass(Batch& batch, Lock& lock);
   void findEdges(Batch& batch, Lock& lock);
+  static void forgetEdges(const Scanned& scanned);
   void noteFound(Region& region, const uint32_t* found, uint64_t words);
   void evict(Extent& extent, const ContentHash& hash, Lock& lock);
   void drainContexts(Lock& lock);

@@ -35,10 +35,16 @@ namespace olpager::pager {
 struct alignas(64) HazardSlot {
   std::atomic<uint64_t> word{0};
   std::atomic<bool> used{false};
-  uint64_t entries = 0;  // of the owning thread: makes each entry's word a new one
+  // Of the owning thread. A launch on several devices holds several accesses at once.
+  uint64_t entries = 0;  // makes each entry's word a new one
+  uint32_t depth = 0;
 
-  void enter() { word.store(++entries, std::memory_order_seq_cst); }
-  void leave() { word.store(0, std::memory_order_release); }
+  void enter() {
+    if (depth++ == 0) word.store(++entries, std::memory_order_seq_cst);
+  }
+  void leave() {
+    if (--depth == 0) word.store(0, std::memory_order_release);
+  }
 };
 
 /// The hazard slots of a process. Type-stable: never freed.

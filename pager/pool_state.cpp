@@ -43,7 +43,7 @@ void resetRegion(Region& region) {
   region.stamp.store(0);
   region.blocked.store(0);
   region.placement = Placement::kUnplanned;
-  region.published = region.dead = region.host_written = false;
+  region.published = region.dead = region.host_written = region.names_itself = false;
   region.wanted = 0;
   region.pins = region.ahead = region.in_place = 0;
   region.engine = nullptr;

@@ -115,6 +115,7 @@ struct Region {
   bool published = false;       // in the page map
   bool dead = false;            // freed; the object is reused after a grace period
   bool in_dirty_list = false;
+  bool names_itself = false;    // its pages hold pointers into itself
   bool host_written = false;    // bytes of unknown contents came from the host since the last scan
   uint16_t wanted = 0;          // launches waiting for it: no victim
   uint32_t pins = 0;
@@ -123,12 +124,11 @@ struct Region {
   uint32_t mark = 0;            // visit mark of reach closures
   uint64_t requested_bytes = 0;
   uint64_t buffer_id = 0;
-  uint64_t scanned = 0;         // all that launches up to this number wrote is in `edges`
   CUcontext context = nullptr;
   CUdevice device = 0;
   Engine* engine = nullptr;
   std::vector<std::unique_ptr<Extent>> extents;  // ascending by address
-  std::vector<uint32_t> edges;                   // regions that pointers in its pages name
+  std::vector<uint32_t> edges;                   // other regions that pointers in its pages name, as of the last scan
 
   uint64_t end() const { return base + pages * kPageBytes; }
 };

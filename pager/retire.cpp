@@ -206,7 +206,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
     pool_.markDirty(region);
   }
   batch.scanned.clear();
-  batch.scanned_upto.clear();
+
   std::vector<Region*> still_dirty;
   for (Region* region : pool_.dirty) {
     if (region->dead) {
@@ -214,9 +214,13 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       continue;
     }
     bool fits = true;
+    bool whole = true;
     for (auto& extent : region->extents) {
       const bool victim = extent->state == ExtentState::kRetiring;
-      if (extent->state != ExtentState::kVram && extent->state != ExtentState::kInPlace && !victim) continue;
+      if (extent->state != ExtentState::kVram && extent->state != ExtentState::kInPlace && !victim) {
+        whole &= extent->state == ExtentState::kEmpty;
+        continue;
+      }
       if (victim && std::find(batch.victims.begin(), batch.victims.end(), extent.get()) != batch.victims.end()) continue;
       fits &= addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order);
     }
@@ -225,8 +229,8 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
     } else {
       region->in_dirty_list = false;
     }
-    batch.scanned.push_back(region);
-    batch.scanned_upto.push_back(region->buffer_id);
+    // What it names is known anew; of pages that are elsewhere, or may be written meanwhile, the old knowledge stays.
+    batch.scanned.push_back({region, region->buffer_id, whole && !region->in_dirty_list});
   }
   pool_.dirty.swap(still_dirty);
   scratch->busy = true;
@@ -273,8 +277,8 @@ void Engine::findEdges(Batch& batch, Lock& lock) {
     size_t jobs = 0;
     uint64_t slots = 0;
     for (size_t r = from; r < upto; ++r) {
-      Region* region = batch.scanned[r];
-      if (region->dead || region->buffer_id != batch.scanned_upto[r]) continue;
+      Region* region = batch.scanned[r].region;
+      if (region->dead || region->buffer_id != batch.scanned[r].buffer_id) continue;
       uint32_t* found = scratch.found + (r - from) * words;
       for (auto& extent : region->extents) {
         if (!extent->mapped() || slots + (1ull << extent->order) > scratch.pages) continue;
@@ -290,11 +294,21 @@ void Engine::findEdges(Batch& batch, Lock& lock) {
     lock.lock();
     if (result != CUDA_SUCCESS) lost(result);
     for (size_t r = from; r < upto; ++r) {
-      Region* region = batch.scanned[r];
-      if (region->dead || region->buffer_id != batch.scanned_upto[r]) continue;
+      Region* region = batch.scanned[r].region;
+      if (region->dead || region->buffer_id != batch.scanned[r].buffer_id) continue;
+      forgetEdges(batch.scanned[r]);
       noteFound(*region, scratch.found + (r - from) * words, words);
     }
   }
+}
+
+// What a region named before its pages were scanned whole. If a launch or copy came meanwhile, it has added what it knows,
+// and nothing is forgotten.
+void Engine::forgetEdges(const Scanned& scanned) {
+  Region& region = *scanned.region;
+  if (region.dead || region.buffer_id != scanned.buffer_id || !scanned.whole || region.in_dirty_list) return;
+  region.host_written = region.names_itself = false;
+  region.edges.clear();
 }
 
 void Engine::noteFound(Region& region, const uint32_t* found, uint64_t words) {
@@ -302,6 +316,7 @@ void Engine::noteFound(Region& region, const uint32_t* found, uint64_t words) {
     for (uint32_t bits = found[w]; bits != 0; bits &= bits - 1) {
       const uint64_t page = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
       const Region* target = pool_.find(pool_.map->base() + page * kPageBytes);
+      if (target == &region) region.names_itself = true;
       if (target == nullptr || target == &region || target->dead) continue;
       if (std::find(region.edges.begin(), region.edges.end(), target->id) == region.edges.end())
         region.edges.push_back(target->id);
@@ -327,14 +342,14 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   const uint64_t words = (pool_.addresses->highWaterPages() + 31) / 32;
   bool any = false;
   for (uint64_t w = 0; w < words && !any; ++w) any = scratch.found[w] != 0;
-  for (size_t r = 0; r < batch.scanned.size(); ++r) {
-    Region* region = batch.scanned[r];
-    if (region->buffer_id == batch.scanned_upto[r] && !region->in_dirty_list) region->host_written = false;
+  if (any) {
+    findEdges(batch, lock);
+  } else {
+    for (const Scanned& scanned : batch.scanned) forgetEdges(scanned);
   }
   // Copies into these had completed when the pass began; none has come since if the stamp is the same.
   for (const auto& [region, stamp] : batch.scan_for)
     if (region->stamp.load() == stamp) region->host_written = false;
-  if (any) findEdges(batch, lock);
   for (size_t v = 0; v < batch.victims.size(); ++v) {
     Extent* extent = batch.victims[v];
     if (extent != nullptr && extent->state == ExtentState::kRetiring) evict(*extent, hashes[v], lock);

@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <bit>
-#include <cstddef>
 #include <cstdint>
 
 namespace olpager::pager {
@@ -28,6 +27,18 @@ inline void add(Counter& counter, uint64_t n = 1) noexcept { counter.fetch_add(n
 inline void subtract(Counter& gauge, uint64_t n) noexcept { gauge.fetch_sub(n, std::memory_order_relaxed); }
 /// Sets a gauge.
 inline void set(Counter& gauge, uint64_t value) noexcept { gauge.store(value, std::memory_order_relaxed); }
+
+/// A gauge that remembers the most it has been: what a program used is still there to see when it has freed everything.
+struct Gauge : Counter {
+  Counter peak;
+};
+inline void add(Gauge& gauge, uint64_t n = 1) noexcept {
+  const uint64_t now = gauge.fetch_add(n, std::memory_order_relaxed) + n;
+  uint64_t most = gauge.peak.load(std::memory_order_relaxed);
+  while (now > most && !gauge.peak.compare_exchange_weak(most, now, std::memory_order_relaxed)) {
+  }
+}
+
 inline uint64_t valueOf(const Counter& counter) noexcept { return counter.load(std::memory_order_relaxed); }
 
 /// Durations by powers of two: bucket i counts those in [2^i, 2^(i+1)) ns, bucket 0 also 0 ns, the last also all
@@ -56,14 +67,15 @@ struct alignas(64) DeviceCounters {
   Counter reserved_launch[4];
 
   // Memory.
-  alignas(64) Counter allocated_bytes;  // (g) as the program asked for
-  Counter allocations;                  // (g)
-  Counter vram_budget_bytes;            // (g)
-  Counter resident_bytes;               // (g) mapped in VRAM
-  Counter in_place_bytes;               // (g) mapped for the GPU in host memory
-  Counter parked_bytes;                 // (g) in the host tier, mapped or not
-  Counter pinned_bytes;                 // (g) of extents held in VRAM for users of addresses that pass no launch
-  Counter pinned_extents;               // (g)
+  alignas(64) Gauge allocated_bytes;  // (g) as the program asked for
+  Gauge resident_bytes;               // (g) mapped in VRAM
+  Gauge in_place_bytes;               // (g) mapped for the GPU in host memory
+  Gauge parked_bytes;                 // (g) in the host tier, not mapped for the GPU
+  Gauge pinned_bytes;                 // (g) of extents held in VRAM for users of addresses that pass no launch
+  Counter allocations;                // (g)
+  Counter vram_budget_bytes;          // (g)
+  Counter pinned_extents;             // (g)
+  Counter reserved_memory[3];
 
   // Movement.
   alignas(64) Counter demand_faults;  // extents that a launch or copy waited for
@@ -117,8 +129,9 @@ struct alignas(64) Counters {
   }
 };
 
-static_assert(offsetof(Counters, program) == 56 && offsetof(Counters, ended_unix_ns) == 128);
-static_assert(offsetof(Counters, devices) == 256 && sizeof(DeviceCounters) == 640);
+// The offsets that docs/counters.md gives are tested (Gauge is no standard-layout type, so offsetof is not for
+// headers).
+static_assert(sizeof(Gauge) == 16 && sizeof(DeviceCounters) == 704);
 static_assert(sizeof(Counters) == 256 + kMaxCountedDevices * sizeof(DeviceCounters));
 
 /// This process's counters. The first call makes the file (a few system calls, may allocate); later ones are one load.

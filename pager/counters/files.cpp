@@ -66,7 +66,7 @@ std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& ab
   }
   auto counters = std::make_unique<Counters>();
   const ssize_t got = pread(file.get(), static_cast<void*>(counters.get()), sizeof(Counters), 0);
-  if (got < static_cast<ssize_t>(offsetof(Counters, pid)) || valueOf(counters->magic) != kCountersMagic) {
+  if (got < static_cast<ssize_t>(sizeof counters->magic) || valueOf(counters->magic) != kCountersMagic) {
     set(counters->magic, 0);
     return counters;  // not finished yet
   }
