@@ -74,6 +74,11 @@ std::string wait(const DeviceCounters& device, double quantile) {
   return !waited(device) ? "-" : duration(pager::waitPercentile(device.fault_wait, quantile));
 }
 
+// "62MiB (31 pages), peak 64MiB"
+std::string gauge(const pager::Gauge& bytes) {
+  return fmt::format("{}, peak {}", pagesOf(valueOf(bytes)), formatSize(valueOf(bytes.peak)));
+}
+
 struct Row {
   const char* label;
   std::function<std::string(const DeviceCounters&)> value;
@@ -85,12 +90,13 @@ const std::vector<Row>& rows() {
   static const std::vector<Row> all = {
       {"allocated",
        [](const auto& d) {
-         return fmt::format("{} in {}", formatSize(valueOf(d.allocated_bytes)), valueOf(d.allocations));
+         return fmt::format("{} in {}, peak {}", formatSize(valueOf(d.allocated_bytes)), valueOf(d.allocations),
+                            formatSize(valueOf(d.allocated_bytes.peak)));
        }},
       {"VRAM budget", [](const auto& d) { return pagesOf(valueOf(d.vram_budget_bytes)); }},
-      {"resident", [](const auto& d) { return pagesOf(valueOf(d.resident_bytes)); }},
-      {"in host RAM", [](const auto& d) { return pagesOf(valueOf(d.parked_bytes)); }},
-      {"used in place", [](const auto& d) { return pagesOf(valueOf(d.in_place_bytes)); }},
+      {"resident", [](const auto& d) { return gauge(d.resident_bytes); }},
+      {"in host RAM", [](const auto& d) { return gauge(d.parked_bytes); }},
+      {"used in place", [](const auto& d) { return gauge(d.in_place_bytes); }},
       {"pinned in VRAM",
        [](const auto& d) {
          return fmt::format("{} in {}", formatSize(valueOf(d.pinned_bytes)), valueOf(d.pinned_extents));
@@ -135,13 +141,13 @@ std::string processTable(const CountersSnapshot& process) {
   if (devices == 0) return text + "  no device memory used yet\n";
   if (devices > 1) {
     text += fmt::format("  {:<16}", "");
-    for (unsigned d = 0; d < devices; d++) text += fmt::format("{:<22}", fmt::format("GPU {}", d));
+    for (unsigned d = 0; d < devices; d++) text += fmt::format("{:<36}", fmt::format("GPU {}", d));
     text.erase(text.find_last_not_of(' ') + 1);
     text += '\n';
   }
   for (const auto& row : rows()) {
     text += fmt::format("  {:<16}", row.label);
-    for (unsigned d = 0; d < devices; d++) text += fmt::format("{:<22}", row.value(counters.devices[d]));
+    for (unsigned d = 0; d < devices; d++) text += fmt::format("{:<36}", row.value(counters.devices[d]));
     text.erase(text.find_last_not_of(' ') + 1);
     text += '\n';
   }
@@ -168,12 +174,17 @@ nlohmann::ordered_json deviceJson(unsigned ordinal, const DeviceCounters& d) {
   return {
       {"device", ordinal},
       {"allocated_bytes", valueOf(d.allocated_bytes)},
+      {"allocated_peak_bytes", valueOf(d.allocated_bytes.peak)},
       {"allocations", valueOf(d.allocations)},
       {"vram_budget_bytes", valueOf(d.vram_budget_bytes)},
       {"resident_bytes", valueOf(d.resident_bytes)},
+      {"resident_peak_bytes", valueOf(d.resident_bytes.peak)},
       {"host_bytes", valueOf(d.parked_bytes)},
+      {"host_peak_bytes", valueOf(d.parked_bytes.peak)},
       {"in_place_bytes", valueOf(d.in_place_bytes)},
+      {"in_place_peak_bytes", valueOf(d.in_place_bytes.peak)},
       {"pinned_bytes", valueOf(d.pinned_bytes)},
+      {"pinned_peak_bytes", valueOf(d.pinned_bytes.peak)},
       {"pinned_extents", valueOf(d.pinned_extents)},
       {"launches", valueOf(d.launches)},
       {"launches_resident", valueOf(d.launches_resident)},

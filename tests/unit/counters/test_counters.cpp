@@ -261,6 +261,40 @@ TEST_CASE("first calls from many threads give one file", "[counters]") {
         }).status == 0);
 }
 
+TEST_CASE("fields lie where the documentation says", "[counters]") {
+  Counters all{};
+  const auto at = [&](const auto& field) {
+    return reinterpret_cast<const char*>(&field) - reinterpret_cast<const char*>(&all);
+  };
+  CHECK(at(all.magic) == 0);
+  CHECK(at(all.version) == 8);
+  CHECK(at(all.pid) == 16);
+  CHECK(at(all.pid_namespace) == 24);
+  CHECK(at(all.keep_token) == 48);
+  CHECK(at(all.program) == 56);
+  CHECK(at(all.ended_unix_ns) == 128);
+  CHECK(at(all.pinned_host_bytes) == 192);
+  CHECK(at(all.devices) == 256);
+  const auto& second = all.devices[1];
+  CHECK(at(second) == 256 + 704);
+  CHECK(at(second.allocated_bytes) - at(second) == 64);
+  CHECK(at(second.allocated_bytes.peak) - at(second) == 72);
+  CHECK(at(second.allocations) - at(second) == 144);
+  CHECK(at(second.demand_faults) - at(second) == 192);
+  CHECK(at(second.hashed_bytes) - at(second) == 264);
+  CHECK(at(second.fault_wait) - at(second) == 320);
+  CHECK(sizeof all == 11520);
+}
+
+TEST_CASE("a gauge remembers its peak", "[counters]") {
+  DeviceCounters device{};
+  add(device.allocated_bytes, 100);
+  subtract(device.allocated_bytes, 60);
+  add(device.allocated_bytes, 30);
+  CHECK(valueOf(device.allocated_bytes) == 70);
+  CHECK(valueOf(device.allocated_bytes.peak) == 100);
+}
+
 TEST_CASE("devices beyond the table share its last entry", "[counters]") {
   Counters mine{};
   CHECK(&mine.device(kMaxCountedDevices + 3) == &mine.devices[kMaxCountedDevices - 1]);
