@@ -613,7 +613,7 @@ void Engine::plan() {
     return true;
   });
   next_plan_ = pool_.predictor.touches() + std::max<size_t>(64, round.size() / 4);
-  if (round.empty()) return;
+  if (total * kPageBytes * 2 < allocated_) return;  // an inner loop, not the round
   // What other regions hold in VRAM (hot ones, and those outside the round) is not there for it.
   uint64_t others = 0;
   const uint32_t mark = ++pool_.closure_mark;
