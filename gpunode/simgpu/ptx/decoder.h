@@ -1,4 +1,4 @@
-// Turns one parsed function into Ops. Split over decode_*.cc by instruction family.
+// Turns one parsed function into Ops. Split over decode_*.cpp by instruction family.
 #pragma once
 
 #include <initializer_list>
@@ -71,7 +71,7 @@ class FunctionDecoder {
   using Handler = void (FunctionDecoder::*)(Modifiers&);
   static const std::unordered_map<std::string_view, Handler>& handlers();
 
-  // --- shared by the families (decode.cc) ---
+  // --- shared by the families (decode.cpp) ---
   [[noreturn]] void unsupported() const;
   [[noreturn]] void fail(const std::string& what) const;
   void finish(const Modifiers& mods) const {
@@ -166,7 +166,7 @@ class FunctionDecoder {
   void bra(Modifiers& mods);
   void brx(Modifiers& mods);
 
-  // --- control flow (decode.cc) ---
+  // --- control flow (decode.cpp) ---
   void allocateRegisters();
   void instruction(std::uint32_t index);
   void emitJoinDistance(Op& op, std::size_t at, std::int32_t join_block);

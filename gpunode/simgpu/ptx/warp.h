@@ -30,6 +30,10 @@ namespace olpager::simgpu::ptx {
 
 inline constexpr std::uint32_t kFullMask = 0xFFFFFFFF;
 inline constexpr std::uint32_t kBarriers = 16;
+/// Backward branches and calls of a warp's turn.
+inline constexpr std::int32_t kTurn = 2000;
+/// How many of them an access that may be spinning is worth.
+inline constexpr std::int32_t kStrongCost = 32;
 
 struct Block;
 struct Worker;
@@ -119,12 +123,13 @@ struct Warp {
   std::vector<Split> waiting;  ///< at .sync instructions
   std::vector<Group> groups;
   std::vector<std::int32_t> free_groups;
-  std::uint32_t spin = 0;           ///< slices used up since a split last parked, waited or exited
-  std::uint32_t spin_limit = 64;    ///< slices before parked lanes are let go
-  std::uint32_t parked_lanes = 0;   ///< in all groups
-  std::uint32_t at_barrier = 0;     ///< lanes that wait at block barriers (a mask)
-  std::uint32_t stuck = 0;          ///< turns in a row without a ready split
-  std::uint64_t cluster_phase = 0;  ///< of its last barrier.cluster.arrive
+  std::uint32_t spin = 0;             ///< slices used up since a split last parked, waited or exited
+  std::uint32_t spin_limit = 64;      ///< slices before parked lanes are let go
+  std::uint32_t parked_lanes = 0;     ///< in all groups
+  std::uint32_t at_barrier = 0;       ///< lanes that wait at block barriers (a mask)
+  std::uint32_t stuck = 0;            ///< turns in a row without a ready split
+  std::uint32_t strong_accesses = 0;  ///< in this turn, as spinning does
+  std::uint64_t cluster_phase = 0;    ///< of its last barrier.cluster.arrive
   Fault fault;
 
   [[gnu::always_inline]] bool full() const { return (mask | dead) == kFullMask; }
@@ -155,7 +160,7 @@ struct Warp {
   /// Host address of `size` bytes at a generic address of a lane, or null with `fault` set.
   std::byte* resolve(std::uint64_t address, std::uint32_t lane, std::uint32_t size, bool write);
 
-  // Splits and groups (warp.cc).
+  // Splits and groups (warp.cpp).
   void start(std::uint32_t lanes);
   Split current() const { return Split{pc, frame, mask, group, 0}; }
   void resume(const Split& split);
@@ -171,6 +176,12 @@ struct Warp {
   bool run();
   Step leave();
   Step exitLanes();
+  /// To be called by accesses that lanes spin on (volatile, relaxed, acquire loads; compare-and-swap): they use up the
+  /// turn sooner, and a turn full of them counts as waiting.
+  [[gnu::always_inline]] void mayBeSpinning() {
+    ++strong_accesses;
+    budget -= kStrongCost;
+  }
   /// Uses up the slice.
   Step yield();
   /// Takes the current split away; whoever holds it now makes it ready again.

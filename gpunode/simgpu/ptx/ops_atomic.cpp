@@ -46,6 +46,7 @@ T update(T* p, Change change) {
 /// The operations. U is the unsigned type of the memory word; a, b the operands' bits.
 template <Atomic kKind, typename T>
 struct Integer {
+  static constexpr bool kMaySpin = kKind == Atomic::kCas || kKind == Atomic::kExch;
   using U = std::make_unsigned_t<T>;
   static U apply(U* p, U a, U b) {
     if constexpr (kKind == Atomic::kAdd) return __atomic_fetch_add(p, a, __ATOMIC_SEQ_CST);
@@ -73,6 +74,7 @@ struct Integer {
 
 template <Atomic kKind>
 struct Wide {
+  static constexpr bool kMaySpin = true;
   using U = U128;
   static U apply(U* p, U a, U b) {
     if constexpr (kKind == Atomic::kCas) {
@@ -85,6 +87,7 @@ struct Wide {
 
 template <Atomic kKind, typename F, typename Bits>
 struct Floating {
+  static constexpr bool kMaySpin = false;
   using U = Bits;
   static U apply(U* p, U a, U) {
     const F x = std::bit_cast<F>(a);
@@ -108,6 +111,7 @@ std::uint16_t halfChange(std::uint16_t old, std::uint16_t a) {
 
 template <Atomic kKind, typename Format>
 struct HalfWord {
+  static constexpr bool kMaySpin = false;
   using U = std::uint16_t;
   static U apply(U* p, U a, U) {
     return update(p, [a](U old) { return halfChange<kKind, Format>(old, a); });
@@ -115,6 +119,7 @@ struct HalfWord {
 };
 template <Atomic kKind, typename Format>
 struct HalfPair {
+  static constexpr bool kMaySpin = false;
   using U = std::uint32_t;
   static U apply(U* p, U a, U) {
     return update(p, [a](U old) {
@@ -155,6 +160,7 @@ Step atomic(Warp& w, const Op& op) {
       }
     }
   }
+  if (F::kMaySpin) w.mayBeSpinning();
   return Step::kNext;
 }
 

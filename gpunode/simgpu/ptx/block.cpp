@@ -11,8 +11,6 @@ namespace {
 
 std::uint32_t countLanes(std::uint32_t mask) { return static_cast<std::uint32_t>(std::popcount(mask)); }
 
-// Backward branches and calls of a warp's turn.
-constexpr std::int32_t kTurn = 2000;
 constexpr auto kSlice = std::chrono::milliseconds(2);
 // Turns that a warp with lanes both at a barrier and parked waits before the parked ones are let go.
 constexpr std::uint32_t kStuckTurns = 64;
@@ -213,6 +211,7 @@ Progress Cluster::runSlice(Worker& worker) {
   while (true) {
     bool any = false;
     bool finished = true;
+    bool waits = true;  // every warp that ran only spun
     for (const auto& block : blocks) {
       for (const auto& warp : block->warps) {
         if (warp->finished()) continue;
@@ -225,6 +224,8 @@ Progress Cluster::runSlice(Worker& worker) {
         warp->worker = &worker;
         warp->budget = kTurn;
         const bool good = warp->run();
+        waits = waits && warp->strong_accesses * kStrongCost >= kTurn / 2;
+        warp->strong_accesses = 0;
         worker.instructions += warp->instructions;
         warp->instructions = 0;
         if (!good) {
@@ -257,7 +258,7 @@ Progress Cluster::runSlice(Worker& worker) {
       }
       if (!unblocked) return Progress::kDeadlock;
     }
-    if (std::chrono::steady_clock::now() >= end) return Progress::kMore;
+    if (waits || std::chrono::steady_clock::now() >= end) return Progress::kMore;
     if (worker.launch.stop.load(std::memory_order_relaxed) || worker.launch.cancel->load(std::memory_order_relaxed)) {
       return Progress::kMore;
     }

@@ -43,7 +43,7 @@ class Target {
       return address < block.shared_size && bytes <= block.shared_size - address ? block.shared_data + address
                                                                                  : nullptr;
     } else if constexpr (kSpace == Space::kGeneric) {
-      if (address >= begin_ && address + bytes <= end_) [[likely]]
+      if (address - begin_ < end_ - begin_ && bytes <= end_ - address) [[likely]]
         return host_ + (address - begin_);
       if (address - kSharedWindow < w_.block->shared_size) {
         begin_ = kSharedWindow;
@@ -57,7 +57,7 @@ class Target {
         end_ = found->va_end;
         host_ = found->host;
       }
-      return address + bytes <= end_ ? host_ + (address - begin_) : nullptr;
+      return bytes <= end_ - address ? host_ + (address - begin_) : nullptr;
     } else {
       return nullptr;
     }
@@ -80,7 +80,7 @@ class Target {
 
  private:
   Warp& w_;
-  std::uint64_t begin_ = 1;
+  std::uint64_t begin_ = 0;
   std::uint64_t end_ = 0;
   std::byte* host_ = nullptr;
 };
@@ -135,7 +135,10 @@ Step load(Warp& w, const Op& op) {
       return Step::kFault;
     for (std::uint32_t v = 0; v < kVector; ++v) data[v][i] = static_cast<R>(loadOne<M>(p + v * sizeof(M)));
   }
-  if ((op.flags & kOrdered) != 0) std::atomic_thread_fence(std::memory_order_seq_cst);
+  if ((op.flags & kStrong) != 0) {
+    if ((op.flags & kOrdered) != 0) std::atomic_thread_fence(std::memory_order_seq_cst);
+    w.mayBeSpinning();
+  }
   return Step::kNext;
 }
 
