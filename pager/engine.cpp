@@ -13,6 +13,7 @@ namespace olpager::pager {
 
 namespace {
 constexpr uint64_t kPatienceNs = 200'000'000;  // a launch waits this long without progress, then it is mapped in place
+constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
 constexpr auto kPollPause = std::chrono::microseconds(10);
 }  // namespace
@@ -635,6 +636,13 @@ void Engine::plan() {
         region->placement = region->pages <= space::kLargestExtentPages ? Placement::kKeep : Placement::kStream;
     return;
   }
+  // Another round is believed when it has been seen for a while: while the cursor is found anew, what it foretells is short.
+  if (planned_round_ != 0) {
+    if (differs(total, candidate_round_)) candidate_seen_ = 0;
+    candidate_round_ = total;
+    if (++candidate_seen_ < kRoundBelieved) return;
+  }
+  candidate_seen_ = 0;
   planned_round_ = total;
   planned_room_ = room;
   std::sort(round.begin(), round.end(), [](const Region* a, const Region* b) { return a->base < b->base; });

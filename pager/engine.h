@@ -193,6 +193,8 @@ class Engine {
   std::array<uint32_t, kOrders> without_host_{};  // extents that have no host chunk
   std::array<uint32_t, kOrders> host_making_{};
   uint64_t planned_touches_ = 0, next_plan_ = 0, planned_round_ = 0, planned_room_ = 0;
+  uint64_t candidate_round_ = 0;  // pages of another round than the planned one
+  unsigned candidate_seen_ = 0;
   bool prefetch_again_ = false;
 };
 
