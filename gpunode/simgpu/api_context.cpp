@@ -34,6 +34,7 @@ CUresult create(CUcontext* out, unsigned flags, CUdevice ordinal) {
   Device* found = nullptr;
   if (const CUresult result = device(ordinal, &found)) return result;
   if (out == nullptr || (flags & ~kContextFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult error = found->lost) return error;
   const uint64_t handle = newHandleValue(HandleKind::kContext);
   auto context = std::make_shared<Context>(*found, reinterpret_cast<CUcontext>(handle), 0, flags, false);
   context->activate();
@@ -66,7 +67,7 @@ CUresult pop(CUcontext* out) {
 
 CUresult push(CUcontext handle) {
   if (const CUresult result = requireInit()) return result;
-  if (handle == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   auto context = Driver::get().contexts.find(handle);
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   ThreadState::get().stack.push_back(std::move(context));
@@ -113,6 +114,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) 
   Device* found = nullptr;
   if (const CUresult result = device(ordinal, &found)) return result;
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult error = found->lost) return error;
   std::scoped_lock lock(Driver::get().primary_mutex);
   if (found->primary_references++ == 0) found->primary->activate();
   *context = found->primary->handle();

@@ -50,6 +50,9 @@ CUresult elapsed(float* milliseconds, CUevent start_handle, CUevent end_handle) 
 
 CUresult destroy(CUevent handle) {
   if (const CUresult result = requireInit()) return result;
+  if (const auto event = Driver::get().events.find(handle))
+    if (const auto context = event->context(); context != nullptr && context->active)
+      if (const CUresult error = context->error()) return error;
   return Driver::get().events.remove(handle) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 

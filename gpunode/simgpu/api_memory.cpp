@@ -61,8 +61,10 @@ CUresult freeHostKind(void* pointer, AllocationKind kind, CUresult missing) {
   ContextPtr context;
   if (const CUresult result = unsafe(&context)) return result;
   const auto address = reinterpret_cast<CUdeviceptr>(pointer);
+  if (pointer == nullptr && kind == AllocationKind::kHost) return CUDA_SUCCESS;
   const auto allocation = memory().find(address);
-  if (allocation == nullptr || allocation->base != address || allocation->kind != kind) return missing;
+  if (allocation == nullptr || allocation->kind != kind) return missing;
+  if (allocation->base != address) return CUDA_ERROR_INVALID_VALUE;
   const Drain drain(*context, *allocation);
   if (const CUresult error = context->error()) return error;
   return memory().free(address, kind);
@@ -95,6 +97,15 @@ bool onHost(const VmmMapping& mapping) {
   return mapping.physical->properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
 }
 
+/// The access that the current context's device has to a VMM mapping (device 0's without a context).
+CUmemAccess_flags accessOf(const VmmMapping& mapping) {
+  const auto context = currentContext();
+  return mapping.access[context != nullptr ? context->device().ordinal : 0];
+}
+
+uint64_t pagesDown(uint64_t value) { return value / kPageBytes * kPageBytes; }
+uint64_t pagesUp(uint64_t value) { return pagesDown(value + kPageBytes - 1); }
+
 template <typename T>
 CUresult answer(void* data, T value) {
   std::memcpy(data, &value, sizeof value);
@@ -108,12 +119,18 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
                         ? allocation->kind == AllocationKind::kHost || allocation->kind == AllocationKind::kRegistered
                         : onHost(range.mapping);
   const bool managed = allocation != nullptr && allocation->kind == AllocationKind::kManaged;
+  const bool whole_pages = allocation != nullptr && !host;
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-      return answer(data, allocation != nullptr ? allocation->context_handle : CUcontext{nullptr});
+      // Neither pools nor VMM mappings belong to a context.
+      return answer(
+          data, allocation != nullptr && allocation->pool == nullptr ? allocation->context_handle : CUcontext{nullptr});
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return answer(data, static_cast<unsigned>(host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE));
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      if (currentContext() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+      if (allocation == nullptr && accessOf(range.mapping) == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        return CUDA_ERROR_INVALID_VALUE;
       return answer(data, static_cast<CUdeviceptr>(address));
     case CU_POINTER_ATTRIBUTE_HOST_POINTER: {
       const bool reachable = allocation != nullptr ? allocation->host != nullptr
@@ -125,9 +142,10 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
       return answer(data, reinterpret_cast<void*>(address));
     }
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
-      return CUDA_ERROR_NOT_SUPPORTED;
+      return host ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-      return answer(data, static_cast<unsigned>(allocation != nullptr && allocation->sync_memops));
+      // Device memory is always told to be synchronous; host memory once it was asked for.
+      return answer(data, static_cast<unsigned>(!host || (allocation != nullptr && allocation->sync_memops)));
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
       return answer(data, static_cast<unsigned long long>(range.buffer_id));
@@ -136,28 +154,29 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       if (allocation != nullptr) return answer(data, static_cast<int>(allocation->device->ordinal));
       return answer(data,
-                    onHost(range.mapping) ? -1 : static_cast<int>(range.mapping.physical->properties.location.id));
+                    onHost(range.mapping) ? 0 : static_cast<int>(range.mapping.physical->properties.location.id));
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
       return answer(data, false);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
       return answer(data, static_cast<CUdeviceptr>(range.base));
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
       return answer(data, static_cast<size_t>(range.bytes));
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+      return answer(data, static_cast<CUdeviceptr>(whole_pages ? pagesDown(range.base) : range.base));
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+      return answer(data, static_cast<size_t>(whole_pages ? pagesUp(range.base + range.bytes) - pagesDown(range.base)
+                                              : host      ? pagesUp(range.bytes)
+                                                          : range.bytes));
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return answer(data, true);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return answer(data, static_cast<unsigned long long>(
                               allocation != nullptr ? 0 : range.mapping.physical->properties.requestedHandleTypes));
-    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: {
-      unsigned flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-      if (allocation == nullptr)
-        if (const auto context = currentContext()) flags = range.mapping.access[context->device().ordinal];
-      return answer(data, flags);
-    }
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      return answer(data, static_cast<unsigned>(allocation != nullptr ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                                      : accessOf(range.mapping)));
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       return answer(data, allocation != nullptr ? allocation->pool : CUmemoryPool{nullptr});
     default:
@@ -165,9 +184,13 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
   }
 }
 
-/// What cuPointerGetAttributes gives for memory that CUDA does not know: zeros, and an ordinal that is none.
-void unknownAttribute(CUpointer_attribute attribute, void* data) {
+/// What cuPointerGetAttributes gives where an attribute has no answer: zeros, and for memory that CUDA does not know an
+/// ordinal that is none and the address itself as the host's.
+void unknownAttribute(CUpointer_attribute attribute, bool known, uint64_t address, void* data) {
   switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      (void)answer(data, known ? uint64_t{0} : address);
+      break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
@@ -247,7 +270,9 @@ CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdev
   if (const CUresult result = requireContext(&context)) return result;
   Range range;
   if (!rangeOf(address, &range)) return CUDA_ERROR_NOT_FOUND;
-  if (base != nullptr) *base = range.base;
+  const bool vmm = range.allocation == nullptr;
+  if (vmm && accessOf(range.mapping) == CU_MEM_ACCESS_FLAGS_PROT_NONE) return CUDA_ERROR_NOT_FOUND;
+  if (base != nullptr) *base = vmm && onHost(range.mapping) ? 0 : range.base;  // as the driver answers for host chunks
   if (bytes != nullptr) *bytes = range.bytes;
   return CUDA_SUCCESS;
 }
@@ -275,9 +300,13 @@ CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, u
   ContextPtr context;
   if (const CUresult result = requireContext(&context)) return result;
   if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  const auto allocation = memory().find(reinterpret_cast<uint64_t>(pointer));
-  if (allocation == nullptr || allocation->host == nullptr || allocation->kind == AllocationKind::kManaged)
-    return CUDA_ERROR_INVALID_VALUE;
+  Range range;
+  if (!rangeOf(reinterpret_cast<uint64_t>(pointer), &range)) return CUDA_ERROR_INVALID_VALUE;
+  // VMM mappings that the device can reach count as mapped, wherever they are.
+  const bool mapped = range.allocation != nullptr
+                          ? range.allocation->host != nullptr && range.allocation->kind != AllocationKind::kManaged
+                          : accessOf(range.mapping) != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  if (!mapped) return CUDA_ERROR_INVALID_VALUE;
   *out = reinterpret_cast<CUdeviceptr>(pointer);
   return CUDA_SUCCESS;
 }
@@ -285,12 +314,17 @@ CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, u
 CUresult CUDAAPI cuMemHostGetFlags(unsigned* flags, void* pointer) {
   ContextPtr context;
   if (const CUresult result = requireContext(&context)) return result;
-  const auto allocation = memory().find(reinterpret_cast<uint64_t>(pointer));
-  if (flags == nullptr || allocation == nullptr ||
-      (allocation->kind != AllocationKind::kHost && allocation->kind != AllocationKind::kRegistered))
-    return CUDA_ERROR_INVALID_VALUE;
+  Range range;
+  if (flags == nullptr || !rangeOf(reinterpret_cast<uint64_t>(pointer), &range)) return CUDA_ERROR_INVALID_VALUE;
+  if (range.allocation == nullptr) {
+    if (accessOf(range.mapping) == CU_MEM_ACCESS_FLAGS_PROT_NONE) return CUDA_ERROR_INVALID_VALUE;
+    *flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+    return CUDA_SUCCESS;
+  }
+  if (range.allocation->host == nullptr) return CUDA_ERROR_INVALID_VALUE;
   // With unified addressing all pinned memory is mapped.
-  *flags = allocation->flags | CU_MEMHOSTALLOC_DEVICEMAP;
+  const bool managed = range.allocation->kind == AllocationKind::kManaged;
+  *flags = (managed ? 0 : range.allocation->flags) | CU_MEMHOSTALLOC_DEVICEMAP;
   return CUDA_SUCCESS;
 }
 
@@ -309,26 +343,13 @@ CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute attribute
   if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Range range;
   if (rangeOf(address, &range)) return attributeOf(range, attribute, address, data);
-  uint64_t base = 0, bytes = 0;
-  if (memory().reservation(address, &base, &bytes)) {
-    switch (attribute) {  // reserved, but nothing is mapped there
-      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        return answer(data, static_cast<CUdeviceptr>(base));
-      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        return answer(data, static_cast<size_t>(bytes));
-      case CU_POINTER_ATTRIBUTE_MAPPED:
-        return answer(data, false);
-      default:
-        break;
-    }
-  }
-  return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_ERROR_INVALID_VALUE;  // reserved addresses with nothing mapped included
 }
 
 CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
                                         CUdeviceptr address) {
   if (const CUresult result = requireInit()) return result;
-  if (attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (attributes == nullptr || data == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   Range range;
   const bool known = rangeOf(address, &range);
   for (unsigned i = 0; i < count; ++i) {
@@ -336,7 +357,7 @@ CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* att
         data[i] == nullptr)
       return CUDA_ERROR_INVALID_VALUE;
     if (!known || attributeOf(range, attributes[i], address, data[i]) != CUDA_SUCCESS)
-      unknownAttribute(attributes[i], data[i]);
+      unknownAttribute(attributes[i], known, address, data[i]);
   }
   return CUDA_SUCCESS;
 }
@@ -344,8 +365,10 @@ CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* att
 CUresult CUDAAPI cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
   if (const CUresult result = requireInit()) return result;
   if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  VmmMapping mapping;
+  if (memory().mapping(address, &mapping)) return CUDA_ERROR_NOT_SUPPORTED;
   const auto allocation = memory().find(address);
-  if (allocation == nullptr || allocation->kind != AllocationKind::kDevice) return CUDA_ERROR_INVALID_VALUE;
+  if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
   unsigned flag = 0;
   std::memcpy(&flag, value, sizeof flag);
   allocation->sync_memops = flag != 0;
@@ -355,7 +378,13 @@ CUresult CUDAAPI cuPointerSetAttribute(const void* value, CUpointer_attribute at
 // --- between processes
 // ------------------------------------------------------------------------------------------------
 
-CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle*, CUdeviceptr) { return notSupported("cuIpcGetMemHandle"); }
+CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+  if (const CUresult result = requireInit()) return result;
+  const auto allocation = memory().find(address);
+  if (handle == nullptr || allocation == nullptr || allocation->kind != AllocationKind::kDevice)
+    return CUDA_ERROR_INVALID_VALUE;
+  return notSupported("cuIpcGetMemHandle");
+}
 CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr*, CUipcMemHandle, unsigned) {
   return notSupported("cuIpcOpenMemHandle");
 }

@@ -32,6 +32,10 @@ CUresult allocate(CUdeviceptr* out, size_t bytes, CUmemoryPool pool_handle, bool
   } else {
     pool = MemPool::currentOf(context->device());
   }
+  if (bytes == 0) {
+    *out = 0;
+    return CUDA_SUCCESS;
+  }
   if (stream->inCapture()) {
     AllocNode node;
     node.params.poolProps = pool->properties;
@@ -44,6 +48,7 @@ CUresult allocate(CUdeviceptr* out, size_t bytes, CUmemoryPool pool_handle, bool
     *out = params.dptr;
     return result;
   }
+  if (const CUresult result = unsafeInCapture()) return result;
   return pool->allocate(*context, *stream, bytes, out);
 }
 
@@ -53,6 +58,8 @@ CUresult release(CUdeviceptr address, CUstream stream_handle, bool per_thread) {
   if (const CUresult result = requireStream(stream_handle, per_thread, &context, &stream)) return result;
   if (stream->inCapture())
     return captureNode(*stream, {CU_GRAPH_NODE_TYPE_MEM_FREE, context->handle(), FreeNode{address}});
+  if (address == 0) return CUDA_SUCCESS;
+  if (const CUresult result = unsafeInCapture()) return result;
   const auto allocation = Driver::get().memory.find(address);
   if (allocation == nullptr || allocation->base != address) return CUDA_ERROR_INVALID_VALUE;
   if (allocation->kind == AllocationKind::kPool) {
@@ -135,7 +142,7 @@ CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* proper
     return notSupported("cuMemPoolCreate with an exportable pool");
   if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return notSupported("cuMemPoolCreate for host memory");
   Device* device = nullptr;
-  if (const CUresult result = deviceOf(properties->location.id, &device)) return result;
+  if (deviceOf(properties->location.id, &device) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t handle = newHandleValue(HandleKind::kMemPool);
   *out = reinterpret_cast<CUmemoryPool>(handle);
   Driver::get().pools.set(handle, std::make_shared<MemPool>(*device, *out, *properties));

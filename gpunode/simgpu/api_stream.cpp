@@ -29,10 +29,7 @@ CUresult destroyStream(CUstream handle) {
   ContextPtr context;
   if (const CUresult result = requireContext(&context)) return result;
   auto stream = Driver::get().streams.find(handle);
-  if (stream == nullptr)
-    return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD
-               ? CUDA_ERROR_INVALID_VALUE
-               : CUDA_ERROR_INVALID_HANDLE;
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (auto session = stream->captureSession()) session->invalidate();
   Driver::get().streams.remove(handle);
   if (auto own = stream->context()) own->forgetStream(*stream);
@@ -53,6 +50,7 @@ CUresult query(CUstream handle, bool per_thread) {
   StreamPtr stream;
   if (const CUresult result = requireStream(handle, per_thread, &context, &stream)) return result;
   if (const CUresult result = notInCapture(*stream)) return result;
+  if (const CUresult result = unsafeInCapture()) return result;
   if (stream->idle()) return context->error();
   stream->kick();
   return CUDA_ERROR_NOT_READY;
@@ -63,6 +61,7 @@ CUresult synchronize(CUstream handle, bool per_thread) {
   StreamPtr stream;
   if (const CUresult result = requireStream(handle, per_thread, &context, &stream)) return result;
   if (const CUresult result = notInCapture(*stream)) return result;
+  if (const CUresult result = unsafeInCapture()) return result;
   if (stream->handle() == CU_STREAM_LEGACY) {
     // Work of blocking streams comes before what is submitted here from now on: wait for it as for the stream's own.
     if (const CUresult result = context->checkLegacyCapture()) return result;

@@ -28,7 +28,6 @@ CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, size_t bytes) {
 CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties,
                              unsigned long long flags) {
   if (const CUresult result = requireInit()) return result;
-  if (const CUresult result = unsafeInCapture()) return result;
   if (out == nullptr || properties == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return memory().create(bytes, *properties, out);
 }
@@ -89,7 +88,6 @@ CUresult CUDAAPI cuMemGetAllocationGranularity(size_t* out, const CUmemAllocatio
                                                CUmemAllocationGranularity_flags) {
   if (const CUresult result = requireInit()) return result;
   if (out == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
       Driver::get().device(properties->location.id) == nullptr)
     return CUDA_ERROR_INVALID_DEVICE;

@@ -51,6 +51,7 @@ void Context::fail(CUresult error) {
   CUresult none = CUDA_SUCCESS;
   error_.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   cancel = true;
+  device_.lost = error;
 }
 
 std::shared_ptr<Stream> Context::stream(CUstream handle, bool per_thread) {
@@ -302,7 +303,10 @@ CUresult requireContext(std::shared_ptr<Context>* out) {
   if (thread.in_callback) return CUDA_ERROR_NOT_PERMITTED;
   if (thread.stack.empty() || thread.stack.back() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   auto context = thread.stack.back();
-  if (!context->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (!context->active) {
+    // A lost device's primary context stays unusable after its reset.
+    return context->device().lost != CUDA_SUCCESS ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  }
   if (const CUresult error = context->error()) return error;
   *out = std::move(context);
   return CUDA_SUCCESS;

@@ -151,14 +151,9 @@ std::shared_ptr<std::vector<std::byte>> stage(const CUDA_MEMCPY3D& copy) {
   return bytes;
 }
 
-/// A plain address on a side that must be memory of a device: known from its first byte to its last.
-bool deviceRange(uint64_t address, uint64_t bytes) {
-  const Memory& memory = Driver::get().memory;
-  return memory.known(address) && memory.known(address + bytes - 1);
-}
-
 CUresult checkSide(CUmemorytype type, const void* host, CUdeviceptr address, CUarray handle, size_t pitch,
-                   size_t height, size_t x, size_t y, size_t z, const CUDA_MEMCPY3D& copy) {
+                   size_t height, size_t x, size_t y, size_t z, const CUDA_MEMCPY3D& copy, const Device& device,
+                   bool write) {
   if (type == CU_MEMORYTYPE_ARRAY) {
     const auto array = Driver::get().arrays.find(handle);
     if (array == nullptr) return CUDA_ERROR_INVALID_HANDLE;
@@ -171,14 +166,14 @@ CUresult checkSide(CUmemorytype type, const void* host, CUdeviceptr address, CUa
   if (pitch != 0 && pitch < copy.WidthInBytes + x && (copy.Height > 1 || copy.Depth > 1))
     return CUDA_ERROR_INVALID_VALUE;
   if (copy.Depth > 1 && height != 0 && height < copy.Height + y) return CUDA_ERROR_INVALID_VALUE;
-  if (type == CU_MEMORYTYPE_HOST) return host != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  if (address == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (type == CU_MEMORYTYPE_DEVICE) {
-    const Side side = describe(type, host, address, handle, pitch, height, x, y, z, copy.WidthInBytes);
-    const uint64_t bytes = (copy.Depth - 1) * side.slice + (copy.Height - 1) * side.pitch + copy.WidthInBytes;
-    if (!deviceRange(side.start, bytes)) return CUDA_ERROR_INVALID_VALUE;
-  }
-  return CUDA_SUCCESS;
+  if ((type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : address) == 0) return CUDA_ERROR_INVALID_VALUE;
+  const Side side = describe(type, host, address, handle, pitch, height, x, y, z, copy.WidthInBytes);
+  const Memory& memory = Driver::get().memory;
+  // What CUDA does not know may stand on the host's side and where addresses of either kind do.
+  if (type != CU_MEMORYTYPE_DEVICE && side.raw)
+    return memory.ownAddress(side.start) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  const uint64_t bytes = (copy.Depth - 1) * side.slice + (copy.Height - 1) * side.pitch + copy.WidthInBytes;
+  return memory.covers(device, side.start, bytes, write) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 class MemsetOp final : public StreamOp {
@@ -304,25 +299,23 @@ CUDA_MEMCPY3D linearCopy(CUmemorytype dst_type, CUdeviceptr dst, CUmemorytype sr
   return copy;
 }
 
-CUresult checkCopy(const CUDA_MEMCPY3D& copy) {
+CUresult checkCopy(const Device& device, const CUDA_MEMCPY3D& copy) {
   if (copy.srcLOD != 0 || copy.dstLOD != 0) return CUDA_ERROR_INVALID_VALUE;
   if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return CUDA_SUCCESS;
   if (const CUresult result = checkSide(copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstArray, copy.dstPitch,
-                                        copy.dstHeight, copy.dstXInBytes, copy.dstY, copy.dstZ, copy))
+                                        copy.dstHeight, copy.dstXInBytes, copy.dstY, copy.dstZ, copy, device, true))
     return result;
   return checkSide(copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcArray, copy.srcPitch, copy.srcHeight,
-                   copy.srcXInBytes, copy.srcY, copy.srcZ, copy);
+                   copy.srcXInBytes, copy.srcY, copy.srcZ, copy, device, false);
 }
 
 CUresult submitCopy(const CUDA_MEMCPY3D& copy, CUstream handle, bool per_thread, CopyWait wait) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
   if (const CUresult result = requireStream(handle, per_thread, &context, &stream)) return result;
-  if (const CUresult result = checkCopy(copy)) return result;
+  if (const CUresult result = checkCopy(context->device(), copy)) return result;
   const CaptureNode node{CU_GRAPH_NODE_TYPE_MEMCPY, context->handle(), copy};
   if (wait == CopyWait::kAsync && stream->inCapture()) return captureNode(*stream, node);
-  if (wait == CopyWait::kSync)
-    if (const CUresult result = unsafeInCapture()) return result;
   if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) {
     return CUDA_SUCCESS;
   }
@@ -348,24 +341,30 @@ CUresult submitCopy(const CUDA_MEMCPY3D& copy, CUstream handle, bool per_thread,
   return must_wait ? context->synchronize(point) : CUDA_SUCCESS;
 }
 
-CUresult checkMemset(const CUDA_MEMSET_NODE_PARAMS& set) {
+CUresult checkMemset(const Device& device, const CUDA_MEMSET_NODE_PARAMS& set) {
   if (set.elementSize != 1 && set.elementSize != 2 && set.elementSize != 4) return CUDA_ERROR_INVALID_VALUE;
   if (set.width == 0 || set.height == 0) return CUDA_SUCCESS;
   if (set.dst % set.elementSize != 0) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t row = set.width * set.elementSize;
   if (set.height > 1 && (set.pitch < row || set.pitch % set.elementSize != 0)) return CUDA_ERROR_INVALID_VALUE;
-  return deviceRange(set.dst, (set.height - 1) * set.pitch + row) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return Driver::get().memory.covers(device, set.dst, (set.height - 1) * set.pitch + row, true)
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult checkMemset(const CUDA_MEMSET_NODE_PARAMS& set) {
+  std::shared_ptr<Context> context;
+  const CUresult result = requireContext(&context);
+  return result == CUDA_SUCCESS ? checkMemset(context->device(), set) : result;
 }
 
 CUresult submitMemset(const CUDA_MEMSET_NODE_PARAMS& set, CUstream handle, bool per_thread, CopyWait wait) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
   if (const CUresult result = requireStream(handle, per_thread, &context, &stream)) return result;
-  if (const CUresult result = checkMemset(set)) return result;
+  if (const CUresult result = checkMemset(context->device(), set)) return result;
   const CaptureNode node{CU_GRAPH_NODE_TYPE_MEMSET, context->handle(), set};
   if (wait == CopyWait::kAsync && stream->inCapture()) return captureNode(*stream, node);
-  if (wait == CopyWait::kSync)
-    if (const CUresult result = unsafeInCapture()) return result;
   if (set.width == 0 || set.height == 0) return CUDA_SUCCESS;
   StreamPoint point;
   if (const CUresult result = context->submitOrCapture(

@@ -11,6 +11,7 @@
 namespace olpager::simgpu {
 
 class Context;
+class Device;
 
 /// A one-dimensional copy as the general form has it.
 CUDA_MEMCPY3D linearCopy(CUmemorytype dst_type, CUdeviceptr dst, CUmemorytype src_type, CUdeviceptr src, size_t bytes);
@@ -35,7 +36,10 @@ std::unique_ptr<StreamOp> makeHostOp(const CUDA_HOST_NODE_PARAMS& host);
 /// cuStreamWriteValue, cuStreamWaitValue and their batches.
 std::unique_ptr<StreamOp> makeBatchOp(std::vector<CUstreamBatchMemOpParams> ops);
 
-CUresult checkCopy(const CUDA_MEMCPY3D& copy);
+/// As the driver checks them when the call is made, for the device that does them.
+CUresult checkCopy(const Device& device, const CUDA_MEMCPY3D& copy);
+CUresult checkMemset(const Device& device, const CUDA_MEMSET_NODE_PARAMS& set);
+/// For the current context's device.
 CUresult checkMemset(const CUDA_MEMSET_NODE_PARAMS& set);
 
 }  // namespace olpager::simgpu

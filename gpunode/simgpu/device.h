@@ -71,6 +71,9 @@ class Device {
   /// The primary context: one object, and so one handle, for the life of the process.
   std::shared_ptr<Context> primary;
   int primary_references = 0;  // under Driver::primary_mutex
+  /// The fault that a kernel ended with, else CUDA_SUCCESS. As on hardware nothing brings the device back to this
+  /// process after one: no reset, no new context.
+  std::atomic<CUresult> lost{CUDA_SUCCESS};
 
   /// CUDA_ERROR_INVALID_VALUE for an attribute that does not exist.
   CUresult attribute(CUdevice_attribute attribute, int* value) const;

@@ -50,8 +50,15 @@ bool AddressArena::grow(uint64_t bytes) {
   void* reserved = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return false;
   const uint64_t start = roundUp(reinterpret_cast<uint64_t>(reserved), kPageBytes);
+  spans_.emplace_back(reinterpret_cast<uint64_t>(reserved), size);
   give(start, (reinterpret_cast<uint64_t>(reserved) + size - start) / kPageBytes * kPageBytes);
   return true;
+}
+
+bool AddressArena::contains(uint64_t address) const {
+  for (const auto& [base, bytes] : spans_)
+    if (address - base < bytes) return true;
+  return false;
 }
 
 uint64_t AddressArena::take(uint64_t bytes) {
@@ -340,7 +347,10 @@ std::shared_ptr<Allocation> hostAllocation(Context& context, std::byte* host, ui
 }  // namespace
 
 CUresult Memory::allocateHost(Context& context, uint64_t bytes, unsigned flags, void** out) {
-  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0) {
+    *out = nullptr;
+    return CUDA_SUCCESS;
+  }
   const uint64_t size = roundUp(bytes, kSmallPageBytes);
   if (size < bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   std::byte* host = hostPages(size);
@@ -374,6 +384,7 @@ CUresult Memory::registerHost(Context& context, void* pointer, uint64_t bytes, u
   const uint64_t end = roundUp(base + bytes, kSmallPageBytes);
   if (msync(reinterpret_cast<void*>(first), end - first, MS_ASYNC) != 0) return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(state_->mutex);
+  if (state_->arena.contains(base)) return CUDA_ERROR_INVALID_VALUE;
   if (auto it = state_->allocations.lower_bound(base); it != state_->allocations.end() && it->first < base + bytes)
     return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   if (auto it = state_->allocations.lower_bound(base); it != state_->allocations.begin()) {
@@ -396,12 +407,39 @@ CUresult Memory::registerHost(Context& context, void* pointer, uint64_t bytes, u
 
 // --- lookup ---------------------------------------------------------------------------------------------------------
 
+const std::shared_ptr<Allocation>* Memory::State::allocationAt(uint64_t address) const {
+  auto it = allocations.upper_bound(address);
+  if (it == allocations.begin()) return nullptr;
+  const auto& allocation = std::prev(it)->second;
+  return address - allocation->base < allocation->bytes ? &allocation : nullptr;
+}
+
 std::shared_ptr<Allocation> Memory::find(uint64_t address) const {
   std::shared_lock lock(state_->mutex);
-  auto it = state_->allocations.upper_bound(address);
-  if (it == state_->allocations.begin()) return nullptr;
-  const auto& allocation = std::prev(it)->second;
-  return address - allocation->base < allocation->bytes ? allocation : nullptr;
+  const auto* found = state_->allocationAt(address);
+  return found != nullptr ? *found : nullptr;
+}
+
+bool Memory::covers(const Device& device, uint64_t address, uint64_t bytes, bool write) const {
+  std::shared_lock lock(state_->mutex);
+  if (const auto* allocation = state_->allocationAt(address)) {
+    // Allocations are rounded up inside their block, as far as which nobody is stopped.
+    return address - (*allocation)->base + bytes <= roundUp((*allocation)->bytes, kSmallAlign);
+  }
+  for (uint64_t at = address; at < address + bytes;) {
+    const VmmMapping* mapping = state_->mappingAt(at);
+    if (mapping == nullptr) return false;
+    const CUmemAccess_flags access = mapping->access[device.ordinal];
+    if (access == CU_MEM_ACCESS_FLAGS_PROT_NONE || (write && access != CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
+      return false;
+    at = mapping->base + mapping->bytes;
+  }
+  return true;
+}
+
+bool Memory::ownAddress(uint64_t address) const {
+  std::shared_lock lock(state_->mutex);
+  return state_->arena.contains(address);
 }
 
 bool Memory::known(uint64_t address) const {

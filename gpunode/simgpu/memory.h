@@ -79,6 +79,7 @@ class Physical {
   Device* device() const { return device_; }
 
   CUmemAllocationProp properties{};
+  CUmemGenericAllocationHandle handle = 0;  // of cuMemCreate or the import, for as long as it lives
 
  private:
   Physical() = default;
@@ -134,8 +135,10 @@ class AddressArena {
   /// 0 when the process has no room.
   uint64_t take(uint64_t bytes);
   void give(uint64_t address, uint64_t bytes);
+  bool contains(uint64_t address) const;
 
  private:
+  std::vector<std::pair<uint64_t, uint64_t>> spans_;  // base, bytes
   bool grow(uint64_t bytes);
   std::map<uint64_t, uint64_t> free_;  // base -> bytes
 };
@@ -199,6 +202,11 @@ class Memory {
   bool reservation(uint64_t address, uint64_t* base, uint64_t* bytes) const;
 
   // --- copies --------------------------------------------------------------------------------------------------------
+  /// Whether a copy or memset on `device` may touch the whole range: one allocation holds it, or a run of VMM mappings
+  /// that the device has (write) access to.
+  bool covers(const Device& device, uint64_t address, uint64_t bytes, bool write) const;
+  /// Where the driver itself places device memory: nothing there is the program's, mapped or not.
+  bool ownAddress(uint64_t address) const;
   /// Whether any device knows the address (device memory, pinned or managed memory, VMM mappings).
   bool known(uint64_t address) const;
   /// Bytes at `address` as the copy engine of `device` sees them: through its page table, then that of the owner

@@ -49,6 +49,7 @@ struct Memory::State {
   void mapBacking(uint64_t base, const Backing& backing, Device& viewer);
   std::shared_ptr<Physical> freeSmall(uint64_t address, uint64_t bytes);
   const VmmMapping* mappingAt(uint64_t address) const;
+  const std::shared_ptr<Allocation>* allocationAt(uint64_t address) const;
 };
 
 }  // namespace olpager::simgpu

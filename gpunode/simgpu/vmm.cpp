@@ -126,6 +126,7 @@ CUresult Memory::create(uint64_t bytes, const CUmemAllocationProp& properties, C
 
 CUresult Memory::adopt(std::shared_ptr<Physical> physical, CUmemGenericAllocationHandle* out) {
   const uint64_t handle = newHandleValue(HandleKind::kMemory);
+  physical->handle = handle;
   std::unique_lock lock(state_->mutex);
   state_->handles[handle].physical = std::move(physical);
   *out = handle;
@@ -155,24 +156,23 @@ CUresult Memory::retain(uint64_t address, CUmemGenericAllocationHandle* out) {
   std::unique_lock lock(state_->mutex);
   const VmmMapping* mapping = state_->mappingAt(address);
   if (mapping == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  for (auto& [handle, entry] : state_->handles) {
-    if (entry.physical != mapping->physical) continue;
-    ++entry.references;
-    *out = handle;
-    return CUDA_SUCCESS;
+  *out = mapping->physical->handle;
+  const auto [entry, released] = state_->handles.try_emplace(mapping->physical->handle);
+  if (released) {  // its last handle went while it was mapped: the number comes back
+    entry->second.physical = mapping->physical;
+  } else {
+    ++entry->second.references;
   }
-  const uint64_t handle = newHandleValue(HandleKind::kMemory);  // it was released while mapped
-  state_->handles[handle].physical = mapping->physical;
-  *out = handle;
   return CUDA_SUCCESS;
 }
 
 CUresult Memory::map(uint64_t address, uint64_t bytes, uint64_t offset, CUmemGenericAllocationHandle handle) {
-  if (offset != 0 || bytes == 0 || bytes % kPageBytes != 0 || address % kPageBytes != 0)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (offset != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  if (bytes == 0 || bytes % kPageBytes != 0 || address % kPageBytes != 0) return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(state_->mutex);
   auto chunk = state_->handles.find(handle);
-  if (chunk == state_->handles.end() || bytes != chunk->second.physical->bytes()) return CUDA_ERROR_INVALID_VALUE;
+  if (chunk == state_->handles.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes != chunk->second.physical->bytes()) return CUDA_ERROR_NOT_SUPPORTED;
   auto reservation = state_->reservations.upper_bound(address);
   if (reservation == state_->reservations.begin()) return CUDA_ERROR_INVALID_VALUE;
   --reservation;
@@ -200,7 +200,17 @@ CUresult Memory::unmap(uint64_t address, uint64_t bytes) {
   auto last = first;
   for (; last != state_->mappings.end() && last->first == end && end < address + bytes; ++last)
     end += last->second.bytes;
-  if (end != address + bytes) return CUDA_ERROR_INVALID_VALUE;
+  if (end != address + bytes) {
+    // A range with nothing mapped in it is unmapped already.
+    const auto next = state_->mappings.lower_bound(address);
+    const bool empty =
+        (next == state_->mappings.end() || next->first >= address + bytes) && state_->mappingAt(address) == nullptr;
+    auto reservation = state_->reservations.upper_bound(address);
+    const bool inside = reservation != state_->reservations.begin() && address % kPageBytes == 0 &&
+                        bytes % kPageBytes == 0 &&
+                        address + bytes <= std::prev(reservation)->first + std::prev(reservation)->second;
+    return empty && inside ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  }
   for (auto it = first; it != last; ++it) {
     VmmMapping& mapping = it->second;
     for (size_t i = 0; i < mapping.access.size(); ++i)
@@ -232,7 +242,7 @@ CUresult Memory::setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDe
       if (Driver::get().device(wanted.location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     } else if (isHost(wanted.location.type)) {
       for (auto it = first; it != last; ++it)
-        if (!onHost(*it->second.physical)) return CUDA_ERROR_INVALID_VALUE;
+        if (!onHost(*it->second.physical)) return CUDA_ERROR_NOT_SUPPORTED;
     } else {
       return CUDA_ERROR_INVALID_VALUE;
     }
@@ -267,7 +277,10 @@ CUresult Memory::setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDe
 CUresult Memory::getAccess(uint64_t address, const CUmemLocation& location, unsigned long long* flags) const {
   std::shared_lock lock(state_->mutex);
   const VmmMapping* mapping = state_->mappingAt(address);
-  if (mapping == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (mapping == nullptr) {
+    *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;  // other allocations have no rights to tell of
+    return state_->allocationAt(address) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  }
   if (isHost(location.type)) {
     *flags = mapping->host_access;
     return CUDA_SUCCESS;
