@@ -173,6 +173,7 @@ class Pressure {
       pieces_.push_back(p);
     }
     for (size_t i = 0; i < pieces_.size(); ++i) fill(pieces_[i], piece_, uint32_t(i));
+    RUNTIME_OK(cudaDeviceSynchronize());  // apply() may be given a stream that waits for no other
   }
   Pressure(const Pressure&) = delete;
   Pressure& operator=(const Pressure&) = delete;

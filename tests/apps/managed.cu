@@ -10,11 +10,13 @@ int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const uint32_t seed = uint32_t(options.seed);
   const size_t bytes = options.bytes / 4 & ~size_t{4095};
+  apps::Pressure pressure(options.bytes / 2);  // device memory that pages meanwhile
   uint32_t* shared;
   RUNTIME_OK(cudaMallocManaged(&shared, bytes));
   for (size_t i = 0; i < bytes / 4; ++i) shared[i] = apps::word(uint32_t(i / 4), seed) + uint32_t(i % 4);
   for (uint32_t round = 1; round <= 2; ++round) {
     apps::add(shared, bytes, 1);
+    pressure.apply();
     RUNTIME_OK(cudaDeviceSynchronize());
     apps::verifyHost(shared, bytes, seed, 2 * round - 1, "after the GPU");
     for (size_t i = 0; i < bytes / 4; ++i) ++shared[i];
@@ -65,6 +67,7 @@ int main(int argc, char** argv) {
   apps::add(target, bytes, 1);
   RUNTIME_OK(cudaDeviceSynchronize());
   CHECK(target[0] == apps::word(0, seed) + 5 + 2, "host function and kernel left %#x", target[0]);
+  pressure.check();
   RUNTIME_OK(cudaFree(shared));
   RUNTIME_OK(cudaFree(target));
   return apps::ok("managed memory of %zu KiB", bytes >> 10);

@@ -64,6 +64,7 @@ int main(int argc, char** argv) {
   constexpr uint32_t kRounds = 40;
   RUNTIME_OK(cudaMalloc(&sums, kRounds * sizeof *sums));
   RUNTIME_OK(cudaMemset(sums, 0, kRounds * sizeof *sums));
+  RUNTIME_OK(cudaDeviceSynchronize());
   const uint32_t samples = uint32_t(kPiece / 4 / 256);
   readLong<<<1, 64, 0, a>>>(reinterpret_cast<uint32_t*>(y[0]), samples, kRounds, sums);
   mixFrom<<<1, 256, 0, b>>>(x[0], y[0], 256, 0);

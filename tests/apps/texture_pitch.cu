@@ -9,6 +9,12 @@ __global__ void sample(cudaTextureObject_t texture, float* out, int width, int h
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   constexpr int kWidth = 500, kHeight = 300;
+  cudaFuncAttributes attributes{};
+  const cudaError_t loaded = cudaFuncGetAttributes(&attributes, sample);
+  if (loaded == cudaErrorInvalidPtx || loaded == cudaErrorNotSupported) {
+    apps::skip("texture_pitch: no texture instructions here (%s)", cudaGetErrorString(loaded));
+  }
+  RUNTIME_OK(loaded);
   apps::Pressure pressure(options.bytes);
   float *image, *out;
   size_t pitch;
