@@ -19,6 +19,13 @@ void raise(std::atomic<uint64_t>& value, uint64_t to) {
 
 constexpr uint64_t kScanOnCpu = 64 << 10;
 
+/// Whether a range lies in the region's pages; its guard is none of them. Sums could wrap.
+bool inside(const Region& region, uint64_t address, uint64_t bytes) {
+  const uint64_t offset = address - region.base;
+  const uint64_t size = region.pages * kPageBytes;
+  return offset < size && bytes <= size - offset;
+}
+
 }  // namespace
 
 Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), stream_(stream) {}
@@ -63,6 +70,7 @@ void Access::addReach(const ReachSet& set) {
 }
 
 void Access::collect(ReachSet& into) const {
+  if (pool_.state_->forked.load(std::memory_order_relaxed)) return;
   for (unsigned i = 0; i < count_; ++i) {
     const Region* region = pool_.state_->find(use(i).address);
     if (region != nullptr) into.add(region->base);
@@ -85,7 +93,7 @@ CUresult Access::acquire() {
       for (unsigned i = 0; i < count_ && clear; ++i) {
         const Use& named = use(i);
         Region* region = state.find(named.address);
-        if (region == nullptr || (named.bytes != 0 && named.bytes > region->end() - named.address)) {
+        if (region == nullptr || (named.bytes != 0 && !inside(*region, named.address, named.bytes))) {
           clear = named.bytes == 0;  // a range that is not ours to give: the slow path says so
           continue;
         }
@@ -130,8 +138,7 @@ CUresult Access::acquireSlow() {
     if (named.bytes != 0) {
       // Exact ranges: the extents that they overlap. A range may run over several regions only through the program's own
       // mappings, which are one region.
-      if (region == nullptr || region->dead || named.address < region->base || named.bytes > region->end() - named.address ||
-          region->engine == nullptr)
+      if (region == nullptr || region->dead || !inside(*region, named.address, named.bytes) || region->engine == nullptr)
         return CUDA_ERROR_INVALID_VALUE;
       for (auto& extent : region->extents)
         if (extent->address < named.address + named.bytes && named.address < extent->address + extent->bytes())
@@ -161,7 +168,9 @@ CUresult Access::acquireSlow() {
   }
 
   const auto usable = [](const Extent& extent) {
-    return extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace;
+    // kDetached, kFreeing: the program takes it away; nobody will map it.
+    return extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace ||
+           extent.state == ExtentState::kDetached || extent.state == ExtentState::kFreeing;
   };
   bool waited = false;
   uint64_t began = 0;
@@ -203,6 +212,7 @@ CUresult Access::acquireSlow() {
     for (Region* region : reach) --region->wanted;
   }
   if (refused) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (state.stopped && !settled()) return CUDA_ERROR_DEINITIALIZED;  // nobody brings what is missing any more
 
   StreamState* stream = state.streams.find(stream_);
   stream->pending.fetch_add(1, std::memory_order_acq_rel);

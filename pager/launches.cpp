@@ -12,7 +12,8 @@ namespace {
 thread_local HazardSlot* my_slot = nullptr;
 
 struct StreamCache {
-  const StreamTable* table = nullptr;
+  uint64_t table = 0;  // StreamTable::id(): a later table may have an earlier one's address
+  StreamKey key;       // the state's own may be rewritten for another stream
   StreamState* stream = nullptr;
   uint64_t generation = 0;
 };
@@ -69,11 +70,16 @@ bool Hazards::passed(Snapshot& snapshot) {
   return snapshot.active.empty();
 }
 
+StreamTable::StreamTable(const DriverApi& driver) : driver_(driver) {
+  static std::atomic<uint64_t> tables{0};
+  id_ = tables.fetch_add(1) + 1;
+}
+
 StreamTable::~StreamTable() = default;  // events die with their contexts; no driver call at exit
 
 StreamState* StreamTable::find(const StreamKey& key) {
   StreamCache& cache = stream_cache;
-  if (cache.table == this && cache.stream->key == key &&
+  if (cache.table == id_ && cache.key == key &&
       cache.stream->generation.load(std::memory_order_acquire) == cache.generation)
     return cache.stream;
   std::lock_guard lock(mutex_);
@@ -100,7 +106,7 @@ StreamState* StreamTable::find(const StreamKey& key) {
     found->needs_drain = false;
     found->generation.fetch_add(1, std::memory_order_release);
   }
-  cache = {this, found, found->generation.load()};
+  cache = {id_, key, found, found->generation.load()};
   return found;
 }
 
@@ -189,17 +195,21 @@ uint64_t StreamTable::completedFloor(uint64_t upper) {
 }
 
 void StreamTable::streamDestroyed(const StreamKey& key) {
-  std::lock_guard lock(mutex_);
-  for (auto& stream : streams_) {
-    if ((stream->generation.load() & 1) == 0 || !(stream->key == key)) continue;
-    // The work goes on after the handle is gone: its end must still be seen.
-    const uint64_t marked = stream->marks.empty() ? stream->completed.load() : stream->marks.back().number;
-    if (stream->last.load() > marked && !record(*stream)) {
-      driver_.cuStreamSynchronize(key.stream);
-      stream->completed.store(stream->last.load());
-    }
-    stream->generation.fetch_add(1, std::memory_order_release);
+  std::unique_lock lock(mutex_);
+  StreamState* gone = nullptr;
+  for (auto& stream : streams_)
+    if ((stream->generation.load() & 1) != 0 && stream->key == key) gone = stream.get();
+  if (gone == nullptr) return;
+  // The work goes on after the handle is gone: its end must still be seen.
+  const uint64_t last = gone->last.load(std::memory_order_acquire);
+  const uint64_t marked = gone->marks.empty() ? gone->completed.load() : gone->marks.back().number;
+  if (last > marked && !record(*gone)) {
+    lock.unlock();  // nobody waits for the GPU with a lock held
+    driver_.cuStreamSynchronize(key.stream);
+    lock.lock();
+    gone->completed.store(std::max(gone->completed.load(), last));
   }
+  gone->generation.fetch_add(1, std::memory_order_release);
 }
 
 void StreamTable::contextGone(CUcontext context) {
@@ -223,18 +233,12 @@ void StreamTable::contextDrained(CUcontext context, uint64_t number) {
   }
 }
 
-std::vector<std::pair<CUcontext, uint64_t>> StreamTable::contextsToDrain() {
+std::vector<CUcontext> StreamTable::contextsToDrain() {
   std::lock_guard lock(mutex_);
-  std::vector<std::pair<CUcontext, uint64_t>> found;
+  std::vector<CUcontext> found;
   for (auto& stream : streams_) {
-    const uint64_t last = stream->last.load(std::memory_order_acquire);
-    if (!stream->needs_drain || stream->completed.load() >= last) continue;
-    if (stream->pending.load(std::memory_order_acquire) != 0) continue;
-    auto it = std::find_if(found.begin(), found.end(), [&](const auto& entry) { return entry.first == stream->key.context; });
-    if (it == found.end())
-      found.emplace_back(stream->key.context, last);
-    else
-      it->second = std::min(it->second, last);
+    if (!stream->needs_drain || stream->completed.load() >= stream->last.load(std::memory_order_acquire)) continue;
+    if (std::find(found.begin(), found.end(), stream->key.context) == found.end()) found.push_back(stream->key.context);
   }
   return found;
 }

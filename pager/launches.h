@@ -86,7 +86,7 @@ struct StreamState {
 
 class StreamTable {
  public:
-  explicit StreamTable(const DriverApi& driver) : driver_(driver) {}
+  explicit StreamTable(const DriverApi& driver);
   ~StreamTable();
   /// The state of `key`, made at first use. Wait-free for a stream that this thread used last.
   StreamState* find(const StreamKey& key);
@@ -103,16 +103,17 @@ class StreamTable {
   void captureBegan() { captures_.fetch_add(1); }
   void captureEnded() { captures_.fetch_sub(1); }
   bool capturing() const { return captures_.load() > 0; }
-  /// A context synchronisation that began when no launch above `number` was submitted has returned.
+  /// A context synchronisation has returned that began when every launch up to `number` had been submitted.
   void contextDrained(CUcontext context, uint64_t number);
   /// Contexts with per-thread streams whose launches nobody marked.
-  std::vector<std::pair<CUcontext, uint64_t>> contextsToDrain();
+  std::vector<CUcontext> contextsToDrain();
 
  private:
   CUevent takeEvent(CUcontext context);
   bool record(StreamState& stream);
 
   const DriverApi& driver_;
+  uint64_t id_ = 0;  // unique in the process
   std::mutex mutex_;
   std::vector<std::unique_ptr<StreamState>> streams_;
   struct FreeEvent {

@@ -55,16 +55,27 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
   return pool;
 }
 
-Pool::~Pool() { stop(); }
+Pool::~Pool() {
+  if (state_ == nullptr) return;
+  if (state_->forked.load()) {
+    // The mutex may be held, and conditions waited for, by threads that are the parent's.
+    static_cast<void>(state_.release());
+    return;
+  }
+  stop();
+  while (state_->draining.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
 
 void Pool::stop() noexcept {
   if (state_ == nullptr || state_->forked.load()) return;
+  std::vector<Engine*> engines;
   {
     std::lock_guard lock(state_->mutex);
     state_->stopped = true;
+    for (auto& engine : state_->engines) engines.push_back(engine.get());
   }
   state_->changed.notify_all();
-  for (auto& engine : state_->engines) engine->stop();
+  for (Engine* engine : engines) engine->stop();
 }
 
 void Pool::forked() noexcept {
@@ -83,6 +94,7 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
     *out = engine;
     return CUDA_SUCCESS;
   }
+  if (state.stopped) return CUDA_ERROR_DEINITIALIZED;
   state.starting.push_back(device);
   lock.unlock();
   int numa = 0;
@@ -91,10 +103,16 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   const uint64_t host = hostLimit(state.options.host);
   lock.lock();
   auto engine = std::make_unique<Engine>(state, device, context);
-  const CUresult result = engine->start(vram, host, numa, lock);
+  CUresult result = engine->start(vram, host, numa, lock);
+  if (result == CUDA_SUCCESS && state.stopped) result = CUDA_ERROR_DEINITIALIZED;
   std::erase(state.starting, device);
   state.changed.notify_all();
   if (result != CUDA_SUCCESS) {
+    lock.unlock();  // its end takes the mutex
+    engine->stop();
+    engine->releaseAll();
+    engine.reset();
+    lock.lock();
     base::logError("device %d: the pager could not start (CUDA error %d)", device, static_cast<int>(result));
     return result;
   }
@@ -120,7 +138,7 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
     return true;
   };
   // In place is no help here: who uses the address does not come by again.
-  while (!there() && !want.failed && !want.in_place && !engine.broken())
+  while (!there() && !want.failed && !want.in_place && !engine.broken() && !state.stopped)
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
   engine.removeWant(&want);
   --region.wanted;
@@ -183,9 +201,17 @@ bool fits(const Engine& engine, uint64_t bytes) {
 /// Takes a region away: it is quiet, and no launch names it any more.
 void dropRegion(PoolState& state, Region* region, Lock& lock) {
   Engine& engine = *region->engine;
+  region->dead = true;  // first: nobody else frees it, and no launch that follows pointers comes to it
   while (region->wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-  region->dead = true;
   state.addresses->withdraw(region->base);
+  // It counts no more: else each free would turn `slow` on and off again.
+  region->published = false;
+  state.outside -= region->blocked.load();
+  state.updateSlow();
+  if (region->pins > 0) {
+    subtract(engine.figures().pinned_extents, region->extents.size());
+    subtract(engine.figures().pinned_bytes, region->pages * kPageBytes);
+  }
   state.predictor.forget(region->id);
   for (auto& extent : region->extents) {
     // The engine's thread may be moving it: it ends in a stable state.
@@ -198,7 +224,6 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   }
   engine.forget(region);
   for (auto& extent : region->extents) engine.dismantle(*extent, lock);
-  state.outside -= region->extents.size();
   region->extents.clear();
   region->blocked.store(0);
   region->edges.clear();
@@ -206,7 +231,6 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   state.allocated_bytes -= region->pages * kPageBytes;
   state.addresses->release(region->base);
   state.regions.give(region);
-  state.updateSlow();
   state.changed.notify_all();
 }
 
@@ -303,6 +327,9 @@ CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, Allo
         fresh.swap(state.new_slabs);
         for (Region* region : fresh) engine->mapNew(*region, lock);
         for (Region* region : fresh) publish(state, *region);
+        if (!fresh.empty()) state.changed.notify_all();
+        // Another thread may be mapping the slab still.
+        while (state.find(address) == nullptr) state.changed.wait_for(lock, std::chrono::milliseconds(1));
       }
     } else {
       const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
@@ -489,6 +516,12 @@ void Pool::contextGone(CUcontext context) {
     const Region* region = state.find(entry.address);
     return region != nullptr && region->context == context;
   });
+  for (const auto& [address, small] : state.small) {
+    const Region* slab = small.context == context ? state.find(address) : nullptr;
+    if (slab == nullptr || slab->engine == nullptr) continue;
+    subtract(slab->engine->figures().allocated_bytes, small.bytes);
+    subtract(slab->engine->figures().allocations, 1);
+  }
   for (uint32_t id = 1; id < state.regions.end(); ++id) {
     Region* region = state.regions.at(id);
     if (region->dead || region->context != context) continue;
@@ -501,12 +534,6 @@ void Pool::contextGone(CUcontext context) {
   }
   for (auto it = state.small.begin(); it != state.small.end();) {
     if (it->second.context == context) {
-      Engine* engine = nullptr;
-      for (auto& candidate : state.engines) engine = candidate->context() == context ? candidate.get() : engine;
-      if (engine != nullptr) {
-        subtract(engine->figures().allocated_bytes, it->second.bytes);
-        subtract(engine->figures().allocations, 1);
-      }
       it = state.small.erase(it);
     } else {
       ++it;

@@ -132,6 +132,7 @@ struct PoolState {
   std::vector<CUdevice> starting;  // devices whose engine a thread is making
   bool stopped = false;
   std::atomic<bool> forked{false};
+  std::atomic<int> draining{0};  // threads that synchronise a context and then look at `streams`
 
   /// The region whose pages or guard hold `address`, which lies in the range. Wait-free.
   Region* find(uint64_t address) const {

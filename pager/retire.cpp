@@ -45,6 +45,8 @@ void Engine::cancelRetiring(Extent& extent) {
 bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock) {
   static_cast<void>(lock);
   if (broken_ || batches_.size() >= scratch_.size()) return false;
+  // Every launch reaches everything: what found room in VRAM stays there, the rest is used in place.
+  if (pool_.options.reach == Reach::kAll) return false;
   struct Candidate {
     Region* region;
     Score score;
@@ -165,17 +167,25 @@ void Engine::drainContexts(Lock& lock) {
   if (contexts.empty()) return;
   draining_->store(true);
   static_cast<void>(lock);
-  std::thread([this, contexts, flag = draining_, &driver = pool_.driver] {
+  // Every launch up to this number has been submitted once the hazards of now have passed.
+  const uint64_t number = pool_.launch_number.load();
+  Hazards::Snapshot launching;
+  hazards().snapshot(launching);
+  pool_.draining.fetch_add(1);
+  std::thread([&pool = pool_, contexts, number, launching, flag = draining_]() mutable {
+    const DriverApi& driver = pool.driver;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     driver.cuThreadExchangeStreamCaptureMode(&mode);
-    for (const auto& [context, number] : contexts) {
+    while (!Hazards::passed(launching)) std::this_thread::yield();
+    for (const CUcontext context : contexts) {
       if (driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) continue;
       driver.cuCtxSynchronize();
       CUcontext popped = nullptr;
       driver.cuCtxPopCurrent_v2(&popped);
-      pool_.streams.contextDrained(context, number);
+      pool.streams.contextDrained(context, number);
     }
     flag->store(false);
+    pool.draining.fetch_sub(1);
   }).detach();
 }
 
@@ -281,7 +291,11 @@ void Engine::findEdges(Batch& batch, Lock& lock) {
       if (region->dead || region->buffer_id != batch.scanned[r].buffer_id) continue;
       uint32_t* found = scratch.found + (r - from) * words;
       for (auto& extent : region->extents) {
-        if (!extent->mapped() || slots + (1ull << extent->order) > scratch.pages) continue;
+        if (!extent->mapped() || slots + (1ull << extent->order) > scratch.pages) {
+          // Another batch took it away since the pass: what it names must not be forgotten.
+          batch.scanned[r].whole &= extent->state == ExtentState::kEmpty;
+          continue;
+        }
         scratch.jobs[jobs++] = {extent->vram != nullptr ? extent->vram->alias : extent->host->alias,
                                 reinterpret_cast<uint64_t>(found), 1u << extent->order, static_cast<uint32_t>(slots)};
         slots += 1ull << extent->order;
@@ -367,7 +381,10 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     lock.unlock();
     const CUresult result = chunks_.unmapAt(extent.address, extent.bytes());
     lock.lock();
-    if (result != CUDA_SUCCESS) return lost(result);
+    if (result != CUDA_SUCCESS) {
+      setState(extent, ExtentState::kInPlace);
+      return lost(result);
+    }
     extent.hash = hash;
     extent.hash_valid = true;
     setState(extent, ExtentState::kParked);
@@ -384,7 +401,11 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   lock.unlock();
   CUresult result = chunks_.unmapAt(extent.address, extent.bytes());
   lock.lock();
-  if (result != CUDA_SUCCESS) return lost(result);
+  if (result != CUDA_SUCCESS) {
+    incoming_ -= extent.bytes();
+    setState(extent, ExtentState::kVram);
+    return lost(result);
+  }
   if (clean) {
     incoming_ -= extent.bytes();
     chunks_.giveVram(extent.vram);
@@ -404,7 +425,14 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
                                        out_stream_);
   if (result == CUDA_SUCCESS) result = driver.cuEventRecord(event, out_stream_);
   lock.lock();
-  if (result != CUDA_SUCCESS) return lost(result);
+  if (result != CUDA_SUCCESS) {
+    events_.push_back(event);
+    incoming_ -= extent.bytes();
+    chunks_.giveVram(extent.vram);  // its contents are gone with the context
+    extent.vram = nullptr;
+    setState(extent, ExtentState::kParked);
+    return lost(result);
+  }
   writing_.push_back({&extent, event});
 }
 
