@@ -28,11 +28,11 @@ CUresult copyParameters(const ptx::KernelInfo& info, const LaunchRequest& reques
         return CUDA_ERROR_INVALID_VALUE;
       }
     }
-    // A packed buffer may end before the padding that the block's size includes, never before the last parameter.
-    const size_t needed = info.params.empty() ? 0 : info.params.back().offset + info.params.back().size;
+    // As recorded on hardware: a buffer may be shorter than the parameters, but not longer.
+    const size_t largest = info.params.empty() ? 0 : info.params.back().offset + info.params.back().size;
     const size_t given = size != nullptr && buffer != nullptr ? *size : 0;
-    if (given < needed) return CUDA_ERROR_INVALID_VALUE;
-    if (given != 0) std::memcpy(launch.parameters.data(), buffer, std::min<size_t>(given, launch.parameters.size()));
+    if (given > largest) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+    if (given != 0) std::memcpy(launch.parameters.data(), buffer, given);
   } else if (!info.params.empty()) {
     if (request.kernel_parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < info.params.size(); ++i) {

@@ -100,7 +100,8 @@ TEST_CASE("the integrity digest of a recorded message") {
       "a8a9aaabacadaeaf000000000200000000000000");
   CHECK(hex(integrityDigest(message)) == "9d9819450f4b4b584a24d647b94e1bb6");
 
-  IntegrityHeader header{0x32c8, 0x32ca, 0x1234, 0xf79c1000, 0x7ffff6958240, 0x7ffff6958220, 0x7ffff2aaf4a0, 0x682b9cee};
+  IntegrityHeader header{0x32c8,         0x32ca,         0x1234,         0xf79c1000,
+                         0x7ffff6958240, 0x7ffff6958220, 0x7ffff2aaf4a0, 0x682b9cee};
   DeviceIdentity device{{}, 0, 2, 0};
   for (size_t i = 0; i < 16; ++i) device.uuid[i] = static_cast<uint8_t>(0xa0 + i);
   CHECK(hex(integrityDigest(header, std::span(&device, 1))) == "9d9819450f4b4b584a24d647b94e1bb6");

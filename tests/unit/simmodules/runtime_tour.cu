@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CHECK(condition)                                 \
-  do {                                                   \
-    if (!(condition)) {                                  \
+#define CHECK(condition)                                  \
+  do {                                                    \
+    if (!(condition)) {                                   \
       std::printf("line %d: %s\n", __LINE__, #condition); \
-      std::exit(1);                                      \
-    }                                                    \
+      std::exit(1);                                       \
+    }                                                     \
   } while (false)
 #define CU(call) CHECK((call) == cudaSuccess)
 

@@ -21,7 +21,9 @@ __global__ void vectorAdd(const float* a, const float* b, float* c, int n) {
   if (i < n) c[i] = a[i] + b[i];
 }
 
-__global__ void mixed(int* out, Mixed m, float f) { *out = m.a + static_cast<int>(m.b) + m.c[19] + static_cast<int>(f); }
+__global__ void mixed(int* out, Mixed m, float f) {
+  *out = m.a + static_cast<int>(m.b) + m.c[19] + static_cast<int>(f);
+}
 
 __global__ void large(Large l, int* out) { *out = l.bytes[4999]; }
 
