@@ -61,6 +61,7 @@ struct Captures {
   std::map<CUgraphNode, ReachSet> changed;  // parameters set in a node whose graph is not known
   std::map<CUgraphExec, Executable> executables;
   std::set<CUdeviceptr> owned;
+  std::vector<CUdeviceptr> to_free;  // when no stream captures any more
 };
 
 // Never destroyed: graphs are launched in destructors of the program too.
@@ -114,8 +115,17 @@ CUresult captureInfo(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t*
 }
 
 void oneCaptureLess() {
-  detail::g_captures.fetch_sub(1, std::memory_order_relaxed);
-  if (pager::Pool* running = pool()) running->captureEnded();
+  const bool last = detail::g_captures.fetch_sub(1, std::memory_order_relaxed) == 1;
+  pager::Pool* running = pool();
+  if (running == nullptr) return;
+  running->captureEnded();
+  if (!last) return;
+  std::vector<CUdeviceptr> waiting;
+  {
+    std::lock_guard lock(state().mutex);
+    waiting.swap(state().to_free);
+  }
+  for (CUdeviceptr address : waiting) (void)running->free(address);
 }
 
 // Pins are counted by the pager, so an executable graph's old ones are dropped after its new ones are there.
@@ -143,6 +153,13 @@ CUresult refusedByCapture() {
   const CUresult result = driver().cuMemAlloc_v2(&probe, 1);
   if (result == CUDA_SUCCESS) return driver().cuMemFree_v2(probe);
   return result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
+}
+
+bool freeAfterCaptures(CUdeviceptr address) {
+  if (!anyCapture()) return false;
+  std::lock_guard lock(state().mutex);
+  state().to_free.push_back(address);
+  return true;
 }
 
 RelaxedCapture::RelaxedCapture() {

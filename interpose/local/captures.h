@@ -67,6 +67,10 @@ void execReach(CUgraphExec exec, pager::ReachSet& into);
 /// captures.
 CUresult refusedByCapture();
 
+/// Frees `address` when no stream captures any more: a free waits for the context, which would spoil a capture. False,
+/// and nothing, while nothing captures.
+bool freeAfterCaptures(CUdeviceptr address);
+
 /// While it lives, calls of the driver by this thread are no part of captures and not refused because of one.
 class RelaxedCapture {
  public:

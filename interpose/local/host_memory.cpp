@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "interpose/local/context.h"
+#include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
 #include "interpose/local/root.h"
@@ -96,15 +97,18 @@ void forgetHost(uint64_t address) {
 // Host memory can't lie in the range: native refuses device addresses here in the same way.
 bool inRange(const void* address) {
   const Pool* running = pool();
-  return running != nullptr && running->contains(reinterpret_cast<uint64_t>(address));
+  const auto at = reinterpret_cast<uint64_t>(address);
+  return running != nullptr && running->contains(at) && !foreignMapped(at);
 }
 
-// Of memory that the program mapped itself native CUDA says that it is its own device pointer.
+// Of memory that the program mapped itself, and may use, native CUDA says that it is its own device pointer.
 bool isVmm(const void* address) {
   const Pool* running = pool();
+  const auto at = reinterpret_cast<uint64_t>(address);
   olpager::pager::AllocationInfo info;
-  return running != nullptr && running->describe(reinterpret_cast<uint64_t>(address), &info) &&
-         info.kind == olpager::pager::AllocationKind::kVmm;
+  unsigned long long flags = 0;
+  return running != nullptr && running->describe(at, &info) && info.kind == olpager::pager::AllocationKind::kVmm &&
+         running->getAccess(at, {CU_MEM_LOCATION_TYPE_DEVICE, {info.device}}, &flags) == CUDA_SUCCESS && flags != 0;
 }
 
 }  // namespace

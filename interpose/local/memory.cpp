@@ -7,6 +7,7 @@
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/contexts.h"
+#include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
 #include "interpose/local/memory_pools.h"
@@ -36,10 +37,20 @@ void noteStarted(CUdevice device) {
   }
 }
 
+// What a kernel has done to the current context, which every later call reports: asked of the driver where ours would
+// need none of its calls. While a stream captures the question itself would spoil the capture.
+CUresult contextError() {
+  if (anyCapture()) return CUDA_SUCCESS;
+  const CUresult result = driver().cuStreamQuery(CU_STREAM_LEGACY);
+  return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result;
+}
+
 CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes) {
   Place place;
   const CUresult found = currentPlace(&place);
-  if (found != CUDA_SUCCESS) return found;
+  // Without a context the driver has the reason.
+  if (found != CUDA_SUCCESS) return driver().cuMemAlloc_v2(out, bytes);
+  if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
   if (primaryIsGone(place)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
   if (bytes > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -51,6 +62,7 @@ CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes) {
 
 CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice device, const StreamKey& key) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
   if (bytes > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t capture = captureOf(key);
   if (capture == 0) {
@@ -172,7 +184,7 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
   }
   if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
   forgetPointerState(address);
-  RelaxedCapture relaxed;
+  if (freeAfterCaptures(address)) return CUDA_SUCCESS;
   return running->free(address);
 }
 
@@ -204,7 +216,8 @@ OLPAGER_HOOK(cuMemGetInfo_v2)(size_t* free_bytes, size_t* total_bytes) {
   if (running == nullptr) return driver().cuMemGetInfo_v2(free_bytes, total_bytes);
   Place place;
   const CUresult found = currentPlace(&place);
-  if (found != CUDA_SUCCESS) return found;
+  if (found != CUDA_SUCCESS) return driver().cuMemGetInfo_v2(free_bytes, total_bytes);
+  if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
   // Into locals first: the caller's memory may be managed, and touching it may wait for the GPU.
   const MemoryInfo info = infoHere(*running, place);
   if (free_bytes != nullptr) *free_bytes = info.free_bytes;
@@ -248,7 +261,9 @@ OLPAGER_HOOK(cuDeviceTotalMem)(unsigned int* bytes, CUdevice device) {
 
 OLPAGER_HOOK(cuMemGetAddressRange_v2)(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
   Pool* running = pool();
-  if (running == nullptr || !running->contains(address)) return driver().cuMemGetAddressRange_v2(base, bytes, address);
+  if (running == nullptr || !running->contains(address) || foreignMapped(address)) {
+    return driver().cuMemGetAddressRange_v2(base, bytes, address);
+  }
   AllocationInfo info;
   if (currentContext() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (!running->describe(address, &info)) return CUDA_ERROR_NOT_FOUND;

@@ -263,6 +263,7 @@ void registerImage(const void* handle, const std::shared_ptr<Image>& image, CUco
     running->addRoot(context, address, bytes, nullptr);
     found.push_back(address);
   }
+  base::logDebug("a module with %zu names: %zu variables may hold addresses", names.size(), found.size());
   std::lock_guard lock(state().mutex);
   image->roots[context] = std::move(found);
 }

@@ -2,13 +2,15 @@
 // stubs' first call (olpager_resolve_symbol) and by cuGetProcAddress, with the same answers.
 #include "interpose/local/resolve.h"
 
-#include <cstring>
+#include <dlfcn.h>
 
 #include "base/log.h"
 #include "interpose/api/local_functions.h"
 #include "interpose/api/proc_address.h"
+#include "interpose/local/dlopen_hook.h"
 #include "interpose/local/driverless.h"
 #include "interpose/local/hook.h"
+#include "interpose/local/own_file.h"
 #include "interpose/local/root.h"
 
 namespace olpager::local {
@@ -18,19 +20,24 @@ namespace {
 // The newest version whose signatures the specification knows.
 constexpr int kKnownVersion = 13000;
 
-// As the driver answers, NULL when it has none.
-void* askDriver(const char* name, int version, cuuint64_t flags) {
-  void* function = nullptr;
-  CUdriverProcAddressQueryResult status{};
-  if (driver().cuGetProcAddress_v2(name, &function, version, flags, &status) != CUDA_SUCCESS) return nullptr;
-  return function;
-}
-
-// For a driver whose cuGetProcAddress is of the first kind only.
-CUresult passOn(const char* name, void** function, int version, cuuint64_t flags,
-                CUdriverProcAddressQueryResult* status) {
+CUresult askDriver(const char* name, void** function, int version, cuuint64_t flags,
+                   CUdriverProcAddressQueryResult* status) {
+  *function = nullptr;
   if (driver().cuGetProcAddress_v2 == nullptr) return CUDA_ERROR_NOT_FOUND;
   return driver().cuGetProcAddress_v2(name, function, version, flags, status);
+}
+
+// A driver newer than the specification may give a newer form of a function, with parameters that are not known here.
+bool isUnknownForm(const char* name, const void* given, int version, cuuint64_t flags) {
+  if (version <= kKnownVersion) return false;
+  void* known = nullptr;
+  return askDriver(name, &known, kKnownVersion, flags, nullptr) != CUDA_SUCCESS || known != given;
+}
+
+// What we export under the name: the address that dlsym gives, and that a function keeps.
+void* exported(api::Symbol symbol) {
+  static void* const self = nextDlopen()(ownFile().c_str(), RTLD_NOW | RTLD_NOLOAD);
+  return self != nullptr ? dlsym(self, api::symbolName(symbol)) : nullptr;
 }
 
 CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function,
@@ -54,26 +61,20 @@ void* resolve(api::Symbol symbol) {
 CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,
                         CUdriverProcAddressQueryResult* status) {
   if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const bool have_driver = ensureDriver();
   CUdriverProcAddressQueryResult why{};
   const std::optional<api::Symbol> symbol = api::lookupProcAddress(name, version, flags, &why);
-  if (!have_driver) {
-    return answer(symbol ? driverlessFunction(*symbol) : nullptr, symbol ? CU_GET_PROC_ADDRESS_SUCCESS : why, function,
-                  status);
-  }
-  void* own = symbol ? localFunction(*symbol) : nullptr;
-  if (own == nullptr) return passOn(name, function, version, flags, status);
-  if (driverSymbol(api::symbolName(*symbol)) == nullptr) {
-    return answer(nullptr, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, function, status);
-  }
-  // A driver newer than the specification may give a newer form of this function, with parameters we don't know.
-  if (version > kKnownVersion && driver().cuGetProcAddress_v2 != nullptr &&
-      askDriver(name, version, flags) != askDriver(name, kKnownVersion, flags)) {
+  if (!ensureDriver()) return answer(symbol ? exported(*symbol) : nullptr, why, function, status);
+  // What there is and what an answer looks like is the driver's to say; which code is behind it, ours.
+  const CUresult result = askDriver(name, function, version, flags, status);
+  if (result != CUDA_SUCCESS || *function == nullptr || !symbol) return result;
+  if (isUnknownForm(name, *function, version, flags)) {
+    if (localFunction(*symbol) == nullptr) return result;
     base::warnOnce(name, "the program asks for %s of CUDA %d.%d, which this version of olpager does not know: refused",
                    name, version / 1000, version % 1000 / 10);
     return answer(nullptr, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, function, status);
   }
-  return answer(own, CU_GET_PROC_ADDRESS_SUCCESS, function, status);
+  if (void* ours = exported(*symbol)) *function = ours;
+  return CUDA_SUCCESS;
 }
 
 }  // namespace olpager::local

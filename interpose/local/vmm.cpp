@@ -119,7 +119,13 @@ OLPAGER_HOOK(cuMemSetAccess)(CUdeviceptr address, size_t bytes, const CUmemAcces
 OLPAGER_HOOK(cuMemGetAccess)(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
   Pool* running = pool();
   if (!ourAddress(running, address) || foreignMapped(address)) return driver().cuMemGetAccess(flags, location, address);
-  if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  olpager::pager::AllocationInfo info;
+  if (flags == nullptr || location == nullptr || !running->describe(address, &info)) return CUDA_ERROR_INVALID_VALUE;
+  // Native CUDA says so of memory that the program did not map itself.
+  if (info.kind != olpager::pager::AllocationKind::kVmm) {
+    *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+  }
   return running->getAccess(address, *location, flags);
 }
 
