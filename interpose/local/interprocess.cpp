@@ -20,6 +20,11 @@ bool ours(CUdeviceptr address) {
 // An interprocess handle names a piece of VRAM, and an allocation here has no such piece of its own.
 OLPAGER_HOOK(cuIpcGetMemHandle)(CUipcMemHandle* handle, CUdeviceptr address) {
   if (!ours(address)) return driver().cuIpcGetMemHandle(handle, address);
+  // Natively only what cuMemAlloc gave has handles of this kind.
+  olpager::pager::AllocationInfo info;
+  if (!pool()->describe(address, &info) || info.kind != olpager::pager::AllocationKind::kDevice) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   olpager::base::warnOnce(
       "cuIpcGetMemHandle",
       "memory that olpager manages can't be shared with another process by cuIpcGetMemHandle; run the "

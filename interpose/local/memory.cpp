@@ -56,8 +56,10 @@ CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes) {
   if (bytes > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
   RelaxedCapture relaxed;
   const CUresult result = running.allocate(place.context, place.device, bytes, AllocationKind::kDevice, out);
-  if (result == CUDA_SUCCESS) noteStarted(place.device);
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  noteStarted(place.device);
+  noteAllocated(*out);
+  return CUDA_SUCCESS;
 }
 
 CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice device, const StreamKey& key) {
@@ -72,6 +74,7 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice
   const CUresult result = running.allocate(key.context, device, bytes, AllocationKind::kStreamOrdered, out);
   if (result != CUDA_SUCCESS) return result;
   noteStarted(device);
+  noteAllocated(*out);
   if (capture != 0) captureOwns(capture, *out);
   return CUDA_SUCCESS;
 }
@@ -86,9 +89,13 @@ CUresult allocAsync(CUdeviceptr* out, size_t bytes, CUstream stream, bool per_th
   CUdevice device = 0;
   const CUresult found = deviceOf(key.context, &device);
   if (found != CUDA_SUCCESS) return found;
-  // The device's current pool may be one of the program's that lies elsewhere.
-  if (!currentPoolIsOnDevice(device)) return native();
-  return allocateAsync(*running, out, bytes, device, key);
+  // The device's current pool may be one of the program's, and lie elsewhere.
+  const CUmemoryPool from = currentPool(device);
+  CUdevice on = device;
+  if (from != nullptr && (!poolDevice(from, &on) || on != device)) return native();
+  const CUresult result = allocateAsync(*running, out, bytes, device, key);
+  if (result == CUDA_SUCCESS && from != nullptr) noteFromPool(*out, from);
+  return result;
 }
 
 template <typename Native>
@@ -116,9 +123,13 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
         "free in capture", "memory that was allocated outside of a capture is freed inside of one: it stays allocated");
     return CUDA_SUCCESS;
   }
-  forgetPointerState(address);
+  if (freedInOrder(address)) return CUDA_ERROR_INVALID_VALUE;
   RelaxedCapture relaxed;
-  return running->freeAsync(address, key);
+  const CUresult result = running->freeAsync(address, key);
+  if (result != CUDA_SUCCESS) return result;
+  forgetPointerState(address);
+  noteFreedInOrder(address);
+  return CUDA_SUCCESS;
 }
 
 // Programs ask for a device's size before they make a context, when the driver can't say what is free there: then the
@@ -183,6 +194,10 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
+  if (currentContext() != nullptr) {
+    if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
+  }
+  if (freedInOrder(address)) return CUDA_ERROR_INVALID_VALUE;
   forgetPointerState(address);
   if (freeAfterCaptures(address)) return CUDA_SUCCESS;
   return running->free(address);

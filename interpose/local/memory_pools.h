@@ -10,8 +10,8 @@ namespace olpager::local {
 /// whose allocations can be exported, is the driver's.
 bool poolDevice(CUmemoryPool pool, CUdevice* device);
 
-/// True when what cuMemAllocAsync allocates on `device` now comes from a pool of that device's memory.
-bool currentPoolIsOnDevice(CUdevice device);
+/// The pool that cuMemAllocAsync allocates from on `device`, nullptr for the device's default.
+CUmemoryPool currentPool(CUdevice device);
 
 /// `address` was allocated from `pool`, as cuPointerGetAttribute will say.
 void noteFromPool(CUdeviceptr address, CUmemoryPool pool);
@@ -21,5 +21,11 @@ CUmemoryPool poolOf(CUdeviceptr address, CUdevice device);
 
 /// `address` was freed.
 void forgetFromPool(CUdeviceptr address);
+
+/// Memory that was freed in stream order can't be freed again, although the pager still has it until the stream comes
+/// there. noteAllocated: the address was given out anew.
+void noteFreedInOrder(CUdeviceptr address);
+bool freedInOrder(CUdeviceptr address);
+void noteAllocated(CUdeviceptr address);
 
 }  // namespace olpager::local
