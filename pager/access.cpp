@@ -2,6 +2,7 @@
 // out under the mutex and waits for what is missing.
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "pager/clock.h"
 #include "pager/kernels/page_pass.h"
@@ -123,7 +124,7 @@ CUresult Access::acquireSlow() {
   PoolState& state = *pool_.state_;
   Lock lock(state.mutex);
   std::vector<Region*> reach;
-  const uint32_t mark = ++state.closure_mark;
+  uint32_t mark = ++state.closure_mark;
   const auto visit = [&](Region* region) {
     if (region == nullptr || region->dead || region->mark == mark || region->engine == nullptr) return;
     region->mark = mark;
@@ -157,15 +158,22 @@ CUresult Access::acquireSlow() {
         if (!extent->mapped() || extent->state == ExtentState::kRetiring) needed.push_back(extent.get());
       visit(region);
     }
-  } else if (follows_pointers_) {
+  }
+  // Follows the pointers from all that is reached so far. Repeated after each wait: a scan may have shown more of them.
+  size_t listed = 0;  // regions of `reach` whose extents are in `needed`
+  const auto follow = [&] {
+    if (!follows_pointers_ || reach_all) return;
+    mark = ++state.closure_mark;  // other launches have set marks of theirs meanwhile
+    for (Region* region : reach) region->mark = mark;
     for (const Root& root : state.roots)
       for (const uint32_t id : root.edges) visit(state.regions.at(id));
     for (size_t i = 0; i < reach.size(); ++i) {
       for (const uint32_t id : reach[i]->edges) visit(state.regions.at(id));
-      if (reach[i]->blocked.load(std::memory_order_relaxed) == 0) continue;
+      if (i < listed || reach[i]->blocked.load(std::memory_order_relaxed) == 0) continue;
       for (auto& extent : reach[i]->extents) needed.push_back(extent.get());
     }
-  }
+    listed = reach.size();
+  };
 
   const auto usable = [](const Extent& extent) {
     // kDetached, kFreeing: the program takes it away; nobody will map it.
@@ -174,7 +182,7 @@ CUresult Access::acquireSlow() {
   };
   bool waited = false;
   uint64_t began = 0;
-  std::vector<std::pair<Engine*, Want>> wants;
+  std::deque<std::pair<Engine*, Want>> wants;  // the engines keep pointers to them
   const auto settled = [&] {
     for (const Extent* extent : needed)
       if (!usable(*extent) && !extent->region->engine->broken()) return false;
@@ -183,33 +191,34 @@ CUresult Access::acquireSlow() {
         if (region->host_written && !region->engine->broken()) return false;
     return !state.gate;
   };
+  const auto wantOf = [&](Engine* engine) -> Want& {
+    auto it = std::find_if(wants.begin(), wants.end(), [&](auto& want) { return want.first == engine; });
+    if (it != wants.end()) return it->second;
+    wants.emplace_back(engine, Want{});
+    wants.back().second.since_ns = nowNs();
+    engine->addWant(&wants.back().second);
+    return wants.back().second;
+  };
   bool refused = false;
-  while (!settled()) {
-    if (!waited) {
-      waited = true;
-      began = nowNs();
-      const auto wantOf = [&](Engine* engine) -> Want& {
-        auto it = std::find_if(wants.begin(), wants.end(), [&](auto& want) { return want.first == engine; });
-        if (it == wants.end()) it = wants.emplace(wants.end(), engine, Want{});
-        return it->second;
-      };
-      for (Extent* extent : needed) wantOf(extent->region->engine).extents.push_back(extent);
-      if (follows_pointers_ && !reach_all)
-        for (Region* region : reach)
-          if (region->host_written) wantOf(region->engine).to_scan.push_back(region);
-      for (auto& [engine, want] : wants) {
-        want.since_ns = began;
-        engine->addWant(&want);
-      }
-      for (Region* region : reach) ++region->wanted;
+  size_t asked = 0;      // extents of `needed` that are in wants
+  size_t held = 0;       // regions of `reach` that are no victims meanwhile
+  for (follow(); !settled(); follow()) {
+    if (!waited) began = nowNs();
+    waited = true;
+    for (; asked < needed.size(); ++asked) wantOf(needed[asked]->region->engine).extents.push_back(needed[asked]);
+    for (; held < reach.size(); ++held) {
+      Region* region = reach[held];
+      ++region->wanted;
+      if (follows_pointers_ && !reach_all && region->host_written) wantOf(region->engine).to_scan.push_back(region);
     }
+    for (auto& [engine, want] : wants) engine->wake();
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
     for (auto& [engine, want] : wants) refused |= want.failed;
     if (refused || state.stopped) break;
   }
   if (waited) {
     for (auto& [engine, want] : wants) engine->removeWant(&want);
-    for (Region* region : reach) --region->wanted;
+    for (size_t i = 0; i < held; ++i) --reach[i]->wanted;
   }
   if (refused) return CUDA_ERROR_OUT_OF_MEMORY;
   if (state.stopped && !settled()) return CUDA_ERROR_DEINITIALIZED;  // nobody brings what is missing any more

@@ -148,6 +148,7 @@ class Engine {
   void finishPass(Batch& batch, Lock& lock);
   void findEdges(Batch& batch, Lock& lock);
   static void forgetEdges(const Scanned& scanned);
+  void spreadStamps();
   void noteFound(Region& region, const uint32_t* found, uint64_t words);
   void evict(Extent& extent, const ContentHash& hash, Lock& lock);
   void drainContexts(Lock& lock);

@@ -338,6 +338,29 @@ void Engine::noteFound(Region& region, const uint32_t* found, uint64_t words) {
   }
 }
 
+// Whoever reaches a region reaches what it names: stamps follow the edges, as far as they go.
+void Engine::spreadStamps() {
+  std::vector<Region*> raised;
+  for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
+    Region* region = pool_.regions.at(id);
+    if (!region->dead && !region->edges.empty()) raised.push_back(region);
+  }
+  while (!raised.empty()) {
+    Region* region = raised.back();
+    raised.pop_back();
+    const uint64_t stamp = region->stamp.load();
+    for (const uint32_t id : region->edges) {
+      Region* target = pool_.regions.at(id);
+      uint64_t before = target->stamp.load();
+      if (target->dead || before >= stamp) continue;
+      // Launching threads raise it too.
+      while (before < stamp && !target->stamp.compare_exchange_weak(before, stamp)) {
+      }
+      if (!target->edges.empty()) raised.push_back(target);
+    }
+  }
+}
+
 void Engine::finishPass(Batch& batch, Lock& lock) {
   Scratch& scratch = scratch_[batch.scratch];
   events_.push_back(batch.event);
@@ -361,12 +384,20 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   } else {
     for (const Scanned& scanned : batch.scanned) forgetEdges(scanned);
   }
+  if (any) spreadStamps();
   // Copies into these had completed when the pass began; none has come since if the stamp is the same.
   for (const auto& [region, stamp] : batch.scan_for)
     if (region->stamp.load() == stamp) region->host_written = false;
   for (size_t v = 0; v < batch.victims.size(); ++v) {
     Extent* extent = batch.victims[v];
-    if (extent != nullptr && extent->state == ExtentState::kRetiring) evict(*extent, hashes[v], lock);
+    if (extent == nullptr || extent->state != ExtentState::kRetiring) continue;
+    // A launch that was made before this scan may be following a pointer that only the scan has shown.
+    const uint64_t stamp = extent->region->stamp.load();
+    if (any && !broken_ && !pool_.streams.quiet(stamp)) {
+      cancelRetiring(*extent);
+      continue;
+    }
+    evict(*extent, hashes[v], lock);
   }
   scratch.busy = false;
   chunks_.passEnds(lock);

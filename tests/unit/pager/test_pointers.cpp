@@ -1,0 +1,147 @@
+// Pointers that lie in memory: what a launch reaches besides what it names.
+#include <thread>
+
+#include "tests/unit/pager/rig.h"
+
+using namespace olpager::pager;
+using namespace olpager::pager::test;
+
+namespace {
+
+constexpr uint64_t kTargets = 3;
+
+/// Targets with one known word each.
+std::vector<CUdeviceptr> makeTargets(Rig& rig) {
+  std::vector<CUdeviceptr> targets;
+  for (uint64_t i = 0; i < kTargets; ++i) {
+    targets.push_back(rig.allocate(2 * kMiB));
+    rig.put(targets[i] + 64, 1000 + i);
+  }
+  return targets;
+}
+
+void checkGathered(Rig& rig, CUdeviceptr out) {
+  for (uint64_t i = 0; i < kTargets; ++i) CHECK(rig.get(out + i * 8) == 1000 + i);
+}
+
+}  // namespace
+
+TEST_CASE("a table of pointers that a kernel built is followed when its targets were evicted", "[pager][pointers]") {
+  Rig rig;
+  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  for (int round = 0; round < 2; ++round) {
+    for (uint64_t i = 0; i < kTargets; ++i) rig.launch(CU_STREAM_LEGACY, "setEntry", table, i, targets[i] + 64);
+    rig.press();
+    rig.launch(CU_STREAM_LEGACY, "gather", out, table, kTargets);
+    rig.synchronize();
+    checkGathered(rig, out);
+    rig.press();
+  }
+}
+
+TEST_CASE("pointers computed from the base of an arena are followed", "[pager][pointers]") {
+  Rig rig;
+  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB), arena = rig.allocate(4 * kMiB);
+  for (uint64_t i = 0; i < kTargets; ++i) rig.put(arena + i * kMiB, 1000 + i);
+  rig.launch(CU_STREAM_LEGACY, "buildTable", table, arena, kTargets, kMiB);
+  rig.press();
+  rig.launch(CU_STREAM_LEGACY, "gather", out, table, kTargets);
+  rig.synchronize();
+  checkGathered(rig, out);
+}
+
+TEST_CASE("a launch in flight follows pointers that no scan has seen yet", "[pager][pointers]") {
+  Rig rig;
+  const CUstream stream = rig.makeStream();
+  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  rig.press();  // paging has begun: launches no longer count as reaching everything
+  for (int round = 0; round < 3; ++round) {
+    for (uint64_t i = 0; i < kTargets; ++i) rig.launch(stream, "setEntry", table, i, targets[i] + 64);
+    REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    rig.launch(stream, "gatherLate", out, table, kTargets, uint64_t{400000});
+    rig.press();  // its targets are the least recently used
+    REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    checkGathered(rig, out);
+  }
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
+
+TEST_CASE("pointers that the host writes while their targets are parked", "[pager][pointers]") {
+  Rig rig;
+  const CUdeviceptr out = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  std::vector<uint64_t> words;
+  for (const CUdeviceptr target : targets) words.push_back(target + 64);
+  SECTION("a small stable source") {
+    const CUdeviceptr table = rig.allocate(2 * kMiB);
+    rig.press();
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table, words.data(), words.size() * 8, true) == CUDA_SUCCESS);
+    rig.launch(CU_STREAM_LEGACY, "gather", out, table, kTargets);
+  }
+  SECTION("a source that is read later") {
+    const CUdeviceptr table = rig.allocate(2 * kMiB);
+    void* pinned = nullptr;
+    REQUIRE(driver().api.cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
+    std::copy(words.begin(), words.end(), static_cast<uint64_t*>(pinned));
+    rig.press();
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table, pinned, words.size() * 8, false) == CUDA_SUCCESS);
+    rig.launch(CU_STREAM_LEGACY, "gather", out, table, kTargets);
+    rig.synchronize();
+    REQUIRE(driver().api.cuMemFreeHost(pinned) == CUDA_SUCCESS);
+  }
+  SECTION("copied on to another table, twice") {
+    const CUdeviceptr first = rig.allocate(2 * kMiB), second = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, first, words.data(), words.size() * 8, false) == CUDA_SUCCESS);
+    REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, second, first, words.size() * 8) == CUDA_SUCCESS);
+    rig.press();
+    REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, table, second, words.size() * 8) == CUDA_SUCCESS);
+    rig.launch(CU_STREAM_LEGACY, "gather", out, table, kTargets);
+  }
+  rig.synchronize();
+  checkGathered(rig, out);
+}
+
+TEST_CASE("a copy with several sources takes the pointers of all", "[pager][pointers]") {
+  Rig rig;
+  const CUdeviceptr out = rig.allocate(2 * kMiB), a = rig.allocate(2 * kMiB), b = rig.allocate(2 * kMiB);
+  const CUdeviceptr table = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  rig.put(a, targets[0] + 64);
+  rig.put(b, targets[1] + 64);
+  const uint64_t third = targets[2] + 64;
+  rig.press();
+  {
+    // As a batched copy: two device sources and a host source in one operation.
+    Access access(rig.pool(), rig.key(CU_STREAM_LEGACY));
+    access.addRange(a, 8, Mode::kRead);
+    access.addRange(table, 24, Mode::kWrite);
+    access.addRange(b, 8, Mode::kRead);
+    access.addHostSource(&third, 8, true);
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemcpyDtoDAsync_v2(table, a, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemcpyDtoDAsync_v2(table + 8, b, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(table + 16, &third, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+    access.submitted(CUDA_SUCCESS);
+    REQUIRE(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  }
+  rig.launch(CU_STREAM_LEGACY, "gather", out, table, kTargets);
+  rig.synchronize();
+  checkGathered(rig, out);
+}
+
+TEST_CASE("chains of pointers are followed to their end", "[pager][pointers]") {
+  Rig rig;
+  std::vector<CUdeviceptr> chain;
+  for (int i = 0; i < 4; ++i) chain.push_back(rig.allocate(2 * kMiB));
+  for (size_t i = 0; i + 1 < chain.size(); ++i) rig.put(chain[i], chain[i + 1]);
+  rig.put(chain.back(), 40);
+  for (int round = 0; round < 2; ++round) {
+    rig.press();
+    rig.launch(CU_STREAM_LEGACY, "chase", chain.front(), uint64_t{3});
+    rig.synchronize();
+  }
+  CHECK(rig.get(chain.back()) == 42);
+}
