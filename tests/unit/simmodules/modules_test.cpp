@@ -48,8 +48,8 @@ TEST_CASE("bad PTX is refused with its line in the error log") {
                     reinterpret_cast<void*>(uintptr_t{3})};
   CUmodule module = nullptr;
   CHECK(cuModuleLoadDataEx(&module, text.c_str(), 5, options, values) == CUDA_ERROR_INVALID_PTX);
-  CHECK_THAT(std::string(error), Catch::Matchers::Contains("6"));
-  CHECK_THAT(std::string(error), Catch::Matchers::Contains("frobnicate"));
+  CHECK(std::string(error).find("6") != std::string::npos);
+  CHECK(std::string(error).find("frobnicate") != std::string::npos);
   CHECK(reinterpret_cast<uintptr_t>(values[1]) == std::strlen(error));
 
   values[1] = reinterpret_cast<void*>(sizeof(error));
@@ -330,7 +330,7 @@ TEST_CASE("the linker passes one PTX through and refuses what it can't link") {
   CU(cuLinkAddFile(state, CU_JIT_INPUT_PTX, (std::string(SAMPLES) + "/sample.ptx").c_str(), 0, nullptr, nullptr));
   CHECK(cuLinkAddData(state, CU_JIT_INPUT_PTX, text.data(), text.size(), "second", 0, nullptr, nullptr) ==
         CUDA_ERROR_NOT_SUPPORTED);
-  CHECK_THAT(std::string(error), Catch::Matchers::Contains("second"));
+  CHECK(std::string(error).find("second") != std::string::npos);
   auto cubin = loadSample("sample.cubin");
   CHECK(cuLinkAddData(state, CU_JIT_INPUT_CUBIN, cubin.data(), cubin.size(), "c", 0, nullptr, nullptr) ==
         CUDA_ERROR_NO_BINARY_FOR_GPU);
