@@ -17,6 +17,14 @@ struct Place {
   CUdevice device = 0;
 };
 
+/// Memory of `device`, as the VMM functions name it.
+inline CUmemLocation memoryOf(CUdevice device) {
+  CUmemLocation location{};
+  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.id = device;
+  return location;
+}
+
 /// Where a call of the calling thread happens. CUDA_ERROR_INVALID_CONTEXT without a current context.
 CUresult currentPlace(Place* place);
 

@@ -108,7 +108,7 @@ bool isVmm(const void* address) {
   olpager::pager::AllocationInfo info;
   unsigned long long flags = 0;
   return running != nullptr && running->describe(at, &info) && info.kind == olpager::pager::AllocationKind::kVmm &&
-         running->getAccess(at, {CU_MEM_LOCATION_TYPE_DEVICE, {info.device}}, &flags) == CUDA_SUCCESS && flags != 0;
+         running->getAccess(at, memoryOf(info.device), &flags) == CUDA_SUCCESS && flags != 0;
 }
 
 }  // namespace

@@ -42,7 +42,22 @@ void noteStarted(CUdevice device) {
 CUresult contextError() {
   if (anyCapture()) return CUDA_SUCCESS;
   const CUresult result = driver().cuStreamQuery(CU_STREAM_LEGACY);
-  return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result;
+  switch (result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_DEINITIALIZED:
+      return result;
+    default:
+      return CUDA_SUCCESS;
+  }
 }
 
 CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes) {
@@ -150,7 +165,7 @@ uint64_t reportedTotal(Pool& running, CUdevice device, uint64_t native) {
 
 // The program's own mapping that the device may not use yet is not found.
 bool mayAccess(const Pool& running, const AllocationInfo& info, CUdeviceptr address) {
-  const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, {info.device}};
+  const CUmemLocation location = memoryOf(info.device);
   unsigned long long flags = 0;
   return running.getAccess(address, location, &flags) == CUDA_SUCCESS && flags != 0;
 }

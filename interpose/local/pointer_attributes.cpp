@@ -78,7 +78,7 @@ constexpr uint64_t mappedBytes(uint64_t bytes) {
 // What the device may do with the program's own mapping; allocations are always readable and writable.
 unsigned accessFlags(const AllocationInfo& info, CUdeviceptr address) {
   if (info.kind != AllocationKind::kVmm) return CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
-  const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, {info.device}};
+  const CUmemLocation location = memoryOf(info.device);
   unsigned long long flags = 0;
   const Pool* running = pool();
   if (running == nullptr || running->getAccess(address, location, &flags) != CUDA_SUCCESS) return 0;

@@ -63,7 +63,7 @@ CUresult getProcAddress(const char* name, void** function, int version, cuuint64
   if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   CUdriverProcAddressQueryResult why{};
   const std::optional<api::Symbol> symbol = api::lookupProcAddress(name, version, flags, &why);
-  if (!ensureDriver()) return answer(symbol ? exported(*symbol) : nullptr, why, function, status);
+  if (!ensureDriver()) return answer(symbol ? driverlessFunction(*symbol) : nullptr, why, function, status);
   // What there is and what an answer looks like is the driver's to say; which code is behind it, ours.
   const CUresult result = askDriver(name, function, version, flags, status);
   if (result != CUDA_SUCCESS || *function == nullptr || !symbol) return result;
@@ -73,7 +73,11 @@ CUresult getProcAddress(const char* name, void** function, int version, cuuint64
                    name, version / 1000, version % 1000 / 10);
     return answer(nullptr, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, function, status);
   }
-  if (void* ours = exported(*symbol)) *function = ours;
+  if (void* ours = exported(*symbol)) {
+    *function = ours;
+  } else if (void* own = localFunction(*symbol)) {
+    *function = own;  // our own file can't be named any more
+  }
   return CUDA_SUCCESS;
 }
 
