@@ -149,16 +149,19 @@ CUresult Access::acquireSlow() {
     if (region != nullptr && !region->dead && region->mark != mark) state.predictor.touch(region->id, signature);
     visit(region);
   }
-  const bool reach_all = follows_pointers_ && state.options.reach == Reach::kAll;
-  if (reach_all) {
+  bool reach_all = follows_pointers_ && state.options.reach == Reach::kAll;
+  const auto reachEverything = [&] {
+    mark = ++state.closure_mark;
+    for (Region* region : reach) region->mark = mark;
     for (uint32_t id = 1; id < state.regions.end(); ++id) {
       Region* region = state.regions.at(id);
-      if (region->dead || !region->published || region->blocked.load(std::memory_order_relaxed) == 0) continue;
+      if (region->dead || !region->published) continue;
       for (auto& extent : region->extents)
         if (!extent->mapped() || extent->state == ExtentState::kRetiring) needed.push_back(extent.get());
       visit(region);
     }
-  }
+  };
+  if (reach_all) reachEverything();
   // Follows the pointers from all that is reached so far. Repeated after each wait: a scan may have shown more of them.
   size_t listed = 0;  // regions of `reach` whose extents are in `needed`
   const auto follow = [&] {
@@ -209,11 +212,20 @@ CUresult Access::acquireSlow() {
     for (; held < reach.size(); ++held) {
       Region* region = reach[held];
       ++region->wanted;
-      if (follows_pointers_ && !reach_all && region->host_written) wantOf(region->engine).to_scan.push_back(region);
+    }
+    for (Region* region : reach) {  // also what the host wrote meanwhile
+      if (!follows_pointers_ || reach_all || !region->host_written) continue;
+      auto& to_scan = wantOf(region->engine).to_scan;
+      if (std::find(to_scan.begin(), to_scan.end(), region) == to_scan.end()) to_scan.push_back(region);
     }
     for (auto& [engine, want] : wants) engine->wake();
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
-    for (auto& [engine, want] : wants) refused |= want.failed;
+    for (auto& [engine, want] : wants) {
+      refused |= want.failed;
+      if (!want.scan_late || reach_all) continue;
+      reach_all = true;  // what the host wrote can't be looked at in time: it may name anything
+      reachEverything();
+    }
     if (refused || state.stopped) break;
   }
   if (waited) {

@@ -91,17 +91,19 @@ void Engine::setState(Extent& extent, ExtentState state) {
   if (before == state) return;
   Region& region = *extent.region;
   const uint64_t bytes = extent.bytes();
-  const auto gauge = [&](ExtentState of, bool on) -> Counter* {
+  const auto gauge = [&](ExtentState of) -> Gauge* {
     switch (of) {
-      case ExtentState::kVram:
-      case ExtentState::kRetiring: return &figures_->resident_bytes;
+      case ExtentState::kRetiring:
+        if (extent.vram == nullptr) return &figures_->in_place_bytes;
+        return &figures_->resident_bytes;
+      case ExtentState::kVram: return &figures_->resident_bytes;
       case ExtentState::kInPlace: return &figures_->in_place_bytes;
       case ExtentState::kParked: return &figures_->parked_bytes;
-      default: static_cast<void>(on); return nullptr;
+      default: return nullptr;
     }
   };
-  if (Counter* counter = gauge(before, false)) subtract(*counter, bytes);
-  if (Counter* counter = gauge(state, true)) add(*counter, bytes);
+  if (Gauge* counter = gauge(before)) subtract(*counter, bytes);
+  if (Gauge* counter = gauge(state)) add(*counter, bytes);
   if (before == ExtentState::kInPlace) --region.in_place;
   if (state == ExtentState::kInPlace) ++region.in_place;
   extent.state = state;
@@ -485,14 +487,27 @@ bool Engine::serveWants(Lock& lock) {
     uint64_t missing = 0;
     bool in_flight = false;
     bool moved = false;
+    std::vector<Extent*> leaving;  // their place in host memory
     for (size_t i = 0; i < want->extents.size(); ++i) {
       Extent& extent = *want->extents[i];
       switch (extent.state) {
-        case ExtentState::kVram:
         case ExtentState::kInPlace:
+          if (want->in_vram) {
+            leaving.push_back(&extent);
+            in_flight = true;
+          }
+          break;
+        case ExtentState::kVram:
         case ExtentState::kDetached:
         case ExtentState::kFreeing: break;
-        case ExtentState::kRetiring: cancelRetiring(extent); moved = true; break;
+        case ExtentState::kRetiring:
+          if (extent.vram == nullptr && want->in_vram) {
+            in_flight = true;
+          } else {
+            cancelRetiring(extent);
+            moved = true;
+          }
+          break;
         case ExtentState::kMapping:
         case ExtentState::kWriting:
         case ExtentState::kFetching:
@@ -513,14 +528,24 @@ bool Engine::serveWants(Lock& lock) {
       if (w >= wants_.size() || wants_[w] != want) return true;  // it left while the mutex was released
     }
     for (const Region* region : want->to_scan) {
-      if (!region->host_written) continue;
+      if (!region->host_written || want->scan_late) continue;
+      if (now - want->since_ns > 5 * kPatienceNs) {
+        want->scan_late = true;
+        pool_.changed.notify_all();
+        break;
+      }
       in_flight = true;
       moved |= scanHostWritten(want->to_scan);
       break;
     }
+    if (promote(leaving)) moved = true;
     progress |= moved;
     if (moved) want->since_ns = now;
     demand_short_ += missing;
+    if (want->in_vram && !leaving.empty() && now - want->since_ns > 25 * kPatienceNs) {
+      want->failed = true;  // launches that never end reach it where it is
+      pool_.changed.notify_all();
+    }
     if (missing == 0) continue;
     const uint64_t coming = chunks_.vramAvailable() + incoming_;
     if (missing > coming && retire(missing - coming, 0, true, lock)) {
@@ -568,7 +593,19 @@ bool Engine::prefetch(Lock& lock) {
     if (region->blocked.load(std::memory_order_relaxed) != 0) bytes += region->pages * kPageBytes;
     return bytes < 2 * window;
   });
-  bool progress = false;
+  // What was put in place when there was no room comes in before it is used again, now that there is.
+  std::vector<Extent*> leaving;
+  uint64_t room = chunks_.vramAvailable();
+  for (const Next& next : upcoming) {
+    if (next.region->in_place == 0 || next.region->wanted > 0) continue;
+    for (auto& extent : next.region->extents) {
+      if (extent->state != ExtentState::kInPlace || extent->bytes() > room) continue;
+      room -= extent->bytes();
+      leaving.push_back(extent.get());
+    }
+  }
+  bool progress = promote(leaving);
+  prefetch_again_ |= progress;
   for (const Next& next : upcoming) {
     if (next.region->dead || next.region->blocked.load(std::memory_order_relaxed) == 0) continue;
     for (size_t i = 0; i < next.region->extents.size(); ++i) {

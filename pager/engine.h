@@ -39,6 +39,8 @@ struct Want {
   uint64_t since_ns = 0;
   bool in_place = false;          // the time is over, or it can't fit: map the rest in place
   bool failed = false;            // neither could be had
+  bool scan_late = false;         // the scan waits for something that may never end
+  bool in_vram = false;           // in place is no help: who uses the addresses does not come by again
 };
 
 class Engine {
@@ -141,6 +143,7 @@ class Engine {
   bool startFetch(Extent& extent, bool ahead, Lock& lock);
   bool mapEmpty(Extent& extent, Lock& lock);
   bool mapInPlace(Extent& extent, Lock& lock);
+  bool promote(const std::vector<Extent*>& extents);
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock);
   bool scanHostWritten(const std::vector<Region*>& regions);
   bool startPass(Batch& batch, Lock& lock);

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "pager/budgets.h"
+#include "pager/clock.h"
 #include "pager/kernels/page_pass.h"
 #include "pager/pool_state.h"
 
@@ -127,6 +128,8 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
 CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes, Lock& lock) {
   Engine& engine = *region.engine;
   Want want;
+  want.in_vram = true;
+  want.since_ns = nowNs();
   for (auto& extent : region.extents)
     if (extent->address < address + bytes && address < extent->address + extent->bytes())
       want.extents.push_back(extent.get());
@@ -279,30 +282,35 @@ CUresult freeQuiet(PoolState& state, CUdeviceptr address, Lock& lock) {
 
 /// True when `address` is what an allocation was given out as.
 bool isBase(const PoolState& state, CUdeviceptr address) {
+  if (state.deferred_addresses.contains(address)) return false;  // freed in stream order
   const Region* region = state.find(address);
   if (region == nullptr || region->dead) return false;
   if (region->kind == RegionKind::kSlab) return state.small.contains(address);
   return region->kind == RegionKind::kAllocation && region->base == address;
 }
 
-/// Frees what was freed in stream order and whose event has come. `wait`: waits for one that has not.
+/// Frees what was freed in stream order and whose event has come. `wait`: waits until one of those has.
 bool reapDeferred(PoolState& state, bool wait, Lock& lock) {
+  constexpr size_t kLooks = 16;  // at events that have not come: the others are behind them as a rule
   bool any = false;
-  for (size_t i = 0; i < state.deferred.size();) {
-    const DeferredFree entry = state.deferred[i];
-    if (wait && !any) {
-      lock.unlock();
-      state.driver.cuEventSynchronize(entry.event);
-      lock.lock();
-      if (i >= state.deferred.size() || state.deferred[i].event != entry.event) return true;
-    } else if (state.driver.cuEventQuery(entry.event) == CUDA_ERROR_NOT_READY) {
-      ++i;
-      continue;
+  while (!state.deferred.empty() && !state.stopped) {
+    size_t looks = 0;
+    for (size_t i = 0; i < state.deferred.size() && looks < kLooks;) {
+      const DeferredFree entry = state.deferred[i];
+      if (state.driver.cuEventQuery(entry.event) == CUDA_ERROR_NOT_READY) {
+        ++i, ++looks;
+        continue;
+      }
+      state.deferred.erase(state.deferred.begin() + static_cast<ptrdiff_t>(i));
+      state.deferred_addresses.erase(entry.address);
+      state.driver.cuEventDestroy_v2(entry.event);
+      freeQuiet(state, entry.address, lock);  // releases the mutex
+      any = true;
     }
-    state.deferred.erase(state.deferred.begin() + static_cast<ptrdiff_t>(i));
-    state.driver.cuEventDestroy_v2(entry.event);
-    freeQuiet(state, entry.address, lock);
-    any = true;
+    if (any || !wait) break;
+    lock.unlock();  // polled: another thread may destroy the event meanwhile
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    lock.lock();
   }
   return any;
 }
@@ -385,6 +393,7 @@ CUresult Pool::free(CUdeviceptr address) {
   while (result == CUDA_SUCCESS && !region->engine->broken() && !state.streams.quiet(std::min(number, region->stamp.load()))) {
     lock.unlock();
     state.streams.poll();
+    drainUnmarked(state, number);
     std::this_thread::sleep_for(std::chrono::microseconds(20));
     lock.lock();
     if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
@@ -406,7 +415,13 @@ CUresult Pool::freeAsync(CUdeviceptr address, const StreamKey& stream) {
   if (result == CUDA_SUCCESS) result = state.driver.cuEventRecord(event, stream.stream);
   if (result != CUDA_SUCCESS) return result;
   Lock lock(state.mutex);
+  if (!isBase(state, address)) {
+    lock.unlock();
+    state.driver.cuEventDestroy_v2(event);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   state.deferred.push_back({address, event});
+  state.deferred_addresses.insert(address);
   reapDeferred(state, false, lock);
   return CUDA_SUCCESS;
 }
@@ -514,7 +529,9 @@ void Pool::contextGone(CUcontext context) {
   Lock lock(state.mutex);
   std::erase_if(state.deferred, [&](const DeferredFree& entry) {
     const Region* region = state.find(entry.address);
-    return region != nullptr && region->context == context;
+    if (region == nullptr || region->context != context) return false;
+    state.deferred_addresses.erase(entry.address);
+    return true;
   });
   for (const auto& [address, small] : state.small) {
     const Region* slab = small.context == context ? state.find(address) : nullptr;

@@ -52,6 +52,16 @@ void resetRegion(Region& region) {
   region.extents.clear();
 }
 
+void drainUnmarked(PoolState& state, uint64_t number) {
+  for (const CUcontext context : state.streams.contextsToDrain()) {
+    if (state.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) continue;
+    state.driver.cuCtxSynchronize();
+    CUcontext popped = nullptr;
+    state.driver.cuCtxPopCurrent_v2(&popped);
+    state.streams.contextDrained(context, number);
+  }
+}
+
 void PoolState::updateSlow() {
   const bool now = outside != 0 || options.reach == Reach::kAll;
   if (now == slow.load(std::memory_order_relaxed)) return;

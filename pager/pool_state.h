@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "pager/engine.h"
@@ -83,7 +84,8 @@ struct VmmMapping {
   VmmHandle* handle = nullptr;
   Region* region = nullptr;
   CUmemAccess_flags access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-  bool fixed = false;  // a second mapping of its handle
+  bool fixed = false;   // a second mapping of its handle
+  bool placed = false;  // fixed: the driver has mapped it, and the first mapping's region is pinned for it
 };
 
 /// Everything of one Pool. Lock order: lock_order.h.
@@ -120,6 +122,7 @@ struct PoolState {
   std::vector<Region*> dirty;   // reached since their last scan
   std::vector<Root> roots;
   std::vector<DeferredFree> deferred;
+  std::unordered_set<CUdeviceptr> deferred_addresses;  // of the same
   std::vector<Region*> new_slabs, empty_slabs;  // made or emptied by a slab allocator, seen to after it returned
   std::unordered_map<CUmemGenericAllocationHandle, std::unique_ptr<VmmHandle>> vmm_handles;
   std::map<uint64_t, VmmMapping> vmm_mappings;  // by address
@@ -153,6 +156,9 @@ struct PoolState {
   void updateSlow();
 };
 
+/// Synchronises contexts with launches in per-thread default streams that only their threads could have marked. `number`:
+/// all launches up to it have been submitted. Without the mutex; waits for the GPU.
+void drainUnmarked(PoolState& state, uint64_t number);
 /// The device's engine, made and started at its first allocation. `context` is current.
 CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out);
 /// Waits until what [address, + bytes) of a region holds is in VRAM. The region is pinned by the caller.

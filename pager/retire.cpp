@@ -99,6 +99,22 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& loc
   return true;
 }
 
+// Extents in host memory in place are unmapped as victims are, once no launch reaches them, to be fetched after that.
+bool Engine::promote(const std::vector<Extent*>& extents) {
+  if (broken_ || batches_.size() >= scratch_.size()) return false;
+  auto batch = std::make_unique<Batch>();
+  for (Extent* extent : extents) {
+    if (extent->state != ExtentState::kInPlace) continue;
+    setState(*extent, ExtentState::kRetiring);
+    batch->victims.push_back(extent);
+  }
+  if (batch->victims.empty()) return false;
+  batch->settles_floor = pool_.floor_pending;
+  hazards().snapshot(batch->hazards);
+  batches_.push_back(std::move(batch));
+  return true;
+}
+
 // Regions that the host wrote are scanned before a kernel follows pointers in them.
 bool Engine::scanHostWritten(const std::vector<Region*>& regions) {
   if (broken_ || batches_.size() >= scratch_.size()) return false;

@@ -43,15 +43,32 @@ bool moving(ExtentState state) {
          state == ExtentState::kMoving;
 }
 
+constexpr unsigned kCaptureLooks = 1000;  // half a second
+
 // Waits until no launch in flight reaches the region. The mutex is released meanwhile.
 void waitQuiet(PoolState& state, Region& region, Lock& lock) {
   Hazards::Snapshot launching;
-  const uint64_t stamp = std::max(state.floor, region.stamp.load());
+  const uint64_t number = state.launch_number.load();
   hazards().snapshot(launching);
-  while (!region.engine->broken() && (!Hazards::passed(launching) || !state.streams.quiet(stamp))) {
+  while (!Hazards::passed(launching)) {
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
+  const uint64_t stamp = std::min(number, std::max(state.floor, region.stamp.load()));
+  for (unsigned looks = 0; !state.stopped && region.engine != nullptr && !region.engine->broken() && !state.streams.quiet(stamp); ++looks) {
     lock.unlock();
     state.streams.poll();
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (state.streams.capturing()) {
+      // Nothing may be recorded: native would not have waited either.
+      if (looks > kCaptureLooks) {
+        lock.lock();
+        return;
+      }
+    } else {
+      drainUnmarked(state, number);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(looks < 50 ? 20 : 500));
     lock.lock();
   }
 }
@@ -94,6 +111,8 @@ CUresult Pool::releaseAddress(CUdeviceptr address, uint64_t bytes) {
   const auto mapped = state.vmm_mappings.lower_bound(address);
   if (mapped != state.vmm_mappings.end() && mapped->first < region->end()) return CUDA_ERROR_INVALID_VALUE;
   region->dead = true;
+  while (region->wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  region->published = false;
   state.predictor.forget(region->id);
   state.addresses->release(address);
   region->edges.clear();
@@ -209,7 +228,9 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
     at += handle.bytes;
     if (mapping.access == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
     if (mapping.fixed) {
+      if (mapping.placed) continue;
       if (const CUresult result = mapFixed(state, base, handle, lock); result != CUDA_SUCCESS) return result;
+      mapping.placed = true;
       continue;
     }
     if (handle.extents.empty()) continue;  // has its extents in the reservation already
@@ -251,17 +272,29 @@ CUresult Pool::unmap(CUdeviceptr address, uint64_t bytes) {
       unmapFixed(state, base, handle, lock);
     } else if (it->second.access != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
       while (region.wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+      std::vector<Extent*> going;
+      for (auto& owned : region.extents)
+        if (owned->address >= base && owned->address < base + handle.bytes) going.push_back(owned.get());
+      for (Extent* extent : going) {
+        while (moving(extent->state)) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+        handle.engine->detach(*extent, lock);
+      }
+      // They change hands in one step: the mutex is not released while the list has holes.
       for (auto& owned : region.extents) {
-        if (owned == nullptr || owned->address < base || owned->address >= base + handle.bytes) continue;
-        while (moving(owned->state)) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-        handle.engine->detach(*owned, lock);
+        if (owned->address < base || owned->address >= base + handle.bytes) continue;
         owned->address -= base;
         handle.extents.push_back(std::move(owned));
       }
       std::erase(region.extents, nullptr);
-      region.blocked.fetch_sub(static_cast<uint32_t>(handle.extents.size()), std::memory_order_seq_cst);
-      state.outside -= handle.extents.size();
+      region.blocked.fetch_sub(static_cast<uint32_t>(going.size()), std::memory_order_seq_cst);
+      state.outside -= going.size();
       state.updateSlow();
+      state.changed.notify_all();
+      // A launch that came meanwhile and follows pointers to here looks at them until it goes on.
+      while (region.wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+      // The second mappings, that hold the chunks in VRAM, do so through the handle from now on.
+      for (const auto& [other, second] : state.vmm_mappings)
+        if (second.handle == &handle && second.placed && region.pins > 0) --region.pins;
     }
     state.vmm_mappings.erase(base);
     --handle.mappings;
@@ -298,7 +331,14 @@ CUresult mapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock
     for (auto& extent : region.extents) {
       if (extent->address < begin || extent->address >= begin + handle.bytes) continue;
       const CUresult result = handle.engine->chunks().mapAt(base + (extent->address - begin), extent->bytes(), extent->vram->handle);
-      if (result != CUDA_SUCCESS) return result;
+      if (result == CUDA_SUCCESS) continue;
+      for (auto& mapped : region.extents) {
+        if (mapped.get() == extent.get()) break;
+        if (mapped->address >= begin && mapped->address < begin + handle.bytes)
+          handle.engine->chunks().unmapAt(base + (mapped->address - begin), mapped->bytes());
+      }
+      --region.pins;
+      return result;
     }
     return CUDA_SUCCESS;
   }
@@ -307,6 +347,11 @@ CUresult mapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock
 
 void unmapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock) {
   static_cast<void>(lock);
+  VmmMapping& own = state.vmm_mappings.at(base);
+  if (!own.placed) return;
+  own.placed = false;
+  // The extents rest in the handle once its first mapping is gone.
+  for (auto& extent : handle.extents) handle.engine->chunks().unmapAt(base + extent->address, extent->bytes());
   for (auto& [first, mapping] : state.vmm_mappings) {
     if (mapping.handle != &handle || mapping.fixed) continue;
     for (auto& extent : mapping.region->extents)
