@@ -34,9 +34,15 @@ F* symbol(const char* name) {
 }
 #define CU(name) symbol<decltype(name)>(#name)
 
+// Where the driver under the interposer is.
+const char* fakeDriver() {
+  const char* found = getenv("FAKE_DRIVER");
+  return found != nullptr ? found : getenv("OL_DRIVER");
+}
+
 // The driver under the interposer, to ask it what it was called with.
 unsigned calls(const char* name) {
-  static void* fake = dlopen(getenv("OL_DRIVER"), RTLD_NOW | RTLD_NOLOAD);
+  static void* fake = dlopen(fakeDriver(), RTLD_NOW | RTLD_NOLOAD);
   CHECK(fake != nullptr);
   return reinterpret_cast<unsigned (*)(const char*)>(dlsym(fake, "fakeCalls"))(name);
 }
@@ -291,7 +297,7 @@ void cost() {
   uint32_t value = 0;
   void* parameters[] = {&a, &n, &value};
   auto* ours = CU(cuLaunchKernel);
-  static void* fake = dlopen(getenv("OL_DRIVER"), RTLD_NOW | RTLD_NOLOAD);
+  static void* fake = dlopen(fakeDriver(), RTLD_NOW | RTLD_NOLOAD);
   auto* theirs = reinterpret_cast<decltype(cuLaunchKernel)*>(dlsym(fake, "cuLaunchKernel"));
   const auto measure = [&](decltype(cuLaunchKernel)* launch) {
     double best = 1e9;

@@ -7,8 +7,10 @@ usage: preload.py --library libolpager.so [--fake libfake_driver.so] CHECK [argu
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 
 LIBC = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2", "libdl.so.2", "libpthread.so.0"}
 NEWEST_GLIBC = (2, 34)
@@ -86,6 +88,23 @@ def check_refused(options):
         fail(f"expected one line with {text!r}")
 
 
+def check_search(options):
+    """Without OL_DRIVER: the first libcuda.so.1 of LD_LIBRARY_PATH that is neither us, nor a copy of us, nor a stub."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, target in (("link", options.library), ("stubs", options.fake), ("driver", options.fake)):
+            os.mkdir(os.path.join(folder, name))
+            os.symlink(target, os.path.join(folder, name, "libcuda.so.1"))
+        os.mkdir(os.path.join(folder, "copy"))
+        shutil.copy(options.library, os.path.join(folder, "copy", "libcuda.so.1"))
+        path = ":".join(os.path.join(folder, name) for name in ("link", "copy", "stubs", "absent", "driver"))
+        driver = os.path.join(folder, "driver", "libcuda.so.1")
+        done = run(options.arguments, environment(options, OL_DRIVER="", LD_LIBRARY_PATH=path, FAKE_DRIVER=options.fake,
+                                                  OL_LOG="info"))
+        print(done.stdout, done.stderr)
+        if done.returncode != 0 or f"local mode: driver {driver} " not in done.stderr:
+            fail(f"exit {done.returncode}")
+
+
 # Functions of the driver that get an address of the range as it is, and why that is right.
 PASSED_ADDRESSES = {
     "cuIpcCloseMemHandle": "closes what cuIpcOpenMemHandle gave: another process's memory, the driver's",
@@ -124,7 +143,7 @@ def check_addresses(options):
         fail(f"reach the driver as they are: {loose}; not in the library: {missing}; checked {checked}")
 
 
-CHECKS = {"addresses": check_addresses, "library": check_library, "program": check_program, "host": check_host, "refused": check_refused}
+CHECKS = {"addresses": check_addresses, "search": check_search, "library": check_library, "program": check_program, "host": check_host, "refused": check_refused}
 
 
 def main():
