@@ -9,8 +9,6 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-std::uint32_t countLanes(std::uint32_t mask) { return static_cast<std::uint32_t>(std::popcount(mask)); }
-
 constexpr auto kSlice = std::chrono::milliseconds(2);
 // Turns that a warp with lanes both at a barrier and parked waits before the parked ones are let go.
 constexpr std::uint32_t kStuckTurns = 64;

@@ -2,6 +2,7 @@
 #include <cfenv>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "gpunode/simgpu/ptx/lanes.h"
 
@@ -81,23 +82,24 @@ struct Fma {
     return std::fma(a, b, c);
   }
 };
-// A NaN operand loses against a number; -0 is less than +0.
+// A NaN operand loses against a number; -0 is less than +0. Equal operands differ at most in the sign of a zero, which
+// the bits decide. No branches, so that the loops are vectorised.
+template <typename T>
+using BitsOf = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 struct Min {
   template <typename T>
   static T apply(T a, T b) {
-    if (a != a) return b;
-    if (b != b) return a;
-    if (a == b) return std::signbit(a) ? a : b;
-    return a < b ? a : b;
+    const T less = a < b || b != b ? a : b;
+    const T either = std::bit_cast<T>(std::bit_cast<BitsOf<T>>(a) | std::bit_cast<BitsOf<T>>(b));
+    return a == b ? either : less;
   }
 };
 struct Max {
   template <typename T>
   static T apply(T a, T b) {
-    if (a != a) return b;
-    if (b != b) return a;
-    if (a == b) return std::signbit(a) ? b : a;
-    return a > b ? a : b;
+    const T greater = a > b || b != b ? a : b;
+    const T both = std::bit_cast<T>(std::bit_cast<BitsOf<T>>(a) & std::bit_cast<BitsOf<T>>(b));
+    return a == b ? both : greater;
   }
 };
 struct Sqrt {
@@ -302,9 +304,9 @@ OpFn floating(Alu kind, std::uint32_t flags) {
     case Alu::kRsqrt:
       return modified<T, Rsqrt, 1>;
     case Alu::kMin:
-      return minMax<T, Min, false>;
+      return plain ? plain2<T, Min> : minMax<T, Min, false>;
     case Alu::kMax:
-      return minMax<T, Max, false>;
+      return plain ? plain2<T, Max> : minMax<T, Max, false>;
     case Alu::kMin3:
       return minMax<T, Min, true>;
     case Alu::kMax3:

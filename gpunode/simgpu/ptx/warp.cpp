@@ -8,12 +8,8 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-std::uint32_t countLanes(std::uint32_t mask) { return static_cast<std::uint32_t>(std::popcount(mask)); }
-
 // Of a thread's stack for each call, beside the local variables: return address and saved registers.
 constexpr std::uint32_t kCallBytes = 32;
-// Turns of a warp without a park, an exit or a wait before lanes parked in groups are let go.
-constexpr std::uint32_t kSpinLimit = 64;
 
 }  // namespace
 
@@ -298,7 +294,7 @@ Step Warp::yield() {
     // The running lanes may spin on what a parked lane has to do. Having seen that once, look sooner.
     breakGroups();
     spin = 0;
-    spin_limit = std::max(1U, spin_limit / 4);
+    spin_limit = std::max(16U, spin_limit / 4);
   }
   return Step::kSwitch;
 }

@@ -31,9 +31,17 @@ namespace olpager::simgpu::ptx {
 inline constexpr std::uint32_t kFullMask = 0xFFFFFFFF;
 inline constexpr std::uint32_t kBarriers = 16;
 /// Backward branches and calls of a warp's turn.
-inline constexpr std::int32_t kTurn = 2000;
+/// Short, so that neighbouring warps stay close in what they read; long enough not to count beside the work.
+inline constexpr std::int32_t kTurn = 64;
 /// How many of them an access that may be spinning is worth.
-inline constexpr std::int32_t kStrongCost = 32;
+inline constexpr std::int32_t kStrongCost = 8;
+/// Turns without a park, an exit or a wait before lanes parked in groups are let go.
+inline constexpr std::uint32_t kSpinLimit = 2048;
+
+inline std::uint32_t countLanes(std::uint32_t mask) {
+  // A full warp is the rule, and counting takes a call where the CPU may lack the instruction.
+  return mask == kFullMask ? kWarpSize : static_cast<std::uint32_t>(std::popcount(mask));
+}
 
 struct Block;
 struct Worker;
@@ -123,13 +131,13 @@ struct Warp {
   std::vector<Split> waiting;  ///< at .sync instructions
   std::vector<Group> groups;
   std::vector<std::int32_t> free_groups;
-  std::uint32_t spin = 0;             ///< slices used up since a split last parked, waited or exited
-  std::uint32_t spin_limit = 64;      ///< slices before parked lanes are let go
-  std::uint32_t parked_lanes = 0;     ///< in all groups
-  std::uint32_t at_barrier = 0;       ///< lanes that wait at block barriers (a mask)
-  std::uint32_t stuck = 0;            ///< turns in a row without a ready split
-  std::uint32_t strong_accesses = 0;  ///< in this turn, as spinning does
-  std::uint64_t cluster_phase = 0;    ///< of its last barrier.cluster.arrive
+  std::uint32_t spin = 0;                 ///< slices used up since a split last parked, waited or exited
+  std::uint32_t spin_limit = kSpinLimit;  ///< slices before parked lanes are let go
+  std::uint32_t parked_lanes = 0;         ///< in all groups
+  std::uint32_t at_barrier = 0;           ///< lanes that wait at block barriers (a mask)
+  std::uint32_t stuck = 0;                ///< turns in a row without a ready split
+  std::uint32_t strong_accesses = 0;      ///< in this turn, as spinning does
+  std::uint64_t cluster_phase = 0;        ///< of its last barrier.cluster.arrive
   Fault fault;
 
   [[gnu::always_inline]] bool full() const { return (mask | dead) == kFullMask; }
@@ -146,9 +154,7 @@ struct Warp {
   }
 
   /// Counts the instructions since the last change of pc; `end` is one past the last one run.
-  void count(const Op* end) {
-    instructions += static_cast<std::uint64_t>(end - segment) * static_cast<std::uint32_t>(std::popcount(mask));
-  }
+  void count(const Op* end) { instructions += static_cast<std::uint64_t>(end - segment) * countLanes(mask); }
   void jump(const Op* target) {
     count(pc);
     pc = segment = target;
