@@ -166,6 +166,7 @@ TEST_CASE("values are written and waited for", "[stream]") {
   CUdeviceptr flag = 0;
   OK(CU(cuMemAlloc)(&flag, 64));
   OK(CU(cuMemsetD8)(flag, 0, 64));
+  OK(CU(cuCtxSynchronize)());
   OK(CU(cuStreamWaitValue64)(a, flag, 7, CU_STREAM_WAIT_VALUE_GEQ));
   OK(CU(cuStreamWriteValue32)(a, flag + 16, 99, 0));
   CHECK(CU(cuStreamQuery)(a) == CUDA_ERROR_NOT_READY);
