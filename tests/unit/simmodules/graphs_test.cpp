@@ -428,7 +428,8 @@ TEST_CASE("memory that a graph allocates lives as long as the graph") {
   CU(cuGraphCreate(&graph, 0));
   CUDA_MEM_ALLOC_NODE_PARAMS alloc{};
   alloc.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-  alloc.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  alloc.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  alloc.poolProps.location.id = 0;
   alloc.bytesize = 8 << 20;
   CUgraphNode alloc_node = nullptr;
   CU(cuGraphAddMemAllocNode(&alloc_node, graph, nullptr, 0, &alloc));
