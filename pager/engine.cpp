@@ -28,41 +28,95 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
 Engine::~Engine() { stop(); }
 
 CUresult Engine::start(uint64_t vram_budget, uint64_t host_limit, int numa_node, Lock& lock) {
-  const DriverApi& driver = pool_.driver;
   chunks_.setBudgets(vram_budget, host_limit);
-  const uint64_t pages = (vram_budget + host_limit) / kPageBytes + 64;
   lock.unlock();
-  CUresult result = driver.cuCtxPushCurrent_v2(context_);
+  CUresult result = pool_.driver.cuCtxPushCurrent_v2(context_);
   if (result == CUDA_SUCCESS) {
     chunks_.probeHost(numa_node);
-    // Before other streams' work, so that eviction does not wait behind the program's kernels.
-    for (CUstream* stream : {&in_stream_, &out_stream_, &pass_stream_})
-      if (result == CUDA_SUCCESS) result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
-    if (result == CUDA_SUCCESS) result = driver.cuModuleLoadData(&module_, kernels::pagePassPtx());
-    if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&pass_, module_, kernels::kPagePassKernel);
-    for (Scratch& scratch : scratch_) {
-      void* memory = nullptr;
-      const uint64_t bytes = kFoundBytes + pages * (sizeof(ContentHash) + sizeof(kernels::PagePassJob));
-      if (result == CUDA_SUCCESS)
-        result = driver.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
-      if (result != CUDA_SUCCESS) break;
-      scratch.pages = pages;
-      scratch.hashes = static_cast<ContentHash*>(memory);
-      scratch.found = reinterpret_cast<uint32_t*>(scratch.hashes + pages);
-      scratch.jobs = reinterpret_cast<kernels::PagePassJob*>(reinterpret_cast<char*>(scratch.found) + kFoundBytes);
-    }
+    result = makeObjects();
     CUcontext popped = nullptr;
-    driver.cuCtxPopCurrent_v2(&popped);
+    pool_.driver.cuCtxPopCurrent_v2(&popped);
   }
   lock.lock();
   if (result != CUDA_SUCCESS) return result;
   set(figures_->vram_budget_bytes, vram_budget);
   set(counters().host_limit_bytes, host_limit);
   set(counters().pool_bytes, vram_budget + host_limit);
+  startThreads();
+  return CUDA_SUCCESS;
+}
+
+// Streams, kernel and buffers, in the current context.
+CUresult Engine::makeObjects() {
+  const DriverApi& driver = pool_.driver;
+  const uint64_t pages = (chunks_.vramBudget() + chunks_.hostLimit()) / kPageBytes + 64;
+  CUresult result = CUDA_SUCCESS;
+  // Before other streams' work, so that eviction does not wait behind the program's kernels.
+  for (CUstream* stream : {&in_stream_, &out_stream_, &pass_stream_})
+    if (result == CUDA_SUCCESS) result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
+  if (result == CUDA_SUCCESS) result = driver.cuModuleLoadData(&module_, kernels::pagePassPtx());
+  if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&pass_, module_, kernels::kPagePassKernel);
+  for (Scratch& scratch : scratch_) {
+    void* memory = nullptr;
+    const uint64_t bytes = kFoundBytes + pages * (sizeof(ContentHash) + sizeof(kernels::PagePassJob));
+    if (result == CUDA_SUCCESS)
+      result = driver.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    if (result != CUDA_SUCCESS) break;
+    scratch.pages = pages;
+    scratch.hashes = static_cast<ContentHash*>(memory);
+    scratch.found = reinterpret_cast<uint32_t*>(scratch.hashes + pages);
+    scratch.jobs = reinterpret_cast<kernels::PagePassJob*>(reinterpret_cast<char*>(scratch.found) + kFoundBytes);
+  }
+  return result;
+}
+
+void Engine::destroyObjects() {
+  const DriverApi& driver = pool_.driver;
+  for (Scratch& scratch : scratch_) {
+    if (scratch.hashes != nullptr) driver.cuMemFreeHost(scratch.hashes);
+    scratch = {};
+  }
+  for (CUevent event : events_) driver.cuEventDestroy_v2(event);
+  events_.clear();
+  for (CUstream* stream : {&in_stream_, &out_stream_, &pass_stream_}) {
+    if (*stream != nullptr) driver.cuStreamDestroy_v2(*stream);
+    *stream = nullptr;
+  }
+  if (module_ != nullptr) driver.cuModuleUnload(module_);
+  module_ = nullptr;
+}
+
+void Engine::startThreads() {
   thread_ = std::thread([this] { run(); });
   const unsigned makers = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
   for (unsigned i = 0; i < makers; ++i) host_makers_.emplace_back([this] { makeHostChunks(); });
-  return CUDA_SUCCESS;
+}
+
+bool Engine::moveTo(CUcontext context, Lock& lock) {
+  if (broken_ || !chunks_.hostMappable()) return false;  // other host memory goes with the context that made it
+  pausing_ = true;
+  wake();
+  while (!fetching_.empty() || !writing_.empty() || !batches_.empty())
+    pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+  lock.unlock();
+  stop();
+  const DriverApi& driver = pool_.driver;
+  CUcontext popped = nullptr;
+  if (driver.cuCtxPushCurrent_v2(context_) == CUDA_SUCCESS) {
+    destroyObjects();
+    driver.cuCtxPopCurrent_v2(&popped);
+  }
+  CUresult result = driver.cuCtxPushCurrent_v2(context);
+  if (result == CUDA_SUCCESS) {
+    result = makeObjects();
+    driver.cuCtxPopCurrent_v2(&popped);
+  }
+  lock.lock();
+  context_ = context;
+  pausing_ = stop_ = false;
+  if (result != CUDA_SUCCESS) lost(result);
+  if (!pool_.stopped) startThreads();
+  return !broken_;
 }
 
 void Engine::stop() noexcept {
@@ -160,9 +214,12 @@ void Engine::run() {
   while (!stop_) {
     bool progress = finishFetches(lock);
     progress |= finishWrites(lock);
+    if (pausing_) cancelBatches();
     progress |= advanceBatches(lock);
-    progress |= serveWants(lock);
-    progress |= prefetch(lock);
+    if (!pausing_) {
+      progress |= serveWants(lock);
+      progress |= prefetch(lock);
+    }
     if (progress || stop_) continue;
     const bool busy = !fetching_.empty() || !writing_.empty() || !batches_.empty() || !wants_.empty();
     if (busy && !broken_) {
@@ -330,12 +387,7 @@ void Engine::releaseAll() {
   Lock lock(pool_.mutex);
   chunks_.releaseAllFree(lock);
   lock.unlock();
-  for (Scratch& scratch : scratch_)
-    if (scratch.hashes != nullptr) driver.cuMemFreeHost(scratch.hashes);
-  for (CUevent event : events_) driver.cuEventDestroy_v2(event);
-  for (CUstream stream : {in_stream_, out_stream_, pass_stream_})
-    if (stream != nullptr) driver.cuStreamDestroy_v2(stream);
-  if (module_ != nullptr) driver.cuModuleUnload(module_);
+  destroyObjects();
   CUcontext popped = nullptr;
   driver.cuCtxPopCurrent_v2(&popped);
 }

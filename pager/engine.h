@@ -50,6 +50,9 @@ class Engine {
 
   /// Starts the thread and makes the engine's objects in its context. Under the mutex (released for driver calls).
   CUresult start(uint64_t vram_budget, uint64_t host_limit, int numa_node, Lock& lock);
+  /// Its context is about to go: its objects are made anew in another context of the device. What it holds stays. False:
+  /// it can't; every extent is in a stable state. Under the mutex (released).
+  bool moveTo(CUcontext context, Lock& lock);
   /// Ends the thread. Without the mutex.
   void stop() noexcept;
   void abandon() noexcept;  // in a forked child
@@ -130,11 +133,15 @@ class Engine {
   static constexpr uint64_t kFoundBytes = 1u << 20;       // a bit for each page of 16 TiB
   static constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
 
+  CUresult makeObjects();
+  void destroyObjects();
+  void startThreads();
   void run();
   void makeHostChunks();
   bool finishFetches(Lock& lock);
   bool finishWrites(Lock& lock);
   bool advanceBatches(Lock& lock);
+  void cancelBatches();
   bool serveWants(Lock& lock);
   bool prefetch(Lock& lock);
   void plan();
@@ -174,6 +181,7 @@ class Engine {
   std::condition_variable host_wake_;
   std::shared_ptr<std::atomic<bool>> draining_ = std::make_shared<std::atomic<bool>>(false);
   bool stop_ = false;
+  bool pausing_ = false;  // nothing new is begun: the engine moves to another context
   bool idle_ = false;
   bool broken_ = false;     // the context is lost: nothing moves any more
   bool host_full_ = false;  // said once

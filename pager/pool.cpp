@@ -205,6 +205,8 @@ bool fits(const Engine& engine, uint64_t bytes) {
 void dropRegion(PoolState& state, Region* region, Lock& lock) {
   Engine& engine = *region->engine;
   region->dead = true;  // first: nobody else frees it, and no launch that follows pointers comes to it
+  // The process ends and no thread of ours moves anything any more: its memory goes with the process.
+  if (state.stopped) return;
   while (region->wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
   state.addresses->withdraw(region->base);
   // It counts no more: else each free would turn `slow` on and off again.
@@ -219,8 +221,10 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   for (auto& extent : region->extents) {
     // The engine's thread may be moving it: it ends in a stable state.
     while (extent->state == ExtentState::kMapping || extent->state == ExtentState::kWriting ||
-           extent->state == ExtentState::kFetching || extent->state == ExtentState::kMoving)
+           extent->state == ExtentState::kFetching || extent->state == ExtentState::kMoving) {
+      if (state.stopped) return;
       state.changed.wait_for(lock, std::chrono::milliseconds(1));
+    }
     if (extent->state == ExtentState::kRetiring) engine.cancelRetiring(*extent);
     extent->left_mapped = extent->mapped();
     engine.setState(*extent, ExtentState::kFreeing);
@@ -525,6 +529,16 @@ void Pool::captureEnded() { state_->streams.captureEnded(); }
 void Pool::contextGone(CUcontext context) {
   PoolState& state = *state_;
   if (state.forked.load()) return;
+  {
+    Lock lock(state.mutex);
+    if (state.stopped) return;
+  }
+  // Nothing may be unmapped under a running kernel, not even now: that would be an error of the program's.
+  if (state.driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+    state.driver.cuCtxSynchronize();
+    CUcontext popped = nullptr;
+    state.driver.cuCtxPopCurrent_v2(&popped);
+  }
   state.streams.contextGone(context);
   Lock lock(state.mutex);
   std::erase_if(state.deferred, [&](const DeferredFree& entry) {
@@ -562,18 +576,32 @@ void Pool::contextGone(CUcontext context) {
     return true;
   });
   std::erase_if(state.roots, [context](const Root& root) { return root.context == context; });
-  // An engine that lived in the context goes with it; the next allocation starts another.
-  for (size_t i = 0; i < state.engines.size(); ++i) {
-    if (state.engines[i]->context() != context) continue;
-    std::unique_ptr<Engine> engine = std::move(state.engines[i]);
-    state.engines.erase(state.engines.begin() + static_cast<ptrdiff_t>(i));
-    lock.unlock();
-    engine->stop();
-    engine->releaseAll();
-    engine.reset();
-    lock.lock();
-    break;
+  // The engine that lived in the context moves to another one with memory of its device. With none left it goes; the next
+  // allocation starts another.
+  const auto found = std::find_if(state.engines.begin(), state.engines.end(),
+                                  [context](const auto& engine) { return engine->context() == context; });
+  if (found == state.engines.end()) return;
+  Engine* const engine = found->get();
+  CUcontext other = nullptr;
+  for (uint32_t id = 1; id < state.regions.end() && other == nullptr; ++id) {
+    const Region* region = state.regions.at(id);
+    if (!region->dead && region->engine == engine && region->context != context) other = region->context;
   }
+  for (const auto& [id, handle] : state.vmm_handles)
+    if (handle->engine == engine && handle->context != context) other = handle->context;
+  if (other != nullptr && engine->moveTo(other, lock)) return;
+  dropHandles(state, *engine, lock);
+  for (uint32_t id = 1; id < state.regions.end(); ++id) {  // of an engine that could not move
+    Region* region = state.regions.at(id);
+    if (!region->dead && region->engine == engine && region->kind != RegionKind::kReservation) dropRegion(state, region, lock);
+  }
+  std::unique_ptr<Engine> going;
+  for (auto& candidate : state.engines)
+    if (candidate.get() == engine) going = std::move(candidate);
+  std::erase(state.engines, nullptr);
+  lock.unlock();
+  going->stop();
+  going->releaseAll();
 }
 
 CUresult Pool::peerEnabled(CUdevice accessing, CUdevice owner) {

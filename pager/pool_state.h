@@ -163,6 +163,8 @@ void drainUnmarked(PoolState& state, uint64_t number);
 CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out);
 /// Waits until what [address, + bytes) of a region holds is in VRAM. The region is pinned by the caller.
 CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes, Lock& lock);
+/// The engine goes: so does what the program's handles hold, and their mappings (vmm.cpp).
+void dropHandles(PoolState& state, Engine& engine, Lock& lock);
 /// A handle's second mapping (vmm.cpp).
 CUresult mapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock);
 void unmapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock);

@@ -130,6 +130,16 @@ bool Engine::scanHostWritten(const std::vector<Region*>& regions) {
   return true;
 }
 
+// Victims that no pass has begun with stay where they are.
+void Engine::cancelBatches() {
+  std::erase_if(batches_, [this](const auto& batch) {
+    if (batch->stage == Batch::Stage::kPass) return false;
+    for (Extent* victim : batch->victims)
+      if (victim != nullptr && victim->state == ExtentState::kRetiring) cancelRetiring(*victim);
+    return true;
+  });
+}
+
 bool Engine::advanceBatches(Lock& lock) {
   bool progress = false;
   bool polled = false;

@@ -27,14 +27,21 @@ VmmMapping* mappingAt(PoolState& state, uint64_t address) {
   return address < it->first + it->second.handle->bytes ? &it->second : nullptr;
 }
 
-// Gives the handle's extents back and forgets it, once it is neither referred to nor mapped.
-void dropHandleIfUnused(PoolState& state, VmmHandle& handle, Lock& lock) {
-  if (handle.references > 0 || handle.mappings > 0) return;
+// Gives the handle's extents back.
+void emptyHandle(PoolState& state, VmmHandle& handle, Lock& lock) {
   for (auto& extent : handle.extents) handle.engine->dismantle(*extent, lock);
+  handle.extents.clear();
   handle.engine->addAllocated(-static_cast<int64_t>(handle.bytes));
   state.allocated_bytes -= handle.bytes;
   subtract(handle.engine->figures().allocated_bytes, handle.bytes);
   subtract(handle.engine->figures().allocations, 1);
+  handle.engine = nullptr;
+}
+
+// Forgets a handle with all it has, once it is neither referred to nor mapped.
+void dropHandleIfUnused(PoolState& state, VmmHandle& handle, Lock& lock) {
+  if (handle.references > 0 || handle.mappings > 0) return;
+  if (handle.engine != nullptr) emptyHandle(state, handle, lock);
   state.vmm_handles.erase(handle.id);
 }
 
@@ -73,7 +80,71 @@ void waitQuiet(PoolState& state, Region& region, Lock& lock) {
   }
 }
 
+// The extents of a handle's first mapping leave the reservation and rest in the handle.
+void takeOut(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, Lock& lock) {
+  while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  std::vector<Extent*> going;
+  for (auto& owned : region.extents)
+    if (owned->address >= base && owned->address < base + handle.bytes) going.push_back(owned.get());
+  for (Extent* extent : going) {
+    while (moving(extent->state) && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+    handle.engine->detach(*extent, lock);
+  }
+  // They change hands in one step: the mutex is not released while the list has holes.
+  for (auto& owned : region.extents) {
+    if (owned->address < base || owned->address >= base + handle.bytes) continue;
+    owned->address -= base;
+    handle.extents.push_back(std::move(owned));
+  }
+  std::erase(region.extents, nullptr);
+  region.blocked.fetch_sub(static_cast<uint32_t>(going.size()), std::memory_order_seq_cst);
+  state.outside -= going.size();
+  state.updateSlow();
+  state.changed.notify_all();
+  // A launch that came meanwhile and follows pointers to here looks at them until it goes on.
+  while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  // The second mappings, that hold the chunks in VRAM, do so through the handle from now on.
+  for (const auto& [other, second] : state.vmm_mappings)
+    if (second.handle == &handle && second.placed && region.pins > 0) --region.pins;
+}
+
 }  // namespace
+
+void dropHandles(PoolState& state, Engine& engine, Lock& lock) {
+  for (bool again = true; again;) {
+    again = false;
+    for (auto& [base, mapping] : state.vmm_mappings) {
+      if (mapping.handle->engine != &engine) continue;
+      const uint64_t at = base;
+      VmmHandle& handle = *mapping.handle;
+      if (mapping.fixed)
+        unmapFixed(state, at, handle, lock);
+      else if (mapping.access != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        takeOut(state, at, handle, *mapping.region, lock);
+      state.vmm_mappings.erase(at);
+      --handle.mappings;
+      again = true;  // the list may have changed while the mutex was released
+      break;
+    }
+  }
+  std::vector<CUmemGenericAllocationHandle> ids;
+  for (auto& [id, handle] : state.vmm_handles)
+    if (handle->engine == &engine) ids.push_back(id);
+  for (const auto id : ids) {
+    const auto it = state.vmm_handles.find(id);
+    if (it == state.vmm_handles.end()) continue;
+    // One that the program holds can be released, and nothing else.
+    if (it->second->engine == &engine) emptyHandle(state, *it->second, lock);
+    dropHandleIfUnused(state, *it->second, lock);
+  }
+  for (uint32_t id = 1; id < state.regions.end(); ++id) {
+    Region* region = state.regions.at(id);
+    if (region->dead || region->engine != &engine || region->kind != RegionKind::kReservation) continue;
+    while (region->wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+    region->engine = nullptr;
+    region->context = nullptr;
+  }
+}
 
 CUresult Pool::reserveAddress(uint64_t bytes, uint64_t alignment, uint64_t hint, CUdeviceptr* out) {
   PoolState& state = *state_;
@@ -111,7 +182,7 @@ CUresult Pool::releaseAddress(CUdeviceptr address, uint64_t bytes) {
   const auto mapped = state.vmm_mappings.lower_bound(address);
   if (mapped != state.vmm_mappings.end() && mapped->first < region->end()) return CUDA_ERROR_INVALID_VALUE;
   region->dead = true;
-  while (region->wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  while (region->wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
   region->published = false;
   state.predictor.forget(region->id);
   state.addresses->release(address);
@@ -186,7 +257,7 @@ CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGe
   Lock lock(state.mutex);
   const auto it = state.vmm_handles.find(id);
   Region* region = state.find(address);
-  if (it == state.vmm_handles.end() || region == nullptr || region->dead || region->kind != RegionKind::kReservation ||
+  if (it == state.vmm_handles.end() || it->second->engine == nullptr || region == nullptr || region->dead || region->kind != RegionKind::kReservation ||
       address + bytes > region->end() || bytes != it->second->bytes)
     return CUDA_ERROR_INVALID_VALUE;
   if (region->engine != nullptr && region->engine != it->second->engine && !region->extents.empty())
@@ -271,30 +342,7 @@ CUresult Pool::unmap(CUdeviceptr address, uint64_t bytes) {
     if (it->second.fixed) {
       unmapFixed(state, base, handle, lock);
     } else if (it->second.access != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
-      while (region.wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-      std::vector<Extent*> going;
-      for (auto& owned : region.extents)
-        if (owned->address >= base && owned->address < base + handle.bytes) going.push_back(owned.get());
-      for (Extent* extent : going) {
-        while (moving(extent->state)) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-        handle.engine->detach(*extent, lock);
-      }
-      // They change hands in one step: the mutex is not released while the list has holes.
-      for (auto& owned : region.extents) {
-        if (owned->address < base || owned->address >= base + handle.bytes) continue;
-        owned->address -= base;
-        handle.extents.push_back(std::move(owned));
-      }
-      std::erase(region.extents, nullptr);
-      region.blocked.fetch_sub(static_cast<uint32_t>(going.size()), std::memory_order_seq_cst);
-      state.outside -= going.size();
-      state.updateSlow();
-      state.changed.notify_all();
-      // A launch that came meanwhile and follows pointers to here looks at them until it goes on.
-      while (region.wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-      // The second mappings, that hold the chunks in VRAM, do so through the handle from now on.
-      for (const auto& [other, second] : state.vmm_mappings)
-        if (second.handle == &handle && second.placed && region.pins > 0) --region.pins;
+      takeOut(state, base, handle, region, lock);
     }
     state.vmm_mappings.erase(base);
     --handle.mappings;
