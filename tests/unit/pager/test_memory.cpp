@@ -1,0 +1,306 @@
+// Allocations: exhaustion, frees, small ones, pins, the program's own mappings, contexts that go.
+#include <chrono>
+#include <random>
+
+#include "tests/unit/pager/rig.h"
+
+using namespace olpager::pager;
+using namespace olpager::pager::test;
+
+namespace {
+
+double secondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+constexpr CUmemAccessDesc kReadWrite = {{CU_MEM_LOCATION_TYPE_DEVICE, {0}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+
+CUmemGenericAllocationHandle makeHandle(Rig& rig, uint64_t bytes) {
+  CUmemGenericAllocationHandle handle = 0;
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  REQUIRE(rig.pool().createHandle(rig.context(), 0, bytes, properties, &handle) == CUDA_SUCCESS);
+  REQUIRE(rig.pool().ownsHandle(handle));
+  return handle;
+}
+
+void mapAt(Rig& rig, CUdeviceptr address, uint64_t bytes, CUmemGenericAllocationHandle handle) {
+  REQUIRE(rig.pool().map(address, bytes, 0, handle) == CUDA_SUCCESS);
+  REQUIRE(rig.pool().setAccess(address, bytes, &kReadWrite, 1) == CUDA_SUCCESS);
+}
+
+}  // namespace
+
+TEST_CASE("a full pool refuses allocations and recovers after a free", "[pager][memory]") {
+  Rig rig({.vram = 8 * kMiB, .host = 16 * kMiB});
+  std::vector<CUdeviceptr> buffers;
+  CUdeviceptr address = 0;
+  CUresult result = CUDA_SUCCESS;
+  while ((result = rig.tryAllocate(4 * kMiB, &address)) == CUDA_SUCCESS) buffers.push_back(address);
+  CHECK(result == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(buffers.size() == 6);
+  CHECK(rig.tryAllocate(64, &address) == CUDA_ERROR_OUT_OF_MEMORY);
+  rig.free(buffers.back());
+  buffers.pop_back();
+  CHECK(rig.tryAllocate(64, &address) == CUDA_SUCCESS);
+  rig.free(address);
+  for (size_t i = 0; i < buffers.size(); ++i) rig.fill(buffers[i], 4 * kMiB, i);
+  for (size_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], 4 * kMiB, i));
+}
+
+TEST_CASE("without host memory in place a launch beyond VRAM is refused in time", "[pager][refused]") {
+  Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB});
+  const CUdeviceptr big = rig.allocate(16 * kMiB), small = rig.allocate(2 * kMiB);
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("fill"), big, 16 * kMiB / 8 / kStep, kStep, uint64_t{1}) ==
+        CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(secondsSince(begin) < 30);
+  rig.fill(small, 2 * kMiB, 5);
+  CHECK(rig.holds(small, 2 * kMiB, 5));
+  rig.put(big, 17);  // parts of it can be used
+  CHECK(rig.get(big) == 17);
+  rig.free(big);
+  rig.press();
+  CHECK(rig.holds(small, 2 * kMiB, 5));
+}
+
+TEST_CASE("pinned memory is in VRAM and stays there", "[pager][memory]") {
+  Rig rig;
+  const CUdeviceptr pinned = rig.allocate(2 * kMiB);
+  rig.fill(pinned, 2 * kMiB, 3);
+  rig.press();
+  rig.press();
+  REQUIRE(rig.pool().pin(pinned) == CUDA_SUCCESS);
+  REQUIRE(rig.pool().pin(pinned + 100) == CUDA_SUCCESS);
+  CHECK(valueOf(rig.figures().pinned_extents) == 1);
+  for (int i = 0; i < 3; ++i) rig.press();
+  // Not through an Access: whoever pinned it goes by the address alone.
+  uint64_t word = 0;
+  REQUIRE(driver().api.cuMemcpyDtoHAsync_v2(&word, pinned, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  rig.synchronize();
+  CHECK(word == mix(3));
+  REQUIRE(rig.pool().unpin(pinned) == CUDA_SUCCESS);
+  REQUIRE(rig.pool().unpin(pinned) == CUDA_SUCCESS);
+  CHECK(rig.pool().unpin(pinned) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(valueOf(rig.figures().pinned_extents) == 0);
+  REQUIRE(rig.pool().pin(pinned) == CUDA_SUCCESS);
+  rig.free(pinned);
+  CHECK(valueOf(rig.figures().pinned_extents) == 0);
+}
+
+TEST_CASE("memory in place is brought to VRAM when it is pinned", "[pager][memory][numa]") {
+  Rig rig;
+  const CUdeviceptr first = rig.allocate(2 * kMiB), big = rig.allocate(16 * kMiB);
+  rig.put(first, 5);
+  rig.fill(big, 16 * kMiB, 9);
+  rig.synchronize();
+  std::vector<CUdeviceptr> parts;
+  rig.free(big);
+  const CUdeviceptr other = rig.allocate(4 * kMiB), more = rig.allocate(6 * kMiB);
+  // Together more than VRAM: some of it is used in place.
+  rig.launch(CU_STREAM_LEGACY, "sumTwo", first + 8, other, more, 4 * kMiB / 8 / kStep, kStep);
+  rig.fill(other, 4 * kMiB, 1);
+  REQUIRE(rig.pool().pin(other) == CUDA_SUCCESS);
+  CHECK(rig.holds(other, 4 * kMiB, 1));
+  CHECK(rig.pool().pin(more) == CUDA_ERROR_OUT_OF_MEMORY);
+  REQUIRE(rig.pool().unpin(other) == CUDA_SUCCESS);
+}
+
+TEST_CASE("memory freed in stream order is used again", "[pager][memory]") {
+  Rig rig({.vram = 8 * kMiB, .host = 8 * kMiB});
+  const CUstream stream = rig.makeStream();
+  for (uint64_t i = 0; i < 12; ++i) {
+    CUdeviceptr a = 0;
+    REQUIRE(rig.tryAllocate(6 * kMiB, &a, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
+    rig.fill(a, 6 * kMiB, i, stream);
+    REQUIRE(rig.pool().freeAsync(a, rig.key(stream)) == CUDA_SUCCESS);
+    if (i == 0) {
+      const bool gone = rig.pool().freeAsync(a, rig.key(stream)) == CUDA_ERROR_INVALID_VALUE;
+      CHECK(gone);
+    }
+  }
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
+
+TEST_CASE("a free waits for the kernels that use the memory", "[pager][memory]") {
+  Rig rig;
+  const CUstream stream = rig.makeStream();
+  const CUdeviceptr a = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
+  rig.put(a, 3);
+  rig.launch(stream, "readLong", out, a, uint64_t{300000});
+  rig.free(a);
+  CHECK(rig.get(out) == 900000);
+  CHECK(rig.pool().free(a) == CUDA_ERROR_INVALID_VALUE);
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
+
+TEST_CASE("ten thousand small allocations keep their contents", "[pager][memory]") {
+  Rig rig({.vram = 8 * kMiB, .host = 256 * kMiB});
+  std::vector<CUdeviceptr> small;
+  for (int i = 0; i < 10000; ++i) small.push_back(rig.allocate(512 + static_cast<uint64_t>(i) % 7 * 512));
+  for (size_t i = 0; i < small.size(); i += 401) rig.put(small[i], i);
+  rig.press();
+  for (size_t i = 0; i < small.size(); i += 401) CHECK(rig.get(small[i]) == i);
+  AllocationInfo info;
+  REQUIRE(rig.pool().describe(small[5] + 10, &info));
+  CHECK(info.base == small[5]);
+  std::mt19937_64 random(seedOr(1));
+  std::shuffle(small.begin(), small.end(), random);
+  for (const CUdeviceptr address : small) rig.free(address);
+}
+
+TEST_CASE("time to allocate and free grows with the number of allocations", "[pager][memory][slow]") {
+  const auto run = [](unsigned count) {
+    Rig rig({.vram = 64 * kMiB, .host = (2 * count + 512) * kMiB, .seconds = 300});
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<CUdeviceptr> made;
+    for (unsigned i = 0; i < count; ++i) made.push_back(rig.allocate(i % 16 == 0 ? 2 * kMiB : 4096));
+    for (const CUdeviceptr address : made) rig.free(address);
+    return secondsSince(begin);
+  };
+  const double few = run(10000);
+  const double many = run(100000);
+  INFO(few << " s for 10000, " << many << " s for 100000");
+  CHECK(many < 30 * std::max(few, 0.05));
+}
+
+TEST_CASE("the program's own mappings keep their contents", "[pager][vmm]") {
+  Rig rig;
+  Pool& pool = rig.pool();
+  CUdeviceptr range = 0;
+  REQUIRE(pool.reserveAddress(32 * kMiB, 0, 0, &range) == CUDA_SUCCESS);
+  const auto a = makeHandle(rig, 4 * kMiB), b = makeHandle(rig, 4 * kMiB), c = makeHandle(rig, 2 * kMiB);
+  mapAt(rig, range, 4 * kMiB, a);
+  mapAt(rig, range + 4 * kMiB, 4 * kMiB, b);
+  mapAt(rig, range + 16 * kMiB, 2 * kMiB, c);
+  rig.fill(range, 4 * kMiB, 1);
+  rig.fill(range + 4 * kMiB, 4 * kMiB, 2);
+  rig.fill(range + 16 * kMiB, 2 * kMiB, 3);
+  rig.press();
+  CHECK(rig.holds(range + 4 * kMiB, 4 * kMiB, 2));
+  rig.synchronize();
+
+  REQUIRE(pool.unmap(range, 4 * kMiB) == CUDA_SUCCESS);
+  rig.press();
+  mapAt(rig, range + 24 * kMiB, 4 * kMiB, a);  // elsewhere
+  CHECK(rig.holds(range + 24 * kMiB, 4 * kMiB, 1));
+  CHECK(rig.holds(range + 16 * kMiB, 2 * kMiB, 3));
+  rig.synchronize();
+
+  REQUIRE(pool.releaseHandle(b) == CUDA_SUCCESS);  // lives while it is mapped
+  rig.press();
+  CHECK(rig.holds(range + 4 * kMiB, 4 * kMiB, 2));
+  REQUIRE(pool.unmap(range + 4 * kMiB, 4 * kMiB) == CUDA_SUCCESS);
+  CHECK(pool.map(range, 4 * kMiB, 0, b) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(pool.releaseAddress(range, 32 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(pool.unmap(range + 16 * kMiB, 12 * kMiB) == CUDA_SUCCESS);
+  REQUIRE(pool.releaseHandle(a) == CUDA_SUCCESS);
+  REQUIRE(pool.releaseHandle(c) == CUDA_SUCCESS);
+  CHECK(pool.releaseAddress(range, 32 * kMiB) == CUDA_SUCCESS);
+}
+
+TEST_CASE("memory mapped at two addresses is the same at both", "[pager][vmm]") {
+  Rig rig;
+  Pool& pool = rig.pool();
+  CUdeviceptr range = 0;
+  REQUIRE(pool.reserveAddress(16 * kMiB, 0, 0, &range) == CUDA_SUCCESS);
+  const auto handle = makeHandle(rig, 2 * kMiB);
+  mapAt(rig, range, 2 * kMiB, handle);
+  rig.fill(range, 2 * kMiB, 4);
+  rig.press();
+  mapAt(rig, range + 8 * kMiB, 2 * kMiB, handle);
+  REQUIRE(pool.setAccess(range + 8 * kMiB, 2 * kMiB, &kReadWrite, 1) == CUDA_SUCCESS);  // once more
+  rig.launch(CU_STREAM_LEGACY, "addTo", range + 8 * kMiB, 2 * kMiB / 8 / kStep, kStep, uint64_t{1});
+  rig.press();
+  CHECK(rig.holds(range, 2 * kMiB, 4, 1));
+  rig.synchronize();
+  const bool second_first = GENERATE(false, true);
+  REQUIRE(pool.unmap(range + (second_first ? 8 * kMiB : 0), 2 * kMiB) == CUDA_SUCCESS);
+  REQUIRE(pool.unmap(range + (second_first ? 0 : 8 * kMiB), 2 * kMiB) == CUDA_SUCCESS);
+  mapAt(rig, range + 8 * kMiB, 2 * kMiB, handle);
+  rig.press();
+  rig.press();
+  CHECK(rig.holds(range + 8 * kMiB, 2 * kMiB, 4, 1));
+  rig.synchronize();
+  REQUIRE(pool.unmap(range + 8 * kMiB, 2 * kMiB) == CUDA_SUCCESS);
+  REQUIRE(pool.releaseHandle(handle) == CUDA_SUCCESS);
+  REQUIRE(pool.releaseAddress(range, 16 * kMiB) == CUDA_SUCCESS);
+}
+
+TEST_CASE("unmapping waits for a per-thread default stream", "[pager][vmm]") {
+  Rig rig;
+  CUdeviceptr range = 0;
+  REQUIRE(rig.pool().reserveAddress(4 * kMiB, 0, 0, &range) == CUDA_SUCCESS);
+  const auto handle = makeHandle(rig, 2 * kMiB);
+  mapAt(rig, range, 2 * kMiB, handle);
+  const StreamKey own{rig.context(), CU_STREAM_PER_THREAD, 77};
+  REQUIRE(rig.tryLaunch(own, rig.kernel("fill"), range, 2 * kMiB / 8 / kStep, kStep, uint64_t{1}) == CUDA_SUCCESS);
+  REQUIRE(rig.pool().unmap(range, 2 * kMiB) == CUDA_SUCCESS);
+  mapAt(rig, range, 2 * kMiB, handle);
+  CHECK(rig.holds(range, 2 * kMiB, 1));
+}
+
+TEST_CASE("a context goes and another starts again", "[pager][context]") {
+  Rig rig;
+  const uint64_t allocated = valueOf(rig.figures().allocated_bytes);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<CUdeviceptr> buffers;
+    for (int i = 0; i < 6; ++i) buffers.push_back(rig.allocate(4 * kMiB));
+    const CUdeviceptr small = rig.allocate(1000);
+    for (const CUdeviceptr buffer : buffers) rig.fill(buffer, 4 * kMiB, buffer);
+    rig.put(small, 1);
+    rig.pool().contextGone(rig.context());
+    CHECK(valueOf(rig.figures().allocated_bytes) == allocated);
+    CHECK(rig.pool().free(buffers[0]) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(rig.pool().free(small) == CUDA_ERROR_INVALID_VALUE);
+  }
+}
+
+TEST_CASE("what another context allocated outlives the first", "[pager][context]") {
+  Rig rig;
+  const CUdeviceptr first = rig.allocate(4 * kMiB);  // the engine starts here
+  rig.fill(first, 4 * kMiB, 1);
+  CUcontext second = nullptr;
+  REQUIRE(driver().cuCtxCreate_v4(&second, nullptr, 0, 0) == CUDA_SUCCESS);
+  CUdeviceptr kept = 0, range = 0;
+  REQUIRE(rig.pool().allocate(second, 0, 4 * kMiB, AllocationKind::kDevice, &kept) == CUDA_SUCCESS);
+  const auto write = [&](CUcontext context, uint64_t value) {
+    Access access(rig.pool(), {context, CU_STREAM_LEGACY, 0});
+    access.addRange(kept, 8, Mode::kWrite);
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(kept, &value, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+    access.submitted(CUDA_SUCCESS);
+    rig.synchronize();
+  };
+  write(second, 21);
+  REQUIRE(rig.pool().reserveAddress(4 * kMiB, 0, 0, &range) == CUDA_SUCCESS);
+  driver().cuCtxSetCurrent(rig.context());
+  rig.end();
+  REQUIRE(driver().cuCtxSetCurrent(second) == CUDA_SUCCESS);
+  CUdeviceptr more[4] = {};
+  for (CUdeviceptr& address : more) {
+    REQUIRE(rig.pool().allocate(second, 0, 2 * kMiB, AllocationKind::kDevice, &address) == CUDA_SUCCESS);
+    Access access(rig.pool(), {second, CU_STREAM_LEGACY, 0});
+    access.addRange(address, 2 * kMiB, Mode::kWrite);
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemsetD8Async(address, 1, 2 * kMiB, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+    access.submitted(CUDA_SUCCESS);
+  }
+  rig.synchronize();
+  uint64_t word = 0;
+  {
+    Access access(rig.pool(), {second, CU_STREAM_LEGACY, 0});
+    access.addRange(kept, 8, Mode::kRead);
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemcpyDtoHAsync_v2(&word, kept, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+    access.submitted(CUDA_SUCCESS);
+    rig.synchronize();
+  }
+  CHECK(word == 21);
+  CHECK(rig.pool().free(kept) == CUDA_SUCCESS);
+  rig.pool().contextGone(second);
+  driver().cuCtxDestroy_v2(second);
+}
