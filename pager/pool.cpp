@@ -470,6 +470,7 @@ bool Pool::describe(uint64_t address, AllocationInfo* out) const {
 MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
   static_cast<void>(context);
   PoolState& state = *state_;
+  if (state.forked.load()) return {};
   Lock lock(state.mutex);
   if (const Engine* engine = state.engineOf(device); engine != nullptr)
     return {engine->capacity() - std::min(engine->capacity(), engine->allocated()), engine->capacity()};
@@ -482,6 +483,7 @@ MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
 
 CUresult Pool::pin(CUdeviceptr address) {
   PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   Region* region = state.find(address);
@@ -499,6 +501,7 @@ CUresult Pool::pin(CUdeviceptr address) {
 
 CUresult Pool::unpin(CUdeviceptr address) {
   PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   Region* region = state.find(address);
@@ -511,18 +514,22 @@ CUresult Pool::unpin(CUdeviceptr address) {
 }
 
 void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host) {
+  if (state_->forked.load()) return;
   Lock lock(state_->mutex);
   state_->roots.push_back({address, bytes, host, context, {}});
 }
 
 void Pool::removeRoot(CUdeviceptr address) {
+  if (state_->forked.load()) return;
   Lock lock(state_->mutex);
   std::erase_if(state_->roots, [address](const Root& root) { return root.address == address; });
 }
 
 // --- streams and contexts ------------------------------------------------------------------------------------------------
 
-void Pool::streamDestroyed(const StreamKey& stream) { state_->streams.streamDestroyed(stream); }
+void Pool::streamDestroyed(const StreamKey& stream) {
+  if (!state_->forked.load()) state_->streams.streamDestroyed(stream);
+}
 void Pool::captureBegan() { state_->streams.captureBegan(); }
 void Pool::captureEnded() { state_->streams.captureEnded(); }
 
@@ -606,6 +613,7 @@ void Pool::contextGone(CUcontext context) {
 
 CUresult Pool::peerEnabled(CUdevice accessing, CUdevice owner) {
   PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state.mutex);
   Engine* engine = state.engineOf(owner);
   if (engine == nullptr) return CUDA_SUCCESS;

@@ -173,6 +173,7 @@ CUresult Pool::reserveAddress(uint64_t bytes, uint64_t alignment, uint64_t hint,
 
 CUresult Pool::releaseAddress(CUdeviceptr address, uint64_t bytes) {
   PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   Region* region = state.find(address);
@@ -226,6 +227,7 @@ CUresult Pool::createHandle(CUcontext context, CUdevice device, uint64_t bytes, 
 
 CUresult Pool::releaseHandle(CUmemGenericAllocationHandle id) {
   PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state.mutex);
   const auto it = state.vmm_handles.find(id);
   if (it == state.vmm_handles.end() || it->second->references == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -235,6 +237,7 @@ CUresult Pool::releaseHandle(CUmemGenericAllocationHandle id) {
 }
 
 CUresult Pool::handleProperties(CUmemGenericAllocationHandle id, CUmemAllocationProp* properties) const {
+  if (state_->forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state_->mutex);
   const auto it = state_->vmm_handles.find(id);
   if (it == state_->vmm_handles.end() || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -243,6 +246,7 @@ CUresult Pool::handleProperties(CUmemGenericAllocationHandle id, CUmemAllocation
 }
 
 CUresult Pool::retainHandle(CUdeviceptr address, CUmemGenericAllocationHandle* out) {
+  if (state_->forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state_->mutex);
   const VmmMapping* mapping = mappingAt(*state_, address);
   if (mapping == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -253,6 +257,7 @@ CUresult Pool::retainHandle(CUdeviceptr address, CUmemGenericAllocationHandle* o
 
 CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGenericAllocationHandle id) {
   PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address) || offset != 0 || !wholePages(address) || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   const auto it = state.vmm_handles.find(id);
@@ -277,6 +282,7 @@ CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGe
 
 CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessDesc* descriptors, size_t count) {
   PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address) || descriptors == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   uint64_t at = address;
@@ -325,6 +331,7 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
 
 CUresult Pool::unmap(CUdeviceptr address, uint64_t bytes) {
   PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address) || !wholePages(address) || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   std::vector<uint64_t> bases;
@@ -352,6 +359,7 @@ CUresult Pool::unmap(CUdeviceptr address, uint64_t bytes) {
 }
 
 CUresult Pool::getAccess(CUdeviceptr address, const CUmemLocation& location, unsigned long long* flags) const {
+  if (state_->forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state_->mutex);
   const VmmMapping* mapping = mappingAt(*state_, address);
   if (mapping == nullptr || flags == nullptr) return CUDA_ERROR_INVALID_VALUE;

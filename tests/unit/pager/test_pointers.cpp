@@ -27,7 +27,7 @@ void checkGathered(Rig& rig, CUdeviceptr out) {
 }  // namespace
 
 TEST_CASE("a table of pointers that a kernel built is followed when its targets were evicted", "[pager][pointers]") {
-  Rig rig;
+  Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
   const auto targets = makeTargets(rig);
   for (int round = 0; round < 2; ++round) {
@@ -41,7 +41,7 @@ TEST_CASE("a table of pointers that a kernel built is followed when its targets 
 }
 
 TEST_CASE("pointers computed from the base of an arena are followed", "[pager][pointers]") {
-  Rig rig;
+  Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB), arena = rig.allocate(4 * kMiB);
   for (uint64_t i = 0; i < kTargets; ++i) rig.put(arena + i * kMiB, 1000 + i);
   rig.launch(CU_STREAM_LEGACY, "buildTable", table, arena, kTargets, kMiB);
@@ -52,7 +52,7 @@ TEST_CASE("pointers computed from the base of an arena are followed", "[pager][p
 }
 
 TEST_CASE("a launch in flight follows pointers that no scan has seen yet", "[pager][pointers]") {
-  Rig rig;
+  Rig rig({.vram = 16 * kMiB});
   const CUstream stream = rig.makeStream();
   const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
   const auto targets = makeTargets(rig);
@@ -70,7 +70,7 @@ TEST_CASE("a launch in flight follows pointers that no scan has seen yet", "[pag
 }
 
 TEST_CASE("pointers that the host writes while their targets are parked", "[pager][pointers]") {
-  Rig rig;
+  Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr out = rig.allocate(2 * kMiB);
   const auto targets = makeTargets(rig);
   std::vector<uint64_t> words;
@@ -105,7 +105,7 @@ TEST_CASE("pointers that the host writes while their targets are parked", "[page
 }
 
 TEST_CASE("a copy with several sources takes the pointers of all", "[pager][pointers]") {
-  Rig rig;
+  Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr out = rig.allocate(2 * kMiB), a = rig.allocate(2 * kMiB), b = rig.allocate(2 * kMiB);
   const CUdeviceptr table = rig.allocate(2 * kMiB);
   const auto targets = makeTargets(rig);
@@ -133,7 +133,7 @@ TEST_CASE("a copy with several sources takes the pointers of all", "[pager][poin
 }
 
 TEST_CASE("chains of pointers are followed to their end", "[pager][pointers]") {
-  Rig rig;
+  Rig rig({.vram = 16 * kMiB});
   std::vector<CUdeviceptr> chain;
   for (int i = 0; i < 4; ++i) chain.push_back(rig.allocate(2 * kMiB));
   for (size_t i = 0; i + 1 < chain.size(); ++i) rig.put(chain[i], chain[i + 1]);

@@ -1,0 +1,311 @@
+// Streams and threads: what is used is not taken away, whoever asks, in whatever order.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "tests/unit/pager/rig.h"
+
+using namespace olpager::pager;
+using namespace olpager::pager::test;
+
+namespace {
+
+void endStream(Rig& rig, CUstream stream) {
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
+
+struct Buffer {
+  CUdeviceptr address;
+  uint64_t bytes;
+  uint64_t seed;
+  uint64_t added;
+};
+
+/// One thread's life: allocations, launches, copies and frees by chance, contents followed by a model. What went wrong.
+std::string live(Rig& rig, const StreamKey& stream, uint64_t seed, unsigned steps, uint64_t most_bytes) {
+  rig.enterThread();
+  std::mt19937_64 random(seed);
+  std::vector<Buffer> buffers;
+  uint64_t held = 0;
+  const CUfunction fill = rig.kernel("fill"), add = rig.kernel("addTo");
+  const auto check = [&](const Buffer& buffer) -> std::string {
+    std::vector<uint64_t> words(buffer.bytes / 8);
+    Access access(rig.pool(), stream);
+    access.addRange(buffer.address, buffer.bytes, Mode::kRead);
+    if (const CUresult result = access.acquire(); result != CUDA_SUCCESS) return "acquire " + std::to_string(result);
+    const CUresult copied =
+        driver().api.cuMemcpyDtoHAsync_v2(words.data(), buffer.address, buffer.bytes, stream.stream);
+    access.submitted(copied);
+    if (copied != CUDA_SUCCESS) return "copy " + std::to_string(copied);
+    if (const CUresult result = driver().api.cuStreamSynchronize(stream.stream); result != CUDA_SUCCESS)
+      return "synchronize " + std::to_string(result);
+    for (uint64_t i = 0; i < buffer.bytes / 8 / kStep; ++i)
+      if (words[i * kStep] != mix(buffer.seed + i) + buffer.added) return "wrong contents";
+    return "";
+  };
+  for (unsigned step = 0; step < steps; ++step) {
+    const uint64_t what = random() % 10;
+    if (buffers.empty() || (what < 2 && held < most_bytes)) {
+      const uint64_t bytes = (1 + random() % 3) * 2 * kMiB;
+      Buffer buffer{0, bytes, random(), 0};
+      if (const CUresult result = rig.tryAllocate(bytes, &buffer.address); result != CUDA_SUCCESS)
+        return "allocate " + std::to_string(result);
+      if (const CUresult result = rig.tryLaunch(stream, fill, buffer.address, bytes / 8 / kStep, kStep, buffer.seed);
+          result != CUDA_SUCCESS)
+        return "fill " + std::to_string(result);
+      held += bytes;
+      buffers.push_back(buffer);
+      continue;
+    }
+    const size_t at = random() % buffers.size();
+    Buffer& buffer = buffers[at];
+    if (what < 8) {
+      const uint64_t value = random() % 1000;
+      if (const CUresult result = rig.tryLaunch(stream, add, buffer.address, buffer.bytes / 8 / kStep, kStep, value);
+          result != CUDA_SUCCESS)
+        return "add " + std::to_string(result);
+      buffer.added += value;
+    } else {
+      if (const std::string wrong = check(buffer); !wrong.empty()) return wrong;
+      if (what < 9) continue;
+      if (const CUresult result = rig.pool().free(buffer.address); result != CUDA_SUCCESS)
+        return "free " + std::to_string(result);
+      held -= buffer.bytes;
+      buffers.erase(buffers.begin() + static_cast<ptrdiff_t>(at));
+    }
+  }
+  for (const Buffer& buffer : buffers) {
+    if (const std::string wrong = check(buffer); !wrong.empty()) return wrong;
+    if (rig.pool().free(buffer.address) != CUDA_SUCCESS) return "free at the end";
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("what a long kernel reads stays while its neighbours are evicted", "[pager][streams]") {
+  Rig rig;
+  const CUstream first = rig.makeStream(), second = rig.makeStream();
+  const CUdeviceptr x = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
+  rig.put(x, 7);
+  rig.press();
+  for (int round = 0; round < 2; ++round) {
+    rig.launch(first, "readLong", out, x, uint64_t{200000});
+    // The other stream uses x later and ends sooner.
+    rig.launch(second, "addTo", x, uint64_t{1}, kStep, uint64_t{0});
+    std::vector<CUdeviceptr> others;
+    for (int i = 0; i < 6; ++i) {
+      others.push_back(rig.allocate(2 * kMiB));
+      rig.fill(others.back(), 2 * kMiB, others.back(), second);
+    }
+    for (const CUdeviceptr other : others) rig.launch(second, "addTo", other, uint64_t{4}, kStep, uint64_t{1});
+    REQUIRE(driver().api.cuStreamSynchronize(first) == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuStreamSynchronize(second) == CUDA_SUCCESS);
+    CHECK(rig.get(out) == 7 * 200000);
+    for (const CUdeviceptr other : others) rig.free(other);
+  }
+  endStream(rig, first);
+  endStream(rig, second);
+}
+
+TEST_CASE("the work of a stream that was destroyed holds its memory", "[pager][streams]") {
+  Rig rig;
+  const CUdeviceptr x = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
+  rig.put(x, 7);
+  rig.press();
+  for (int round = 0; round < 3; ++round) {
+    const CUstream stream = rig.makeStream();
+    rig.launch(stream, "readLong", out, x, uint64_t{200000});
+    endStream(rig, stream);
+    rig.press();
+    rig.synchronize();
+    CHECK(rig.get(out) == 7 * 200000);
+  }
+}
+
+TEST_CASE("per-thread default streams", "[pager][streams]") {
+  Rig rig;
+  const uint64_t seed = seedOr(11);
+  std::vector<std::string> wrong(4);
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < wrong.size(); ++i)
+    threads.emplace_back([&, i] {
+      wrong[i] = live(rig, {rig.context(), CU_STREAM_PER_THREAD, 100 + i}, seed + i, 30, 8 * kMiB);
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& what : wrong) CHECK(what == "");
+}
+
+TEST_CASE("eight threads on one stream and on streams of their own", "[pager][streams][threads]") {
+  Rig rig({.vram = 16 * kMiB, .host = 512 * kMiB, .seconds = 240});
+  const uint64_t seed = seedOr(3);
+  const bool shared = GENERATE(true, false);
+  std::vector<CUstream> streams;
+  for (int i = 0; i < (shared ? 1 : 8); ++i) streams.push_back(rig.makeStream());
+  std::vector<std::string> wrong(8);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < wrong.size(); ++i)
+    threads.emplace_back(
+        [&, i] { wrong[i] = live(rig, rig.key(streams[i % streams.size()]), seed * 100 + i, 40, 10 * kMiB); });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& what : wrong) CHECK(what == "");
+  for (const CUstream stream : streams) endStream(rig, stream);
+}
+
+TEST_CASE("small allocations from eight threads are mapped when they are given out", "[pager][threads]") {
+  Rig rig({.vram = 64 * kMiB});
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < 8; ++i)
+    threads.emplace_back([&, i] {
+      rig.enterThread();
+      const CUfunction fill = rig.kernel("fill");
+      for (uint64_t k = 0; k < 100; ++k) {
+        CUdeviceptr at = 0;
+        if (rig.tryAllocate(300000, &at) != CUDA_SUCCESS ||
+            rig.tryLaunch({rig.context(), CU_STREAM_LEGACY, 0}, fill, at, uint64_t{1}, kStep, i + k) != CUDA_SUCCESS ||
+            (k % 3 == 0 && rig.pool().free(at) != CUDA_SUCCESS))
+          ++wrong;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(driver().api.cuCtxSynchronize() == CUDA_SUCCESS);
+}
+
+TEST_CASE("two threads whose launches fit one at a time", "[pager][threads]") {
+  Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB});
+  CUdeviceptr buffers[2] = {rig.allocate(6 * kMiB), rig.allocate(6 * kMiB)};
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < 2; ++i)
+    threads.emplace_back([&, i] {
+      rig.enterThread();
+      const CUfunction add = rig.kernel("addTo"), fill = rig.kernel("fill");
+      const StreamKey stream{rig.context(), CU_STREAM_LEGACY, 0};
+      if (rig.tryLaunch(stream, fill, buffers[i], 6 * kMiB / 8 / kStep, kStep, uint64_t{i}) != CUDA_SUCCESS) ++wrong;
+      for (int k = 0; k < 10; ++k)
+        if (rig.tryLaunch(stream, add, buffers[i], 6 * kMiB / 8 / kStep, kStep, uint64_t{1}) != CUDA_SUCCESS) ++wrong;
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(rig.holds(buffers[0], 6 * kMiB, 0, 10));
+  CHECK(rig.holds(buffers[1], 6 * kMiB, 1, 10));
+}
+
+TEST_CASE("what is zeroed after it was used in place is not taken for its old copy", "[pager][hash][numa]") {
+  Rig rig;
+  const CUdeviceptr x = rig.allocate(2 * kMiB), big = rig.allocate(8 * kMiB);
+  REQUIRE(rig.zero(CU_STREAM_LEGACY, x, 2 * kMiB) == CUDA_SUCCESS);
+  rig.press();  // its copy in host memory, and the hash of it, are of zeros
+  // More than VRAM at once: x is used in place.
+  rig.launch(CU_STREAM_LEGACY, "sumTwo", x, big, big + 4 * kMiB, 4 * kMiB / 8 / kStep, kStep);
+  for (int i = 0; i < 3; ++i) {
+    rig.launch(CU_STREAM_LEGACY, "addTo", x, uint64_t{8}, kStep, uint64_t{5});
+    rig.launch(CU_STREAM_LEGACY, "copyTo", big, x, uint64_t{8}, kStep);
+  }
+  rig.synchronize();
+  REQUIRE(rig.pool().pin(x) == CUDA_SUCCESS);
+  REQUIRE(rig.pool().unpin(x) == CUDA_SUCCESS);
+  REQUIRE(rig.zero(CU_STREAM_LEGACY, x, 2 * kMiB) == CUDA_SUCCESS);
+  rig.press();
+  rig.press();
+  for (uint64_t i = 0; i < 8; ++i) CHECK(rig.get(x + i * kStep * 8) == 0);
+}
+
+TEST_CASE("pages that were only read are dropped, written ones are written down", "[pager][hash]") {
+  Rig rig;
+  constexpr uint64_t kBytes = 4 * kMiB;
+  std::vector<CUdeviceptr> buffers;
+  for (int i = 0; i < 5; ++i) buffers.push_back(rig.allocate(kBytes));
+  const CUdeviceptr out = rig.allocate(4096);
+  for (size_t i = 0; i < buffers.size(); ++i) rig.fill(buffers[i], kBytes, i);
+  const auto readAll = [&] {
+    for (const CUdeviceptr buffer : buffers)
+      rig.launch(CU_STREAM_LEGACY, "sumTwo", out, buffer, buffer, uint64_t{4}, kStep);
+    rig.synchronize();
+  };
+  readAll();
+  const uint64_t clean = valueOf(rig.figures().evictions_clean);
+  for (int i = 0; i < 3; ++i) readAll();
+  CHECK(valueOf(rig.figures().evictions_clean) > clean);
+  for (size_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i));
+}
+
+TEST_CASE("under reach = all every allocation is mapped for every launch", "[pager][reach][numa]") {
+  Rig rig({.reach = Reach::kAll});
+  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
+  std::vector<CUdeviceptr> targets;
+  for (uint64_t i = 0; i < 5; ++i) {
+    targets.push_back(rig.allocate(2 * kMiB));
+    rig.put(targets[i], 50 + i);
+    rig.put(table + i * 8, targets[i]);
+  }
+  rig.launch(CU_STREAM_LEGACY, "gather", out, table, uint64_t{5});
+  rig.synchronize();
+  for (uint64_t i = 0; i < 5; ++i) CHECK(rig.get(out + i * 8) == 50 + i);
+}
+
+TEST_CASE("stopping while work goes on ends in time", "[pager][end]") {
+  Rig rig;
+  const uint64_t seed = seedOr(5);
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < 4; ++i)
+    threads.emplace_back([&, i] {
+      const CUstream stream = nullptr;
+      static_cast<void>(stream);
+      // Whatever is refused after the stop ends a thread's life; nothing hangs.
+      static_cast<void>(live(rig, {rig.context(), CU_STREAM_LEGACY, 0}, seed + i, 60, 16 * kMiB));
+    });
+  std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  rig.pool().stop();
+  for (std::thread& thread : threads) thread.join();
+  rig.pool().stop();
+}
+
+TEST_CASE("a forked child gets an answer to every call", "[pager][end]") {
+  Rig rig;
+  const CUdeviceptr a = rig.allocate(4 * kMiB);
+  rig.fill(a, 4 * kMiB, 1);
+  rig.press();
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    alarm(20);
+    Pool& pool = rig.pool();
+    pool.forked();
+    CUdeviceptr address = 0;
+    CUmemGenericAllocationHandle handle = 0;
+    AllocationInfo info;
+    bool right = pool.allocate(nullptr, 0, 4096, AllocationKind::kDevice, &address) == CUDA_ERROR_NOT_INITIALIZED;
+    right &= pool.free(a) == CUDA_ERROR_NOT_INITIALIZED && pool.freeAsync(a, {}) == CUDA_ERROR_NOT_INITIALIZED;
+    right &= pool.pin(a) == CUDA_ERROR_NOT_INITIALIZED && pool.unpin(a) == CUDA_ERROR_NOT_INITIALIZED;
+    right &= pool.retainHandle(a, &handle) == CUDA_ERROR_NOT_INITIALIZED;
+    right &= pool.releaseAddress(a, 4 * kMiB) == CUDA_ERROR_NOT_INITIALIZED;
+    right &= pool.unmap(a, 4 * kMiB) == CUDA_ERROR_NOT_INITIALIZED;
+    right &= !pool.describe(a, &info);
+    pool.addRoot(nullptr, a, 8, nullptr);
+    pool.removeRoot(a);
+    pool.streamDestroyed({});
+    pool.contextGone(nullptr);
+    {
+      Access access(pool, {});
+      access.addRange(a, 8, Mode::kRead);
+      ReachSet set;
+      access.collect(set);
+      right &= access.acquire() == CUDA_ERROR_NOT_INITIALIZED;
+    }
+    pool.stop();
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(rig.holds(a, 4 * kMiB, 1));
+}
