@@ -172,7 +172,9 @@ CUresult Access::acquireSlow() {
       for (const uint32_t id : root.edges) visit(state.regions.at(id));
     for (size_t i = 0; i < reach.size(); ++i) {
       for (const uint32_t id : reach[i]->edges) visit(state.regions.at(id));
-      if (i < listed || reach[i]->blocked.load(std::memory_order_relaxed) == 0) continue;
+      if (i < listed) continue;
+      // What is all there stays so while a launch waits, except where older launches may take it (Engine::isHeld).
+      if (reach[i]->blocked.load(std::memory_order_relaxed) == 0 && reach[i]->engine->chunks().hostMappable()) continue;
       for (auto& extent : reach[i]->extents) needed.push_back(extent.get());
     }
     listed = reach.size();
@@ -212,6 +214,7 @@ CUresult Access::acquireSlow() {
     for (; held < reach.size(); ++held) {
       Region* region = reach[held];
       ++region->wanted;
+      wantOf(region->engine).regions.push_back(region);
     }
     for (Region* region : reach) {  // also what the host wrote meanwhile
       if (!follows_pointers_ || reach_all || !region->host_written) continue;

@@ -533,9 +533,16 @@ bool Engine::serveWants(Lock& lock) {
   bool progress = false;
   demand_short_ = 0;
   const uint64_t now = nowNs();
+  // Where nothing can be used in place, launches that fit only one at a time must not hold half of VRAM each: the oldest
+  // gets what it needs first, from the others if need be.
+  const bool one_by_one = !chunks_.hostMappable();
   // By index: the list may change while the mutex is released. A waiting thread leaves it only under the mutex.
   for (size_t w = 0; w < wants_.size(); ++w) {
     Want* want = wants_[w];
+    if (one_by_one && demand_short_ > 0) {
+      want->since_ns = now;
+      continue;
+    }
     uint64_t missing = 0;
     bool in_flight = false;
     bool moved = false;

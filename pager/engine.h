@@ -35,6 +35,7 @@ struct VmmHandle;
 /// A launch that waits for extents. On the waiting thread's stack; listed in Engine::wants_ while it waits.
 struct Want {
   std::vector<Extent*> extents;   // to be mapped; those of the working set in VRAM
+  std::vector<Region*> regions;   // all that the launch reaches here
   std::vector<Region*> to_scan;   // reached, and written by the host since their last scan
   uint64_t since_ns = 0;
   bool in_place = false;          // the time is over, or it can't fit: map the rest in place
@@ -150,6 +151,7 @@ class Engine {
   bool startFetch(Extent& extent, bool ahead, Lock& lock);
   bool mapEmpty(Extent& extent, Lock& lock);
   bool mapInPlace(Extent& extent, Lock& lock);
+  bool isHeld(const Region& region) const;
   bool promote(const std::vector<Extent*>& extents);
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock);
   bool scanHostWritten(const std::vector<Region*>& regions);
@@ -195,7 +197,7 @@ class Engine {
   std::deque<Copy> fetching_;
   std::deque<Copy> writing_;
   std::deque<std::unique_ptr<Batch>> batches_;
-  std::vector<Want*> wants_;
+  std::vector<Want*> wants_;  // oldest first
   uint64_t fetching_bytes_ = 0;
   uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet
   uint64_t ahead_bytes_ = 0;  // prefetched and not used yet, in flight included

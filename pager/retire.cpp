@@ -40,6 +40,14 @@ void Engine::cancelRetiring(Extent& extent) {
   }
 }
 
+// Whether a launch that waits needs the region: no victim. (serveWants says what goes when nothing can be used in place.)
+bool Engine::isHeld(const Region& region) const {
+  if (region.wanted == 0) return false;
+  if (chunks_.hostMappable() || wants_.empty()) return true;
+  const auto& oldest = wants_.front()->regions;
+  return wants_.front()->in_vram || std::find(oldest.begin(), oldest.end(), &region) != oldest.end();
+}
+
 // Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch waits
 // for may go; else only what is used later than `nearer_than` touches from now.
 bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock) {
@@ -58,7 +66,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& loc
   for (uint32_t step = 0; step < end - 1 && candidates.size() < kCandidates; ++step) {
     clock_hand_ = clock_hand_ % (end - 1) + 1;
     Region* region = pool_.regions.at(static_cast<uint32_t>(clock_hand_));
-    if (region->dead || region->engine != this || region->wanted > 0 || region->pins > 0) continue;
+    if (region->dead || region->engine != this || isHeld(*region) || region->pins > 0) continue;
     if (region->extents.empty() || region->blocked.load(std::memory_order_relaxed) >= region->extents.size()) continue;
     Score score;
     const auto next = pool_.predictor.nextUse(region->id);
