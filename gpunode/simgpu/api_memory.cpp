@@ -153,8 +153,7 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
       return answer(data, static_cast<unsigned>(managed));
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       if (allocation != nullptr) return answer(data, static_cast<int>(allocation->device->ordinal));
-      return answer(data,
-                    onHost(range.mapping) ? 0 : static_cast<int>(range.mapping.physical->properties.location.id));
+      return answer(data, onHost(range.mapping) ? 0 : static_cast<int>(range.mapping.physical->properties.location.id));
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:

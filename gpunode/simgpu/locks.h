@@ -1,17 +1,24 @@
 // The locks of the simulated GPU and their order. A thread that holds a lock takes only locks further down this list;
 // two locks of one line are never held together unless the line says so. No lock is held while an operation of a stream
-// executes, while a caller's callback runs, or while a thread waits for a stream (StreamPoint::wait).
+// executes, while a caller's callback runs, or while a thread waits for a stream (StreamPoint::wait), but for the first
+// two.
 //
-//   1. Context::submit_mutex     order of submission in one context: legacy-stream dependencies, capture state of its
-//                                streams, the set of streams. Two contexts' locks are never held together.
-//   2. MemPool::mutex            blocks of one stream-ordered pool
-//   3. Memory::mutex             virtual address spaces, physical handles, mappings, the table of allocations
-//   4. PageTable::mutex          writers of one device's page table (readers take no lock)
-//   5. Vram::mutex               free frames of one device
-//   6. Stream::mutex             one stream's queue and its completed number
-//   7. Event::mutex              what an event was last recorded as
-//   8. HandleTable::mutex        handle -> object; leaf
-//   9. Runners::mutex, HostCallbacks::mutex, PrintfSink::mutex, the not-supported log: leaves
-//
-// Context::mutex (limits, peers, hooks) is a leaf as well. Modules and graphs have locks of their own, taken before 1.
+//   1. Driver::context_lock      OL_SIM_CTXLOCK only, recursive: module load and free hold it while they drain a
+//   context
+//   2. Driver::primary_mutex     recursive: retain, release and reset of primary contexts; held while one is torn down
+//   3. CaptureSession::mutex     one capture's state; held while a node is added to its graph, so the graphs' locks and
+//                                the allocations of graph nodes come after it
+//      (locks of modules/ and graphs/)
+//   4. Context::submit_mutex     order of submission in one context: legacy-stream dependencies, the set of streams.
+//   Two
+//                                contexts' locks are never held together.
+//   5. MemPool::mutex            blocks of one stream-ordered pool
+//   6. Memory's mutex            addresses, handles, mappings, the table of allocations (readers share it)
+//   7. PageTable::mutex          writers of one device's page table (readers take no lock);
+//      PageTable::phase_mutex    one waiter for readers at a time, taken while chunks are given back
+//   8. Vram::mutex, the host arena's mutex    free frames
+//   9. Stream::mutex             one stream's queue, its completed number, its capture
+//  10. leaves: Event::mutex, HandleTable::mutex, Context::mutex (limits, peers, hooks; with 4 only in activate()),
+//      Runners::mutex, HostCallbacks::mutex, PrintfSink::mutex, the registries of pools (which takes a HandleTable's)
+//      and of captures, Allocation::advice_mutex, the list of what was not supported
 #pragma once
