@@ -32,6 +32,10 @@ enum VictimClass : unsigned { kHot, kSoon, kStays, kStreams, kUnknown, kNeverAga
 }  // namespace
 
 void Engine::cancelRetiring(Extent& extent) {
+  // Out of its batch: the extent may be retired again at once, and then has to wait for its own grace period.
+  for (auto& batch : batches_)
+    for (Extent*& victim : batch->victims)
+      if (victim == &extent) victim = nullptr;
   if (extent.vram != nullptr) {
     incoming_ -= extent.bytes();
     setState(extent, ExtentState::kVram);
@@ -253,8 +257,12 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
 
   std::vector<Region*> still_dirty;
   for (Region* region : pool_.dirty) {
-    if (region->dead) {
+    if (region->dead || region->engine == nullptr) {
       region->in_dirty_list = false;
+      continue;
+    }
+    if (region->engine != this) {  // its aliases are mapped for its own device
+      still_dirty.push_back(region);
       continue;
     }
     bool fits = true;
@@ -285,15 +293,23 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   add(figures_->scans, slots);
   add(figures_->hashed_bytes, slots * kPageBytes);
   const uint64_t used_pages = pool_.addresses->highWaterPages();
+  // What the roots name is kept apart from what pages name, where the bitmap has room for both.
+  uint32_t* const root_found = scratch->found + (2 * bitmap_words * sizeof(uint32_t) <= kFoundBytes ? bitmap_words : 0);
+  batch.bitmap_words = bitmap_words;
+  const size_t roots = listRoots(*scratch, root_found);
+  batch.scans_roots = roots > 0;
+  if (batch.scans_roots) ++pool_.root_scans;
   lock.unlock();
   std::fill_n(scratch->found, bitmap_words, 0u);
-  const CUresult result = launchPass(*scratch, jobs, used_pages, batch.event);
+  std::fill_n(root_found, bitmap_words, 0u);
+  const CUresult result = launchPass(*scratch, jobs, used_pages, batch.event, roots);
   lock.lock();
   if (result != CUDA_SUCCESS) lost(result);
   return true;
 }
 
-CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event) {
+CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event,
+                            size_t roots) {
   uint32_t widest = 1;
   for (size_t i = 0; i < jobs; ++i) widest = std::max(widest, scratch.jobs[i].pages);
   kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(scratch.jobs), pool_.map->base(), range_pages,
@@ -306,8 +322,59 @@ CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_
     result = pool_.driver.cuLaunchKernel(pass_, widest, static_cast<unsigned>(std::min(kGridY, jobs - at)), 1,
                                          kernels::kPagePassThreads, 1, 1, 0, pass_stream_, pointers, nullptr);
   }
+  if (roots > 0 && result == CUDA_SUCCESS) {
+    auto root_jobs = reinterpret_cast<uint64_t>(scratch.roots);
+    void* root_pointers[] = {&root_jobs, &parameters.range_base, &parameters.range_pages};
+    result = pool_.driver.cuLaunchKernel(scan_roots_, 4, static_cast<unsigned>(roots), 1, kernels::kPagePassThreads, 1, 1, 0,
+                                         pass_stream_, root_pointers, nullptr);
+  }
   if (result == CUDA_SUCCESS && event != nullptr) result = pool_.driver.cuEventRecord(event, pass_stream_);
   return result;
+}
+
+// Module globals and the like: all of the context's that are in device memory. A large one is managed memory as a rule,
+// which a scan would move to the GPU.
+size_t Engine::listRoots(const Scratch& scratch, uint32_t* found) const {
+  size_t count = 0;
+  for (const Root& root : pool_.roots) {
+    if (root.host != nullptr || root.context != context_ || root.bytes > kLargestRoot || count == kRootJobs) continue;
+    const uint64_t first = (root.address + 7) / 8 * 8;
+    const uint64_t end = root.address + root.bytes;
+    if (first + 8 > end) continue;
+    scratch.roots[count++] = {first, reinterpret_cast<uint64_t>(found), (end - first) / 8};
+  }
+  return count;
+}
+
+// Takes over what the roots name. True when something is new: launches in flight may be following it.
+bool Engine::noteRoots(const uint32_t* found, uint64_t words) {
+  std::vector<RootEdge> edges;
+  bool news = false;
+  for (uint64_t w = 0; w < words; ++w) {
+    for (uint32_t bits = found[w]; bits != 0; bits &= bits - 1) {
+      const uint64_t page = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
+      Region* target = pool_.find(pool_.map->base() + page * kPageBytes);
+      if (target == nullptr || target->dead) continue;
+      const auto same = [target](const RootEdge& edge) {
+        return edge.id == target->id && edge.buffer_id == target->buffer_id;
+      };
+      if (std::any_of(edges.begin(), edges.end(), same)) continue;
+      edges.push_back({target->id, target->buffer_id});
+      if (std::any_of(pool_.root_edges.begin(), pool_.root_edges.end(), same)) continue;
+      news = true;
+      const uint64_t newest = pool_.launch_number.load();
+      uint64_t before = target->stamp.load();
+      while (before < newest && !target->stamp.compare_exchange_weak(before, newest)) {
+      }
+    }
+  }
+  // Other engines' roots stay as they are.
+  std::erase_if(pool_.root_edges, [this](const RootEdge& edge) {
+    const Region* region = pool_.regions.at(edge.id);
+    return region->dead || region->buffer_id != edge.buffer_id || region->engine == this;
+  });
+  pool_.root_edges.insert(pool_.root_edges.end(), edges.begin(), edges.end());
+  return news;
 }
 
 // Some page names another region: finds out which, one scan for each region that was in the pass.
@@ -410,14 +477,22 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
     }
     hashes.push_back(hash);
   }
-  const uint64_t words = (pool_.addresses->highWaterPages() + 31) / 32;
+  const uint64_t words = batch.bitmap_words;
   bool any = false;
+  bool root_news = false;
   for (uint64_t w = 0; w < words && !any; ++w) any = scratch.found[w] != 0;
+  if (batch.scans_roots) {
+    --pool_.root_scans;
+    // Before findEdges uses the bitmap again.
+    const bool apart = 2 * batch.bitmap_words * sizeof(uint32_t) <= kFoundBytes;
+    root_news = !broken_ && noteRoots(scratch.found + (apart ? batch.bitmap_words : 0), batch.bitmap_words);
+  }
   if (any) {
     findEdges(batch, lock);
   } else {
     for (const Scanned& scanned : batch.scanned) forgetEdges(scanned);
   }
+  any |= root_news;
   if (any) spreadStamps();
   // Copies into these had completed when the pass began; none has come since if the stamp is the same.
   for (const auto& [region, stamp] : batch.scan_for)
