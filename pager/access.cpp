@@ -19,12 +19,15 @@ void raise(std::atomic<uint64_t>& value, uint64_t to) {
 }
 
 constexpr uint64_t kScanOnCpu = 64 << 10;
+constexpr uint64_t kRootOnCpu = 64 << 20;  // of a larger one, as much from where the launch names it
 
 /// Whether a range lies in the region's pages; its guard is none of them. Sums could wrap.
 bool inside(const Region& region, uint64_t address, uint64_t bytes) {
   const uint64_t offset = address - region.base;
   const uint64_t size = region.pages * kPageBytes;
-  return offset < size && bytes <= size - offset;
+  if (offset >= size || bytes > size - offset) return false;
+  // As native: a small allocation ends where what is rounded up for it does.
+  return region.slot_bytes == 0 || bytes <= region.slot_bytes - offset % region.slot_bytes;
 }
 
 }  // namespace
@@ -42,7 +45,13 @@ Access::Use& Access::push() {
 }
 
 void Access::addWord(uint64_t word) {
-  if (pool_.contains(word)) push() = {word, 0, Mode::kReadWrite};
+  if (pool_.contains(word)) {
+    push() = {word, 0, Mode::kReadWrite};
+    return;
+  }
+  const PoolState& state = *pool_.state_;
+  if (word - state.host_roots_low.load(std::memory_order_relaxed) < state.host_roots_span.load(std::memory_order_relaxed))
+    host_words_.push_back(word);
 }
 
 void Access::addParameter(const void* bytes_at, size_t bytes) {
@@ -141,9 +150,8 @@ CUresult Access::acquireSlow() {
       // mappings, which are one region.
       if (region == nullptr || region->dead || !inside(*region, named.address, named.bytes) || region->engine == nullptr)
         return CUDA_ERROR_INVALID_VALUE;
-      for (auto& extent : region->extents)
-        if (extent->address < named.address + named.bytes && named.address < extent->address + extent->bytes())
-          needed.push_back(extent.get());
+      const ExtentRange range = extentsAt(*region, named.address, named.bytes);
+      for (size_t e = range.first; e < range.last; ++e) needed.push_back(region->extents[e].get());
       if (named.mode == Mode::kRead) sources.push_back(region);
     }
     if (region != nullptr && !region->dead && region->mark != mark) state.predictor.touch(region->id, signature);
@@ -168,29 +176,35 @@ CUresult Access::acquireSlow() {
     if (!follows_pointers_ || reach_all) return;
     mark = ++state.closure_mark;  // other launches have set marks of theirs meanwhile
     for (Region* region : reach) region->mark = mark;
-    for (const Root& root : state.roots)
-      for (const uint32_t id : root.edges) visit(state.regions.at(id));
+    for (const RootEdge& edge : state.root_edges)
+      if (Region* region = state.regions.at(edge.id); region->buffer_id == edge.buffer_id) visit(region);
+    for (const uint64_t word : host_words_) {
+      for (const Root& root : state.roots) {
+        if (root.host == nullptr || word - root.address >= root.bytes) continue;
+        const uint64_t from = root.bytes <= kRootOnCpu ? 0 : (word - root.address) / 8 * 8;
+        kernels::scanWords(static_cast<const char*>(root.host) + from, std::min(root.bytes - from, kRootOnCpu), pool_.base(),
+                           pool_.end() - pool_.base(), [&](uint64_t pointer) { visit(state.find(pointer)); });
+      }
+    }
     for (size_t i = 0; i < reach.size(); ++i) {
       for (const uint32_t id : reach[i]->edges) visit(state.regions.at(id));
       if (i < listed) continue;
       // What is all there stays so while a launch waits, except where older launches may take it (Engine::isHeld).
-      if (reach[i]->blocked.load(std::memory_order_relaxed) == 0 && reach[i]->engine->chunks().hostMappable()) continue;
-      for (auto& extent : reach[i]->extents) needed.push_back(extent.get());
+      // A reservation can have tens of thousands of extents: nobody looks at them while all can be used.
+      const bool all = !reach[i]->engine->chunks().hostMappable();
+      if (!all && reach[i]->unusable == 0) continue;
+      for (auto& extent : reach[i]->extents)
+        if (all || !usable(extent->state)) needed.push_back(extent.get());
     }
     listed = reach.size();
   };
 
-  const auto usable = [](const Extent& extent) {
-    // kDetached, kFreeing: the program takes it away; nobody will map it.
-    return extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace ||
-           extent.state == ExtentState::kDetached || extent.state == ExtentState::kFreeing;
-  };
   bool waited = false;
   uint64_t began = 0;
   std::deque<std::pair<Engine*, Want>> wants;  // the engines keep pointers to them
   const auto settled = [&] {
     for (const Extent* extent : needed)
-      if (!usable(*extent) && !extent->region->engine->broken()) return false;
+      if (!usable(extent->state) && !extent->region->engine->broken()) return false;
     if (follows_pointers_ && !reach_all)
       for (const Region* region : reach)
         if (region->host_written && !region->engine->broken()) return false;

@@ -24,10 +24,10 @@ CUmemAllocationProp hostProperties(int numa_node) {
   return properties;
 }
 
-CUmemAccessDesc readWrite(CUmemLocationType type, int id) {
+CUmemAccessDesc readWrite(CUmemLocationType type, int id, bool read_only = false) {
   CUmemAccessDesc access{};
   access.location = {type, {id}};
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  access.flags = read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   return access;
 }
 
@@ -41,15 +41,19 @@ void ChunkStore::probeHost(int numa_node) {
   if (chunk != nullptr) destroyHost(chunk);
 }
 
-CUresult ChunkStore::mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle) const {
-  CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0);
-  if (result != CUDA_SUCCESS) return result;
+CUresult ChunkStore::protectAt(uint64_t address, uint64_t bytes, bool read_only) const {
   std::array<CUmemAccessDesc, 16> access;
   size_t count = 0;
-  access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_);
+  access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_, read_only);
   for (CUdevice peer : peers_)
-    if (count < access.size()) access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, peer);
-  result = driver_.cuMemSetAccess(address, bytes, access.data(), count);
+    if (count < access.size()) access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, peer, read_only);
+  return driver_.cuMemSetAccess(address, bytes, access.data(), count);
+}
+
+CUresult ChunkStore::mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle, bool read_only) const {
+  CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0);
+  if (result != CUDA_SUCCESS) return result;
+  result = protectAt(address, bytes, read_only);
   if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
   return result;
 }
@@ -223,10 +227,12 @@ void ChunkStore::destroyDoomed(Lock& lock) {
   std::vector<HostChunk*> host;
   vram.swap(doomed_vram_);
   host.swap(doomed_host_);
+  ++destroying_;
   lock.unlock();
   for (VramChunk* chunk : vram) destroyVram(chunk);
   for (HostChunk* chunk : host) destroyHost(chunk);
   lock.lock();
+  --destroying_;
 }
 
 uint64_t ChunkStore::releaseFreeVram(uint64_t bytes, Lock& lock) {
@@ -242,6 +248,21 @@ uint64_t ChunkStore::releaseFreeVram(uint64_t bytes, Lock& lock) {
   vram_free_ -= released;
   destroyDoomed(lock);
   return released;
+}
+
+uint64_t ChunkStore::lend(uint64_t bytes, Lock& lock) {
+  uint64_t lent = 0;
+  for (unsigned order = 0; order < kOrders && lent < bytes; ++order)
+    while (!free_vram_[order].empty() && lent < bytes) {
+      doomed_vram_.push_back(free_vram_[order].back());
+      free_vram_[order].pop_back();
+      lent += kPageBytes << order;
+    }
+  vram_made_ -= lent;
+  vram_free_ -= lent;
+  vram_budget_ -= lent;
+  destroyDoomed(lock);
+  return lent;
 }
 
 void ChunkStore::releaseAllFree(Lock& lock) {

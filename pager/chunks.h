@@ -58,8 +58,19 @@ class ChunkStore {
   /// Drops every free chunk (the device's context is current).
   void releaseAllFree(Lock& lock);
 
+  /// VRAM that the driver is short of: gives up to `bytes` of free chunks back to it and lowers the budget by as much, so
+  /// that they are not made again. Returns the bytes.
+  uint64_t lend(uint64_t bytes, Lock& lock);
+  /// The driver has it back.
+  void takeBack(uint64_t bytes) { vram_budget_ += bytes; }
+  /// Chunks that count as released and that the driver has not got yet.
+  bool releasing() const { return destroying_ > 0 || !doomed_vram_.empty(); }
+  uint64_t vramMade() const { return vram_made_; }
+
   /// Maps a chunk at a global address for the device and its peers. Without the mutex.
-  CUresult mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle) const;
+  CUresult mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle, bool read_only = false) const;
+  /// What is mapped there may be read only, or written again. Without the mutex.
+  CUresult protectAt(uint64_t address, uint64_t bytes, bool read_only) const;
   CUresult unmapAt(uint64_t address, uint64_t bytes) const { return driver_.cuMemUnmap(address, bytes); }
   void addPeer(CUdevice peer) { peers_.push_back(peer); }
   const std::vector<CUdevice>& peers() const { return peers_; }
@@ -81,6 +92,7 @@ class ChunkStore {
   std::array<std::vector<HostChunk*>, kOrders> free_host_;
   std::vector<CUdevice> peers_;
   unsigned passes_ = 0;
+  unsigned destroying_ = 0;  // threads in the driver with chunks to release
   std::vector<VramChunk*> doomed_vram_;
   std::vector<HostChunk*> doomed_host_;
 };

@@ -56,9 +56,11 @@ CUresult Engine::makeObjects() {
     if (result == CUDA_SUCCESS) result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
   if (result == CUDA_SUCCESS) result = driver.cuModuleLoadData(&module_, kernels::pagePassPtx());
   if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&pass_, module_, kernels::kPagePassKernel);
+  if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&scan_roots_, module_, kernels::kScanRangesKernel);
   for (Scratch& scratch : scratch_) {
     void* memory = nullptr;
-    const uint64_t bytes = kFoundBytes + pages * (sizeof(ContentHash) + sizeof(kernels::PagePassJob));
+    const uint64_t bytes = kFoundBytes + pages * (sizeof(ContentHash) + sizeof(kernels::PagePassJob)) +
+                           kRootJobs * sizeof(kernels::ScanJob);
     if (result == CUDA_SUCCESS)
       result = driver.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
     if (result != CUDA_SUCCESS) break;
@@ -66,6 +68,7 @@ CUresult Engine::makeObjects() {
     scratch.hashes = static_cast<ContentHash*>(memory);
     scratch.found = reinterpret_cast<uint32_t*>(scratch.hashes + pages);
     scratch.jobs = reinterpret_cast<kernels::PagePassJob*>(reinterpret_cast<char*>(scratch.found) + kFoundBytes);
+    scratch.roots = reinterpret_cast<kernels::ScanJob*>(scratch.jobs + pages);
   }
   return result;
 }
@@ -130,6 +133,11 @@ void Engine::stop() noexcept {
   for (std::thread& maker : host_makers_)
     if (maker.joinable()) maker.join();
   host_makers_.clear();
+  std::lock_guard lock(pool_.mutex);
+  for (auto& batch : batches_) {  // passes that nobody will finish
+    if (batch->stage == Batch::Stage::kPass && batch->scans_roots) --pool_.root_scans;
+    batch->scans_roots = false;
+  }
 }
 
 void Engine::abandon() noexcept {
@@ -160,6 +168,8 @@ void Engine::setState(Extent& extent, ExtentState state) {
   if (Gauge* counter = gauge(state)) add(*counter, bytes);
   if (before == ExtentState::kInPlace) --region.in_place;
   if (state == ExtentState::kInPlace) ++region.in_place;
+  if (usable(before) && !usable(state)) ++region.unusable;
+  if (!usable(before) && usable(state)) --region.unusable;
   extent.state = state;
   const bool was = before == ExtentState::kVram, is = state == ExtentState::kVram;
   if (was && !is) {
@@ -217,11 +227,12 @@ void Engine::run() {
     if (pausing_) cancelBatches();
     progress |= advanceBatches(lock);
     if (!pausing_) {
+      progress |= serveReliefs(lock);
       progress |= serveWants(lock);
       progress |= prefetch(lock);
     }
     if (progress || stop_) continue;
-    const bool busy = !fetching_.empty() || !writing_.empty() || !batches_.empty() || !wants_.empty();
+    const bool busy = !fetching_.empty() || !writing_.empty() || !batches_.empty() || !wants_.empty() || !reliefs_.empty();
     if (busy && !broken_) {
       lock.unlock();
       std::this_thread::sleep_for(kPollPause);
@@ -280,7 +291,7 @@ bool Engine::mapEmpty(Extent& extent, Lock& lock) {
     return false;
   }
   lock.unlock();
-  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), chunk->handle);
+  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), chunk->handle, extent.read_only);
   lock.lock();
   if (result != CUDA_SUCCESS) {
     chunks_.giveVram(chunk);
@@ -355,7 +366,7 @@ void Engine::attach(Extent& extent, Lock& lock) {
   if (extent.vram != nullptr) {
     setState(extent, ExtentState::kMoving);
     lock.unlock();
-    const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle);
+    const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle, extent.read_only);
     lock.lock();
     if (result != CUDA_SUCCESS) lost(result);
     setState(extent, ExtentState::kVram);
@@ -464,7 +475,7 @@ bool Engine::finishFetches(Lock& lock) {
   Extent& extent = *copy.extent;
   fetching_bytes_ -= extent.bytes();
   lock.unlock();
-  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle);
+  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle, extent.read_only);
   lock.lock();
   if (result != CUDA_SUCCESS || broken_) {
     lost(result);
@@ -494,7 +505,7 @@ bool Engine::finishWrites(Lock& lock) {
   add(figures_->evictions_written);
   if (extent.region->wanted > 0) {  // a launch came for it meanwhile
     lock.unlock();
-    const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle);
+    const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle, extent.read_only);
     lock.lock();
     if (result == CUDA_SUCCESS) {
       setState(extent, ExtentState::kVram);
@@ -517,7 +528,7 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
     return false;
   }
   lock.unlock();
-  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.host->handle);
+  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.host->handle, extent.read_only);
   lock.lock();
   if (result != CUDA_SUCCESS) {
     setState(extent, before);
@@ -622,6 +633,31 @@ bool Engine::serveWants(Lock& lock) {
       pool_.changed.notify_all();
     }
   }
+  return progress;
+}
+
+// Before any launch gets what becomes free: a launch can use host memory in place, the driver can't.
+bool Engine::serveReliefs(Lock& lock) {
+  uint64_t wanted = 0;
+  bool progress = false;
+  for (size_t r = 0; r < reliefs_.size(); ++r) {
+    Relief* relief = reliefs_[r];
+    if (relief->bytes == 0) continue;
+    const uint64_t lent = chunks_.lend(relief->bytes, lock);
+    if (r >= reliefs_.size() || reliefs_[r] != relief) {  // it left while the mutex was released
+      chunks_.takeBack(lent);
+      return true;
+    }
+    relief->given += lent;
+    relief->bytes -= std::min(relief->bytes, lent);
+    progress |= lent > 0;
+    wanted += relief->bytes;
+  }
+  if (progress) {
+    set(figures_->vram_budget_bytes, chunks_.vramBudget());
+    pool_.changed.notify_all();
+  }
+  if (wanted > incoming_ && retire(wanted - incoming_, 0, true, lock)) progress = true;
   return progress;
 }
 

@@ -44,6 +44,12 @@ struct Want {
   bool in_vram = false;           // in place is no help: who uses the addresses does not come by again
 };
 
+/// The driver is short of VRAM, and a thread waits for some of the pager's. On its stack; listed in Engine::reliefs_.
+struct Relief {
+  uint64_t bytes = 0;     // still to be given
+  uint64_t given = 0;     // to the driver, and taken off the budget
+};
+
 class Engine {
  public:
   Engine(PoolState& pool, CUdevice device, CUcontext context);
@@ -88,6 +94,8 @@ class Engine {
 
   void addWant(Want* want) { wants_.push_back(want); wake(); }
   void removeWant(Want* want) { std::erase(wants_, want); }
+  void addRelief(Relief* relief) { reliefs_.push_back(relief); wake(); }
+  void removeRelief(Relief* relief) { std::erase(reliefs_, relief); }
   void wake() { wake_.notify_one(); }
   /// A launch touched regions in the learned order: prefetch may have something to do.
   void touched() { if (idle_) wake(); }
@@ -116,6 +124,8 @@ class Engine {
     Hazards::Snapshot hazards;
     uint64_t bytes = 0;
     unsigned scratch = 0;
+    bool scans_roots = false;
+    uint64_t bitmap_words = 0;
     bool settles_floor = false;  // its grace period began after the time before `slow`
     CUevent event = nullptr;
   };
@@ -129,8 +139,11 @@ class Engine {
     ContentHash* hashes = nullptr;
     uint32_t* found = nullptr;
     kernels::PagePassJob* jobs = nullptr;
+    kernels::ScanJob* roots = nullptr;
     bool busy = false;
   };
+  static constexpr uint64_t kRootJobs = 4096;             // roots that one pass scans
+  static constexpr uint64_t kLargestRoot = 16ull << 20;
   static constexpr uint64_t kFoundBytes = 1u << 20;       // a bit for each page of 16 TiB
   static constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
 
@@ -144,6 +157,7 @@ class Engine {
   bool advanceBatches(Lock& lock);
   void cancelBatches();
   bool serveWants(Lock& lock);
+  bool serveReliefs(Lock& lock);
   bool prefetch(Lock& lock);
   void plan();
   bool plan_known() const { return planned_round_ != 0; }
@@ -156,10 +170,13 @@ class Engine {
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock);
   bool scanHostWritten(const std::vector<Region*>& regions);
   bool startPass(Batch& batch, Lock& lock);
-  CUresult launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event);
+  CUresult launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event,
+                       size_t roots = 0);
   void finishPass(Batch& batch, Lock& lock);
   void findEdges(Batch& batch, Lock& lock);
   static void forgetEdges(const Scanned& scanned);
+  size_t listRoots(const Scratch& scratch, uint32_t* found) const;
+  bool noteRoots(const uint32_t* found, uint64_t words);
   void spreadStamps();
   void noteFound(Region& region, const uint32_t* found, uint64_t words);
   void evict(Extent& extent, const ContentHash& hash, Lock& lock);
@@ -190,7 +207,7 @@ class Engine {
 
   CUstream in_stream_ = nullptr, out_stream_ = nullptr, pass_stream_ = nullptr;
   CUmodule module_ = nullptr;
-  CUfunction pass_ = nullptr;
+  CUfunction pass_ = nullptr, scan_roots_ = nullptr;
   std::array<Scratch, 4> scratch_;
   std::vector<CUevent> events_;
 
@@ -198,6 +215,7 @@ class Engine {
   std::deque<Copy> writing_;
   std::deque<std::unique_ptr<Batch>> batches_;
   std::vector<Want*> wants_;  // oldest first
+  std::vector<Relief*> reliefs_;
   uint64_t fetching_bytes_ = 0;
   uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet
   uint64_t ahead_bytes_ = 0;  // prefetched and not used yet, in flight included

@@ -56,7 +56,7 @@ HazardSlot* Hazards::mine() noexcept {
 
 void Hazards::snapshot(Snapshot& out) const {
   out.active.clear();
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // No fence: the marks that the caller made are seq_cst, as are the slots and what launches read of the marks.
   const unsigned high = high_.load();
   for (unsigned i = 0; i < high; ++i) {
     const uint64_t word = slots_[i].word.load(std::memory_order_seq_cst);

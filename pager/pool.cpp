@@ -130,9 +130,8 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
   Want want;
   want.in_vram = true;
   want.since_ns = nowNs();
-  for (auto& extent : region.extents)
-    if (extent->address < address + bytes && address < extent->address + extent->bytes())
-      want.extents.push_back(extent.get());
+  const ExtentRange range = extentsAt(region, address, bytes);
+  for (size_t e = range.first; e < range.last; ++e) want.extents.push_back(region.extents[e].get());
   ++region.wanted;
   engine.addWant(&want);
   const auto there = [&] {
@@ -182,7 +181,8 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
     extent->order = static_cast<uint8_t>(std::countr_zero(piece.pages));
     region->extents.push_back(std::move(extent));
   });
-  region->blocked.store(static_cast<uint32_t>(region->extents.size()));
+  region->unusable = static_cast<uint32_t>(region->extents.size());
+  region->blocked.store(region->unusable);
   state.allocated_bytes += wanted.pages * kPageBytes;
   engine.addAllocated(static_cast<int64_t>(wanted.pages * kPageBytes));
   return region;
@@ -337,6 +337,7 @@ CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, Allo
         state.small[address] = {bytes, state.next_buffer_id++, context, kind};
         std::vector<Region*> fresh;
         fresh.swap(state.new_slabs);
+        for (Region* region : fresh) region->slot_bytes = static_cast<uint32_t>(space::SlabAllocator::slotBytes(bytes));
         for (Region* region : fresh) engine->mapNew(*region, lock);
         for (Region* region : fresh) publish(state, *region);
         if (!fresh.empty()) state.changed.notify_all();
@@ -514,15 +515,28 @@ CUresult Pool::unpin(CUdeviceptr address) {
 }
 
 void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host) {
-  if (state_->forked.load()) return;
-  Lock lock(state_->mutex);
-  state_->roots.push_back({address, bytes, host, context, {}});
+  PoolState& state = *state_;
+  if (state.forked.load()) return;
+  Lock lock(state.mutex);
+  state.roots.push_back({address, bytes, host, context});
+  if (host == nullptr) return;
+  const uint64_t span = state.host_roots_span.load();
+  const uint64_t low = span == 0 ? address : std::min<uint64_t>(state.host_roots_low.load(), address);
+  const uint64_t high = std::max<uint64_t>(span == 0 ? 0 : state.host_roots_low.load() + span, address + bytes);
+  state.host_roots_low.store(low);
+  state.host_roots_span.store(high - low);
 }
 
 void Pool::removeRoot(CUdeviceptr address) {
-  if (state_->forked.load()) return;
-  Lock lock(state_->mutex);
-  std::erase_if(state_->roots, [address](const Root& root) { return root.address == address; });
+  PoolState& state = *state_;
+  if (state.forked.load()) return;
+  Lock lock(state.mutex);
+  const size_t erased =
+      std::erase_if(state.roots, [address](const Root& root) { return root.address == address && root.host == nullptr; });
+  std::erase_if(state.roots, [address](const Root& root) { return root.address == address; });
+  // A pass may be reading it: the program takes it away next.
+  while (erased > 0 && state.root_scans > 0 && !state.stopped)
+    state.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
 // --- streams and contexts ------------------------------------------------------------------------------------------------

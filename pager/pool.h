@@ -122,6 +122,11 @@ class Pool {
   CUresult freeAsync(CUdeviceptr address, const StreamKey& stream);
   /// The allocation that holds `address` (its guard and end excluded). False when there is none.
   bool describe(uint64_t address, AllocationInfo* out) const;
+  /// The driver is out of memory on `device`: gives up to `bytes` of VRAM back to it, evicting what is in it if need be,
+  /// and lowers the budget by as much. Waits some seconds at most. Returns the bytes given, 0 when that many can't be had.
+  uint64_t relieve(CUdevice device, uint64_t bytes);
+  /// What relieve() gave is free again: the budget is raised by it.
+  void regain(CUdevice device, uint64_t bytes);
   /// As the Report option says, for `device`; asks the driver what is free when the engine has not started.
   MemoryInfo memoryInfo(CUcontext context, CUdevice device);
 
@@ -187,7 +192,10 @@ class Access {
   Access& operator=(const Access&) = delete;
 
   /// A kernel: gives the launch its signature in the learned order. Call before addParameters.
-  void setFunction(const void* function) { function_ = function; }
+  void setFunction(const void* function) {
+    function_ = function;
+    follows_pointers_ = true;  // also without parameters: module globals
+  }
   /// Every 8-byte word at 4-byte steps of a kernel parameter (or an `extra` buffer) that lies in the range names an
   /// allocation; the launch reads and writes it. `bytes` may be below 8 (then nothing).
   void addParameter(const void* bytes_at, size_t bytes);
@@ -231,6 +239,7 @@ class Access {
   bool follows_pointers_ = false;  // a kernel or a graph: its reach goes on through pointers in memory
   Use inline_[kInlineUses];
   std::vector<Use> more_;  // beyond kInlineUses
+  std::vector<uint64_t> host_words_;  // parameters that may lie in a root that the CPU reads
   unsigned count_ = 0;
   StreamState* stream_state_ = nullptr;  // set while acquired
   uint64_t number_ = 0;                  // of this operation, while acquired

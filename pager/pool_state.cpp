@@ -1,5 +1,7 @@
 #include "pager/pool_state.h"
 
+#include <algorithm>
+
 namespace olpager::pager {
 
 namespace {
@@ -39,13 +41,24 @@ void RegionTable::give(Region* region) {
   hazards().snapshot(dead_.back().hazards);
 }
 
+ExtentRange extentsAt(const Region& region, uint64_t address, uint64_t bytes) {
+  const auto first = std::partition_point(region.extents.begin(), region.extents.end(), [address](const auto& extent) {
+    return extent->address + extent->bytes() <= address;
+  });
+  const auto last = std::partition_point(first, region.extents.end(), [&](const auto& extent) {
+    return extent->address - address < bytes || extent->address < address;
+  });
+  return {static_cast<size_t>(first - region.extents.begin()), static_cast<size_t>(last - region.extents.begin())};
+}
+
 void resetRegion(Region& region) {
   region.stamp.store(0);
   region.blocked.store(0);
   region.placement = Placement::kUnplanned;
   region.published = region.dead = region.host_written = region.names_itself = false;
   region.wanted = 0;
-  region.pins = region.ahead = region.in_place = 0;
+  region.pins = region.ahead = region.in_place = region.unusable = 0;
+  region.slot_bytes = 0;
   region.engine = nullptr;
   region.context = nullptr;
   region.edges.clear();

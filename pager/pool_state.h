@@ -46,13 +46,20 @@ class RegionTable {
   std::vector<std::unique_ptr<Region>> owned_;
 };
 
-/// Memory outside the range in which kernels may find pointers into it.
+/// Memory outside the range in which kernels may find pointers into it. Device memory (module globals) is scanned by the
+/// GPU in each pass, and what it names is reached by every launch; memory that the CPU reads is scanned by a launch that
+/// names it.
 struct Root {
   CUdeviceptr address;
   uint64_t bytes;
   const void* host;
   CUcontext context;
-  std::vector<uint32_t> edges;
+};
+
+/// What a root names, as of the last pass. The id may be another region's by now.
+struct RootEdge {
+  uint32_t id;
+  uint64_t buffer_id;
 };
 
 struct SmallAllocation {
@@ -77,6 +84,8 @@ struct VmmHandle {
   CUcontext context = nullptr;
   uint32_t references = 0;
   uint32_t mappings = 0;
+  uint64_t primary = 0;  // where its extents are mapped and move; 0: they rest here
+  uint32_t fixed = 0;    // further mappings: while there are any the extents stay in VRAM
   std::vector<std::unique_ptr<Extent>> extents;
 };
 
@@ -84,8 +93,7 @@ struct VmmMapping {
   VmmHandle* handle = nullptr;
   Region* region = nullptr;
   CUmemAccess_flags access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-  bool fixed = false;   // a second mapping of its handle
-  bool placed = false;  // fixed: the driver has mapped it, and the first mapping's region is pinned for it
+  bool fixed = false;  // the driver has it mapped, beside the handle's primary mapping
 };
 
 /// Everything of one Pool. Lock order: lock_order.h.
@@ -121,6 +129,11 @@ struct PoolState {
   std::vector<std::unique_ptr<Engine>> engines;
   std::vector<Region*> dirty;   // reached since their last scan
   std::vector<Root> roots;
+  std::vector<RootEdge> root_edges;     // of the device's memory among them
+  unsigned root_scans = 0;              // passes in flight that read it
+  /// Where roots lie that the CPU reads: [low, low + span). Read by launches without the mutex.
+  std::atomic<uint64_t> host_roots_low{0};
+  std::atomic<uint64_t> host_roots_span{0};
   std::vector<DeferredFree> deferred;
   std::unordered_set<CUdeviceptr> deferred_addresses;  // of the same
   std::vector<Region*> new_slabs, empty_slabs;  // made or emptied by a slab allocator, seen to after it returned
@@ -165,8 +178,5 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
 CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes, Lock& lock);
 /// The engine goes: so does what the program's handles hold, and their mappings (vmm.cpp).
 void dropHandles(PoolState& state, Engine& engine, Lock& lock);
-/// A handle's second mapping (vmm.cpp).
-CUresult mapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock);
-void unmapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock);
 
 }  // namespace olpager::pager

@@ -83,12 +83,19 @@ struct Extent {
   bool host_valid = false;     // `host` holds the contents as of the last write down
   bool left_mapped = false;    // kFreeing: its mapping still stands
   bool prefetched = false;     // came in ahead of a launch and no launch has used it yet
+  bool read_only = false;      // mapped for reading only (the program's own mapping says so)
 
   uint64_t bytes() const { return kPageBytes << order; }
   bool mapped() const {
     return state == ExtentState::kVram || state == ExtentState::kRetiring || state == ExtentState::kInPlace;
   }
 };
+
+/// Whether a launch may go with the extent as it is. kDetached, kFreeing: the program takes it away; nobody will map it.
+constexpr bool usable(ExtentState state) {
+  return state == ExtentState::kVram || state == ExtentState::kInPlace || state == ExtentState::kDetached ||
+         state == ExtentState::kFreeing;
+}
 static_assert(sizeof(Extent) <= 128, "metadata per extent");
 
 enum class RegionKind : uint8_t { kAllocation, kSlab, kReservation };
@@ -106,6 +113,7 @@ struct Region {
   std::atomic<uint32_t> blocked{0};
   uint64_t base = 0;   // set before the page map names the region
   uint64_t pages = 0;
+  uint32_t slot_bytes = 0;  // of a slab: an allocation ends where its slot does. Set with `base`
 
   // --- under PoolState::mutex ---
   uint32_t id = 0;
@@ -121,6 +129,7 @@ struct Region {
   uint32_t pins = 0;
   uint32_t ahead = 0;           // extents that came in ahead of a launch and are unused
   uint32_t in_place = 0;        // extents in host memory in place
+  uint32_t unusable = 0;        // extents that a launch has to wait for
   uint32_t mark = 0;            // visit mark of reach closures
   uint64_t requested_bytes = 0;
   uint64_t buffer_id = 0;
@@ -132,6 +141,13 @@ struct Region {
 
   uint64_t end() const { return base + pages * kPageBytes; }
 };
+
+/// Extents of a region that [address, address + bytes) overlaps: indices [first, last).
+struct ExtentRange {
+  size_t first = 0;
+  size_t last = 0;
+};
+ExtentRange extentsAt(const Region& region, uint64_t address, uint64_t bytes);
 
 /// Makes a region object as new; its id and its place in the dirty list stay.
 void resetRegion(Region& region);

@@ -1,10 +1,10 @@
 // The program's own virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemSetAccess): PyTorch's
 // expandable segments, vLLM's sleep mode, and whoever does it by hand.
 //
-// A reservation is a Region; a pointer into it names all that is mapped in it. A handle owns extents. While a handle is
-// mapped with access, its extents belong to the reservation and move like any others; otherwise they rest in the handle
-// (kDetached), in whatever chunk they had. A handle that is mapped at a second address at the same time stays in VRAM for
-// as long: its second mapping is a fixed one.
+// A reservation is a Region; a pointer into it names all that is mapped in it. A handle owns extents. The first mapping that
+// gets access is the handle's primary one: the extents belong to the reservation and move like any others. Without it they
+// rest in the handle (kDetached), in whatever chunk they had. A handle that is mapped with access at a second address at the
+// same time stays in VRAM for as long: that mapping is a fixed one.
 #include <algorithm>
 #include <bit>
 #include <thread>
@@ -80,32 +80,135 @@ void waitQuiet(PoolState& state, Region& region, Lock& lock) {
   }
 }
 
-// The extents of a handle's first mapping leave the reservation and rest in the handle.
-void takeOut(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, Lock& lock) {
+// The handle's extents join the reservation.
+void putIn(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, bool read_only, Lock& lock) {
+  std::vector<Extent*> fresh;
+  for (auto& extent : handle.extents) {
+    extent->address += base;
+    extent->region = &region;
+    extent->read_only = read_only;
+    fresh.push_back(extent.get());
+  }
+  const auto place = static_cast<ptrdiff_t>(extentsAt(region, base, handle.bytes).first);
+  region.extents.insert(region.extents.begin() + place, std::make_move_iterator(handle.extents.begin()),
+                        std::make_move_iterator(handle.extents.end()));
+  handle.extents.clear();
+  handle.primary = base;
+  region.pins += handle.fixed;
+  region.blocked.fetch_add(static_cast<uint32_t>(fresh.size()), std::memory_order_seq_cst);
+  state.outside += fresh.size();
+  for (Extent* extent : fresh) handle.engine->attach(*extent, lock);
+  state.updateSlow();
+}
+
+// The extents of a handle's primary mapping leave the reservation and rest in the handle.
+void takeOut(PoolState& state, VmmHandle& handle, Region& region, Lock& lock) {
+  const uint64_t base = handle.primary;
   while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
   std::vector<Extent*> going;
-  for (auto& owned : region.extents)
-    if (owned->address >= base && owned->address < base + handle.bytes) going.push_back(owned.get());
+  const ExtentRange before = extentsAt(region, base, handle.bytes);
+  for (size_t e = before.first; e < before.last; ++e) going.push_back(region.extents[e].get());
   for (Extent* extent : going) {
     while (moving(extent->state) && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
     handle.engine->detach(*extent, lock);
   }
   // They change hands in one step: the mutex is not released while the list has holes.
-  for (auto& owned : region.extents) {
-    if (owned->address < base || owned->address >= base + handle.bytes) continue;
-    owned->address -= base;
-    handle.extents.push_back(std::move(owned));
+  const ExtentRange range = extentsAt(region, base, handle.bytes);
+  const auto first = region.extents.begin() + static_cast<ptrdiff_t>(range.first);
+  const auto last = region.extents.begin() + static_cast<ptrdiff_t>(range.last);
+  for (auto owned = first; owned != last; ++owned) {
+    (*owned)->address -= base;
+    handle.extents.push_back(std::move(*owned));
   }
-  std::erase(region.extents, nullptr);
+  region.extents.erase(first, last);
   region.blocked.fetch_sub(static_cast<uint32_t>(going.size()), std::memory_order_seq_cst);
   state.outside -= going.size();
   state.updateSlow();
   state.changed.notify_all();
   // A launch that came meanwhile and follows pointers to here looks at them until it goes on.
   while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-  // The second mappings, that hold the chunks in VRAM, do so through the handle from now on.
-  for (const auto& [other, second] : state.vmm_mappings)
-    if (second.handle == &handle && second.placed && region.pins > 0) --region.pins;
+  // Fixed mappings, that hold the chunks in VRAM, do so through the handle from now on.
+  region.pins -= std::min(region.pins, handle.fixed);
+  handle.primary = 0;
+}
+
+// Changes what the device may do with the extents of a primary mapping.
+CUresult protect(PoolState& state, VmmHandle& handle, Region& region, bool read_only, Lock& lock) {
+  std::vector<Extent*> extents;
+  const ExtentRange range = extentsAt(region, handle.primary, handle.bytes);
+  for (size_t e = range.first; e < range.last; ++e) extents.push_back(region.extents[e].get());
+  ++region.wanted;  // nothing of it is evicted meanwhile
+  CUresult result = CUDA_SUCCESS;
+  for (Extent* extent : extents) {
+    extent->read_only = read_only;
+    while (moving(extent->state) && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+    if (extent->state == ExtentState::kRetiring) handle.engine->cancelRetiring(*extent);
+    if (!extent->mapped() || result != CUDA_SUCCESS) continue;
+    lock.unlock();
+    result = handle.engine->chunks().protectAt(extent->address, extent->bytes(), read_only);
+    lock.lock();
+  }
+  --region.wanted;
+  state.changed.notify_all();
+  return result;
+}
+
+// Where a fixed mapping's pieces are: calls `visit(address, extent)` for each.
+template <typename Visit>
+void forEachPiece(PoolState& state, uint64_t base, VmmHandle& handle, Visit visit) {
+  for (auto& extent : handle.extents) visit(base + extent->address, *extent);
+  if (handle.primary == 0) return;
+  const Region& region = *state.vmm_mappings.at(handle.primary).region;
+  const ExtentRange range = extentsAt(region, handle.primary, handle.bytes);
+  for (size_t e = range.first; e < range.last; ++e)
+    visit(base + (region.extents[e]->address - handle.primary), *region.extents[e]);
+}
+
+void unmapFixed(PoolState& state, uint64_t base, VmmMapping& mapping) {
+  VmmHandle& handle = *mapping.handle;
+  mapping.fixed = false;
+  forEachPiece(state, base, handle, [&](uint64_t at, const Extent& extent) {
+    handle.engine->chunks().unmapAt(at, extent.bytes());
+  });
+  --handle.fixed;
+  if (handle.primary == 0) return;
+  Region& region = *state.vmm_mappings.at(handle.primary).region;
+  if (region.pins > 0) --region.pins;
+}
+
+// A mapping of a handle beside its primary one. The extents are pinned in VRAM from now on.
+CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool read_only, Lock& lock) {
+  VmmHandle& handle = *mapping.handle;
+  Region& region = *state.vmm_mappings.at(handle.primary).region;
+  ++region.pins;
+  CUresult result = bringToVram(state, region, handle.primary, handle.bytes, lock);
+  uint64_t mapped = 0;  // bytes
+  if (result == CUDA_SUCCESS)
+    forEachPiece(state, base, handle, [&](uint64_t at, const Extent& extent) {
+      if (result != CUDA_SUCCESS) return;
+      result = handle.engine->chunks().mapAt(at, extent.bytes(), extent.vram->handle, read_only);
+      if (result == CUDA_SUCCESS) mapped += extent.bytes();
+    });
+  if (result == CUDA_SUCCESS) {
+    mapping.fixed = true;
+    ++handle.fixed;
+    return CUDA_SUCCESS;
+  }
+  forEachPiece(state, base, handle, [&](uint64_t at, const Extent& extent) {
+    if (at - base < mapped) handle.engine->chunks().unmapAt(at, extent.bytes());
+  });
+  --region.pins;
+  return result;
+}
+
+// Takes a mapping's access away: nobody reaches it, and nothing is mapped there afterwards.
+void withdraw(PoolState& state, uint64_t base, VmmMapping& mapping, Lock& lock) {
+  if (mapping.fixed) {
+    unmapFixed(state, base, mapping);
+  } else if (mapping.handle->primary == base) {
+    takeOut(state, *mapping.handle, *mapping.region, lock);
+  }
+  mapping.access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
 
 }  // namespace
@@ -117,10 +220,7 @@ void dropHandles(PoolState& state, Engine& engine, Lock& lock) {
       if (mapping.handle->engine != &engine) continue;
       const uint64_t at = base;
       VmmHandle& handle = *mapping.handle;
-      if (mapping.fixed)
-        unmapFixed(state, at, handle, lock);
-      else if (mapping.access != CU_MEM_ACCESS_FLAGS_PROT_NONE)
-        takeOut(state, at, handle, *mapping.region, lock);
+      withdraw(state, at, mapping, lock);
       state.vmm_mappings.erase(at);
       --handle.mappings;
       again = true;  // the list may have changed while the mutex was released
@@ -258,13 +358,15 @@ CUresult Pool::retainHandle(CUdeviceptr address, CUmemGenericAllocationHandle* o
 CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGenericAllocationHandle id) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!contains(address) || offset != 0 || !wholePages(address) || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (!contains(address) || bytes == 0 || !wholePages(address) || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   const auto it = state.vmm_handles.find(id);
   Region* region = state.find(address);
   if (it == state.vmm_handles.end() || it->second->engine == nullptr || region == nullptr || region->dead || region->kind != RegionKind::kReservation ||
-      address + bytes > region->end() || bytes != it->second->bytes)
+      address + bytes > region->end())
     return CUDA_ERROR_INVALID_VALUE;
+  // As native: a handle is mapped whole.
+  if (offset != 0 || bytes != it->second->bytes) return CUDA_ERROR_NOT_SUPPORTED;
   if (region->engine != nullptr && region->engine != it->second->engine && !region->extents.empty())
     return CUDA_ERROR_NOT_SUPPORTED;  // one reservation over the memory of two devices
   const auto next = state.vmm_mappings.lower_bound(address);
@@ -275,7 +377,7 @@ CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGe
     region->device = it->second->engine->device();
     region->context = it->second->context;
   }
-  state.vmm_mappings[address] = {it->second.get(), region, CU_MEM_ACCESS_FLAGS_PROT_NONE, it->second->mappings > 0};
+  state.vmm_mappings[address] = {it->second.get(), region, CU_MEM_ACCESS_FLAGS_PROT_NONE, false};
   ++it->second->mappings;
   return CUDA_SUCCESS;
 }
@@ -291,40 +393,42 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
     if (it == state.vmm_mappings.end() || at + it->second.handle->bytes > address + bytes) return CUDA_ERROR_INVALID_VALUE;
     at += it->second.handle->bytes;
   }
+  for (size_t i = 0; i < count; ++i)  // device memory can't be given to the CPU
+    if (descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
   for (at = address; at < address + bytes;) {
-    VmmMapping& mapping = state.vmm_mappings[at];
+    const auto found = state.vmm_mappings.find(at);
+    if (found == state.vmm_mappings.end()) return CUDA_ERROR_INVALID_VALUE;  // unmapped meanwhile
+    VmmMapping& mapping = found->second;
     VmmHandle& handle = *mapping.handle;
-    Region* region = mapping.region;
+    CUmemAccess_flags access = mapping.access;
     for (size_t i = 0; i < count; ++i) {
-      if (descriptors[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && descriptors[i].location.id == handle.engine->device())
-        mapping.access = descriptors[i].flags;
-      else if (descriptors[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && descriptors[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+      if (descriptors[i].location.id == handle.engine->device())
+        access = descriptors[i].flags;
+      else if (descriptors[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
         handle.engine->addPeer(descriptors[i].location.id, lock);
     }
     const uint64_t base = at;
     at += handle.bytes;
-    if (mapping.access == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
-    if (mapping.fixed) {
-      if (mapping.placed) continue;
-      if (const CUresult result = mapFixed(state, base, handle, lock); result != CUDA_SUCCESS) return result;
-      mapping.placed = true;
-      continue;
+    const bool placed = mapping.fixed || handle.primary == base;
+    if (access == mapping.access && placed == (access != CU_MEM_ACCESS_FLAGS_PROT_NONE)) continue;
+    const bool read_only = access == CU_MEM_ACCESS_FLAGS_PROT_READ;
+    CUresult result = CUDA_SUCCESS;
+    if (access == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+      waitQuiet(state, *mapping.region, lock);
+      withdraw(state, base, mapping, lock);
+    } else if (mapping.fixed) {
+      forEachPiece(state, base, handle, [&](uint64_t piece, const Extent& extent) {
+        if (result == CUDA_SUCCESS) result = handle.engine->chunks().protectAt(piece, extent.bytes(), read_only);
+      });
+    } else if (handle.primary == base) {
+      result = protect(state, handle, *mapping.region, read_only, lock);
+    } else if (handle.primary == 0) {
+      putIn(state, base, handle, *mapping.region, read_only, lock);
+    } else {
+      result = mapFixed(state, base, mapping, read_only, lock);
     }
-    if (handle.extents.empty()) continue;  // has its extents in the reservation already
-    std::vector<Extent*> fresh;
-    for (auto& extent : handle.extents) {
-      extent->address += base;
-      extent->region = region;
-      fresh.push_back(extent.get());
-      region->extents.push_back(std::move(extent));
-    }
-    handle.extents.clear();
-    std::sort(region->extents.begin(), region->extents.end(),
-              [](const auto& a, const auto& b) { return a->address < b->address; });
-    region->blocked.fetch_add(static_cast<uint32_t>(fresh.size()), std::memory_order_seq_cst);
-    state.outside += fresh.size();
-    for (Extent* extent : fresh) handle.engine->attach(*extent, lock);
-    state.updateSlow();
+    if (result != CUDA_SUCCESS) return result;
+    mapping.access = access;
   }
   return CUDA_SUCCESS;
 }
@@ -339,18 +443,19 @@ CUresult Pool::unmap(CUdeviceptr address, uint64_t bytes) {
     if (it->first + it->second.handle->bytes > address + bytes) return CUDA_ERROR_INVALID_VALUE;
     bases.push_back(it->first);
   }
-  if (bases.empty() || mappingAt(state, address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const Region* reservation = state.find(address);
+  if (reservation == nullptr || reservation->dead || reservation->kind != RegionKind::kReservation ||
+      address + bytes > reservation->end())
+    return CUDA_ERROR_INVALID_VALUE;
+  // The end of a mapping that began before.
+  if (mappingAt(state, address) != nullptr && !state.vmm_mappings.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (bases.empty()) return CUDA_SUCCESS;  // as native: what is reserved only
   waitQuiet(state, *state.vmm_mappings[bases[0]].region, lock);
   for (const uint64_t base : bases) {
     const auto it = state.vmm_mappings.find(base);
     if (it == state.vmm_mappings.end()) continue;
     VmmHandle& handle = *it->second.handle;
-    Region& region = *it->second.region;
-    if (it->second.fixed) {
-      unmapFixed(state, base, handle, lock);
-    } else if (it->second.access != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
-      takeOut(state, base, handle, region, lock);
-    }
+    withdraw(state, base, it->second, lock);
     state.vmm_mappings.erase(base);
     --handle.mappings;
     dropHandleIfUnused(state, handle, lock);
@@ -368,54 +473,6 @@ CUresult Pool::getAccess(CUdeviceptr address, const CUmemLocation& location, uns
   const bool peer = location.type == CU_MEM_LOCATION_TYPE_DEVICE && std::find(peers.begin(), peers.end(), location.id) != peers.end();
   *flags = own || peer ? mapping->access : CU_MEM_ACCESS_FLAGS_PROT_NONE;
   return CUDA_SUCCESS;
-}
-
-// --- a second mapping of a handle --------------------------------------------------------------------------------------
-
-CUresult mapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock) {
-  // Where the extents are: with the first mapping, pinned in VRAM from now on.
-  for (auto& [first, mapping] : state.vmm_mappings) {
-    if (mapping.handle != &handle || mapping.fixed || mapping.access == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
-    Region& region = *mapping.region;
-    ++region.pins;
-    const uint64_t begin = first;
-    const CUresult brought = bringToVram(state, region, begin, handle.bytes, lock);
-    if (brought != CUDA_SUCCESS) {
-      --region.pins;
-      return brought;
-    }
-    for (auto& extent : region.extents) {
-      if (extent->address < begin || extent->address >= begin + handle.bytes) continue;
-      const CUresult result = handle.engine->chunks().mapAt(base + (extent->address - begin), extent->bytes(), extent->vram->handle);
-      if (result == CUDA_SUCCESS) continue;
-      for (auto& mapped : region.extents) {
-        if (mapped.get() == extent.get()) break;
-        if (mapped->address >= begin && mapped->address < begin + handle.bytes)
-          handle.engine->chunks().unmapAt(base + (mapped->address - begin), mapped->bytes());
-      }
-      --region.pins;
-      return result;
-    }
-    return CUDA_SUCCESS;
-  }
-  return CUDA_ERROR_NOT_SUPPORTED;  // its first mapping has no access yet
-}
-
-void unmapFixed(PoolState& state, uint64_t base, VmmHandle& handle, Lock& lock) {
-  static_cast<void>(lock);
-  VmmMapping& own = state.vmm_mappings.at(base);
-  if (!own.placed) return;
-  own.placed = false;
-  // The extents rest in the handle once its first mapping is gone.
-  for (auto& extent : handle.extents) handle.engine->chunks().unmapAt(base + extent->address, extent->bytes());
-  for (auto& [first, mapping] : state.vmm_mappings) {
-    if (mapping.handle != &handle || mapping.fixed) continue;
-    for (auto& extent : mapping.region->extents)
-      if (extent->address >= first && extent->address < first + handle.bytes)
-        handle.engine->chunks().unmapAt(base + (extent->address - first), extent->bytes());
-    if (mapping.region->pins > 0) --mapping.region->pins;
-    return;
-  }
 }
 
 }  // namespace olpager::pager

@@ -177,3 +177,19 @@ extern "C" __global__ void olpager_scan(const u64* words, u64 count, u64 range_b
     if (words[i] - range_base < range_bytes) mark(words[i] - range_base, found);
   }
 }
+
+struct RangeJob {  // ScanJob
+  u64 address;
+  u64 found;
+  u64 words;
+};
+
+extern "C" __global__ void olpager_scan_ranges(const RangeJob* jobs, u64 range_base, u64 range_pages) {
+  const RangeJob job = jobs[blockIdx.y];
+  const u64* const words = reinterpret_cast<const u64*>(job.address);
+  const u64 range_bytes = range_pages << kPageShift;
+  for (u64 i = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; i < job.words;
+       i += static_cast<u64>(gridDim.x) * blockDim.x) {
+    if (words[i] - range_base < range_bytes) mark(words[i] - range_base, reinterpret_cast<u32*>(job.found));
+  }
+}

@@ -65,7 +65,17 @@ struct ScanParameters {
 };
 inline constexpr char kScanKernel[] = "olpager_scan";
 
-/// PTX text of both kernels (compute_75, so every later GPU can compile it), NUL-terminated, static.
+/// One range for kernel kScanRangesKernel, as it lies in device memory.
+struct ScanJob {
+  uint64_t address = 0;  // device address, 8-byte aligned
+  uint64_t found = 0;    // as in PagePassJob
+  uint64_t words = 0;    // 8-byte words
+};
+static_assert(sizeof(ScanJob) == 24);
+/// Parameters: device address of ScanJob[], range_base, range_pages. Grid: (any, number of jobs, 1); any block in x.
+inline constexpr char kScanRangesKernel[] = "olpager_scan_ranges";
+
+/// PTX text of the kernels (compute_75, so every later GPU can compile it), NUL-terminated, static.
 const char* pagePassPtx();
 
 /// Calls `visitor(word)` for each aligned 8-byte word of [data, + bytes) that lies in [base, base + size). `data` is

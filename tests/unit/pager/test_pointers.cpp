@@ -145,3 +145,41 @@ TEST_CASE("chains of pointers are followed to their end", "[pager][pointers]") {
   }
   CHECK(rig.get(chain.back()) == 42);
 }
+
+TEST_CASE("pointers in a module's variables are followed", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  CUdeviceptr global = 0;
+  size_t bytes = 0;
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  rig.pool().addRoot(rig.context(), global, bytes, nullptr);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
+  rig.put(target + 64, 99);
+  for (int round = 0; round < 2; ++round) {
+    rig.launch(CU_STREAM_LEGACY, "setGlobal", target + 64);
+    rig.press();
+    rig.press();
+    rig.launch(CU_STREAM_LEGACY, "readGlobal", out);
+    rig.synchronize();
+    CHECK(rig.get(out) == 99);
+  }
+  rig.pool().removeRoot(global);
+}
+
+TEST_CASE("pointers in pinned memory that a launch names are followed", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  void* pinned = nullptr;
+  REQUIRE(driver().api.cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) ==
+          CUDA_SUCCESS);
+  CUdeviceptr mapped = 0;
+  REQUIRE(driver().cuMemHostGetDevicePointer_v2(&mapped, pinned, 0) == CUDA_SUCCESS);
+  rig.pool().addRoot(rig.context(), mapped, 4096, pinned);
+  const CUdeviceptr out = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  rig.press();
+  for (uint64_t i = 0; i < kTargets; ++i) static_cast<uint64_t*>(pinned)[8 + i] = targets[i] + 64;
+  rig.launch(CU_STREAM_LEGACY, "gather", out, mapped + 64, kTargets);
+  rig.synchronize();
+  checkGathered(rig, out);
+  rig.pool().removeRoot(mapped);
+  REQUIRE(driver().api.cuMemFreeHost(pinned) == CUDA_SUCCESS);
+}
