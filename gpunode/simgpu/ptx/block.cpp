@@ -167,6 +167,8 @@ void Cluster::start(Worker& worker, std::uint64_t number) {
       block.spare_frames.resize(launch.program->functions.size());
       block.dynamic_offset = launch.entry->dynamic_shared_offset;
       block.shared_size = std::uint64_t{block.dynamic_offset} + config.dynamic_shared_bytes;
+      if (launch.entry->uses_reserved_shared)
+        block.shared_size = (block.shared_size + 127) / 128 * 128 + kReservedSharedBytes;
       block.shared = std::make_unique<std::byte[]>(block.shared_size + 1024);
       // 1024-byte alignment: as much as any shared variable may ask for.
       block.shared_data = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(block.shared.get()) + 1023) &

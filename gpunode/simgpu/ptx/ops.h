@@ -234,6 +234,7 @@ enum class Special : std::uint8_t {
   kClusterCtarank,
   kClusterNctarank,
   kEnvreg,
+  kReservedSharedBase,
   kDynamicSharedBase,
   kLocalBase,
   kZero,

@@ -102,6 +102,8 @@ std::uint64_t uniformValue(Warp& w, Special which, std::uint64_t imm) {
       if (imm == 1) return config.grid_workspace >> 32;
       if (imm == 2) return config.grid_workspace & 0xFFFFFFFF;
       return 0;
+    case Special::kReservedSharedBase:
+      return block.shared_size - kReservedSharedBytes + imm;
     case Special::kDynamicSharedBase:
       return block.dynamic_offset + imm;
     case Special::kLocalBase:

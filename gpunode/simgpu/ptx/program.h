@@ -73,7 +73,7 @@ struct CodeFunction {
   std::vector<std::uint32_t> callees;
   std::vector<std::uint32_t> shared_symbols;
   bool calls_indirectly = false;
-  bool uses_dynamic_shared = false;
+  bool uses_reserved_shared = false;
   bool uses_barriers = false;
   bool uses_grid_workspace = false;
   std::uint32_t max_live_words = 0;  ///< most 32-bit registers live at once

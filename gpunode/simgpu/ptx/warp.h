@@ -30,6 +30,8 @@ namespace olpager::simgpu::ptx {
 
 inline constexpr std::uint32_t kFullMask = 0xFFFFFFFF;
 inline constexpr std::uint32_t kBarriers = 16;
+/// Shared memory behind all other for kernels that read %reserved_smem_offset_*: two parts of a KiB.
+inline constexpr std::uint32_t kReservedSharedBytes = 2048;
 /// Backward branches and calls of a warp's turn.
 /// Short, so that neighbouring warps stay close in what they read; long enough not to count beside the work.
 inline constexpr std::int32_t kTurn = 64;
