@@ -35,7 +35,7 @@ def arguments():
     parser.add_argument("--va-size", help="its size")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--no-paging-expected", action="store_true")
-    parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--timeout", type=float, default=45)
     parser.add_argument("--olrun")
     parser.add_argument("--sim-native", required=True, help="folder with the simulated GPU's libcuda.so.1")
     parser.add_argument("program")
