@@ -19,7 +19,8 @@ namespace olpager::simgpu {
 namespace {
 
 constexpr unsigned char kScribble = 0xA5;
-constexpr uint64_t kHostArenaBytes = 1ull << 40;  // sparse
+constexpr uint64_t kHostArenaBytes = 1ull << 40;
+constexpr uint64_t kHostArenaLeast = 1ull << 30;
 constexpr uint64_t kSharedMagic = 0x6c6f6d697363756dull;
 
 /// PROT_READ | PROT_WRITE, 2 MiB-aligned; null when there is no address space.
@@ -87,12 +88,15 @@ class HostArena {
 
  private:
   bool open() {
-    fd_ = memfd_create("olsim-host", MFD_CLOEXEC);
-    if (fd_ < 0 || ftruncate(fd_, kHostArenaBytes) != 0) return false;
-    base_ = mapAligned(kHostArenaBytes, MAP_SHARED, fd_);
+    if (fd_ < 0) fd_ = memfd_create("olsim-host", MFD_CLOEXEC);
+    if (fd_ < 0) return false;
+    // Sparse, so as large as the process has room for addresses (sanitizers leave less).
+    uint64_t bytes = kHostArenaBytes;
+    for (; base_ == nullptr && bytes >= kHostArenaLeast; bytes /= 2)
+      if (ftruncate(fd_, static_cast<off_t>(bytes)) == 0) base_ = mapAligned(bytes, MAP_SHARED, fd_);
     if (base_ == nullptr) return false;
     limit_ = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    free_[0] = kHostArenaBytes;
+    free_[0] = 2 * bytes;
     return true;
   }
   std::mutex mutex_;
