@@ -139,9 +139,14 @@ std::string describe(const LaunchResult& result, const Kernel& kernel) {
 
 }  // namespace
 
-LaunchResult run(const Module& module, const Kernel& kernel, const LaunchConfig& config, AddressSpace& memory,
+LaunchResult run(const Module& module, const Kernel& kernel, const LaunchConfig& requested, AddressSpace& memory,
                  Executor& executor, PrintfSink& sink, const std::atomic<bool>& cancel) {
   const Program& program = module.program();
+  LaunchConfig config = requested;
+  // A kernel compiled for clusters is launched in them unless the launch names others.
+  if (const auto& cluster = kernel.info().reqnctapercluster; cluster[0] != 0 && volume(config.cluster) == 1) {
+    config.cluster = Dim3{cluster[0], cluster[1], cluster[2]};
+  }
   const auto refuse = [&](const std::string& why) {
     LaunchResult result;
     result.status = LaunchStatus::kInvalidConfig;

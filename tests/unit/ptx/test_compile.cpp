@@ -36,6 +36,8 @@ TEST_CASE("ptx: what is not known is named with its line", "[ptx]") {
   CHECK(errorOf(kHeader + ".extern .func (.param .b64 r) malloc (.param .b64 n);\n" +
                 ".entry k()\n{\n.param .b64 a;\n.param .b64 b;\ncall (b), malloc, (a);\nret;\n}\n") ==
         "m:9: call of 'malloc', which the module does not define in 'call'");
+  CHECK(errorOf(kernel("tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f3}, [%rd1, {%r1}];")) ==
+        "m:10: instruction 'tex.1d.v4.f32.s32' is not supported");
   CHECK(errorOf(kHeader + ".global .texref t;\n").find("texref") != std::string::npos);
   CHECK(errorOf("") == "");
   CHECK(errorOf(kernel("\"unfinished")).find("string without end") != std::string::npos);
