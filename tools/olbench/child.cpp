@@ -59,7 +59,8 @@ std::vector<std::string> environmentFor(With with, const Options& options, const
       throw std::runtime_error("libolpager.so is not beside olbench: build or install it");
     entries.push_back("LD_PRELOAD=" + library);
     library_path = links + (library_path.empty() ? "" : ":" + library_path);
-    entries.push_back("OL_DRIVER=" + options.driver);
+    // A bare name is found by the loader here and by the pager's own search there.
+    if (options.driver.starts_with('/')) entries.push_back("OL_DRIVER=" + options.driver);
     entries.push_back("OL_VRAM=" + std::to_string(options.vram));
     if (options.host != 0) entries.push_back("OL_HOST=" + std::to_string(options.host));
   }

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <stdexcept>
 
 #include "base/locate.h"
@@ -170,6 +171,8 @@ int run(int argc, char** argv) {
     options.driver = base::locateLibrary(base::currentExecutable(), "libolsimcuda.so");
     if (options.driver.empty()) throw std::runtime_error("libolsimcuda.so is not beside olbench: build it");
   }
+  if (options.driver.find('/') != std::string::npos)
+    options.driver = std::filesystem::absolute(options.driver).string();
   json result;
   if (launch_command->parsed()) {
     result = launch(options);
