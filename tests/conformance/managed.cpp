@@ -21,8 +21,8 @@ void sectionManaged() {
   uint32_t got = 0;
   std::memcpy(&got, reinterpret_cast<const void*>(p + 4096), 4);
   recordBool("managed.cpu_sees_kernel", got == value);
-  const CUmemLocation device{CU_MEM_LOCATION_TYPE_DEVICE, {0}};
-  const CUmemLocation host{CU_MEM_LOCATION_TYPE_HOST, {0}};
+  const CUmemLocation device{CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  const CUmemLocation host{CU_MEM_LOCATION_TYPE_HOST, 0};
   record("managed.prefetch_device", api.cuMemPrefetchAsync(p, 4 * kMiB, device, 0, nullptr));
   record("managed.prefetch_host", api.cuMemPrefetchAsync(p, 4 * kMiB, host, 0, nullptr));
   record("managed.prefetch_beyond", api.cuMemPrefetchAsync(p, 64 * kMiB, device, 0, nullptr));
