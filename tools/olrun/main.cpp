@@ -58,6 +58,8 @@ struct CommandLine {
       {"--log", "log", "OL_LOG", "LEVEL", "off, error, warn, info, debug or trace (default: warn)"},
       {"--driver", "driver", "OL_DRIVER", "DRIVER",
        "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
+      {"--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
+       "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: pager)"},
   };
   std::string config;
   bool check = false;

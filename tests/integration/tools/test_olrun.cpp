@@ -52,17 +52,18 @@ void checkRefusal(const Outcome& outcome, const std::string& expected, int statu
 
 TEST_CASE("olrun gives the program its environment and its own exit status", "[olrun]") {
   const Installation olpager;
-  const auto outcome = olpager.run({"--vram",    "64MiB",
-                                    "--host",    "25%",
-                                    "--reach",   "all",
-                                    "--report",  "pool",
-                                    "--log",     "error",
-                                    "--driver",  "driver/libcuda.so.1",
-                                    "--va-base", "0x212340000000",
-                                    "--va-size", "1TiB",
-                                    "--",        "sh",
-                                    "-c",        "env; echo \"$0 $1\"; exit 3",
-                                    "-x",        "--vram"});
+  const auto outcome = olpager.run({"--vram",       "64MiB",
+                                    "--host",       "25%",
+                                    "--reach",      "all",
+                                    "--report",     "pool",
+                                    "--log",        "error",
+                                    "--exportable", "driver",
+                                    "--driver",     "driver/libcuda.so.1",
+                                    "--va-base",    "0x212340000000",
+                                    "--va-size",    "1TiB",
+                                    "--",           "sh",
+                                    "-c",           "env; echo \"$0 $1\"; exit 3",
+                                    "-x",           "--vram"});
   CHECK(outcome.status == 3);
   CHECK(outcome.err.empty());
   const auto has = [&](const std::string& line) {
@@ -73,6 +74,7 @@ TEST_CASE("olrun gives the program its environment and its own exit status", "[o
   CHECK(has("OL_REACH=all"));
   CHECK(has("OL_REPORT=pool"));
   CHECK(has("OL_LOG=error"));
+  CHECK(has("OL_EXPORTABLE=driver"));
   CHECK(has("OL_DRIVER=" + olpager.driver));
   CHECK(has("OL_VA_BASE=0x212340000000"));
   CHECK(has("OL_VA_SIZE=1TiB"));
