@@ -68,6 +68,12 @@ Status setReport(Settings& settings, std::string_view text) {
   return notAllowed(text, "node or pool");
 }
 
+Status setExportable(Settings& settings, std::string_view text) {
+  if (text != "pager" && text != "driver") return notAllowed(text, "pager or driver");
+  settings.exportable = text == "pager" ? ExportableSetting::kPager : ExportableSetting::kDriver;
+  return {};
+}
+
 Status setLog(Settings& settings, std::string_view text) {
   const auto level = parseLogLevel(text);
   if (!level) return notAllowed(text, kLogLevels);
@@ -93,6 +99,7 @@ constexpr Key kKeys[] = {
     {"reach", "OL_REACH", setReach, false},     {"report", "OL_REPORT", setReport, false},
     {"va_base", "OL_VA_BASE", setVaBase, true}, {"va_size", "OL_VA_SIZE", setVaSize, true},
     {"log", "OL_LOG", setLog, false},           {"driver", "OL_DRIVER", setDriver, false},
+    {"exportable", "OL_EXPORTABLE", setExportable, false},
 };
 
 const Key* findKey(std::string_view name) {

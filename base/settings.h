@@ -24,6 +24,9 @@ namespace olpager::base {
 enum class ReachSetting : uint8_t { kTraced, kAll, kLearned };
 /// What the program is told of its memory: this node's, or the whole pool's.
 enum class ReportSetting : uint8_t { kNode, kPool };
+/// Whose the physical memory is that the program creates as exportable (cuMemCreate): the pager's, which then can't be
+/// exported, or the driver's, which never leaves VRAM.
+enum class ExportableSetting : uint8_t { kPager, kDriver };
 
 inline constexpr uint64_t kSettingsPageBytes = 2ull << 20;  // the pager's page: no budget below it can work
 
@@ -32,6 +35,7 @@ struct Settings {
   Budget host;  // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
   ReachSetting reach = ReachSetting::kTraced;
   ReportSetting report = ReportSetting::kNode;
+  ExportableSetting exportable = ExportableSetting::kPager;
   uint64_t va_base = 0;  // 0: the built-in base
   uint64_t va_size = 0;  // 0: 16 TiB
   LogLevel log = LogLevel::kWarn;

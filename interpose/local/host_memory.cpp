@@ -7,6 +7,7 @@
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
+#include "interpose/local/relief.h"
 #include "interpose/local/root.h"
 #include "pager/counters/counters.h"
 
@@ -184,7 +185,8 @@ OLPAGER_HOOK(cuMemHostGetFlags)(unsigned int* flags, void* address) {
 }
 
 OLPAGER_HOOK(cuMemAllocManaged)(CUdeviceptr* out, size_t bytes, unsigned int flags) {
-  const CUresult result = driver().cuMemAllocManaged(out, bytes, flags);
+  const CUresult result = withRelief(
+      {bytes + kReliefSlack}, [&] { return driver().cuMemAllocManaged(out, bytes, flags); }, [&] { return *out; });
   if (result == CUDA_SUCCESS) noteManaged(*out, bytes);
   return result;
 }

@@ -12,6 +12,7 @@
 #include "interpose/local/host_memory.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/pinned_users.h"
+#include "interpose/local/relief.h"
 #include "interpose/local/root.h"
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
@@ -201,7 +202,9 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
   if (running == nullptr) return driver().cuMemFree_v2(address);
   if (!running->contains(address)) {
     forgetManaged(address);
-    return driver().cuMemFree_v2(address);
+    const CUresult result = driver().cuMemFree_v2(address);
+    if (result == CUDA_SUCCESS) loanGone(address);
+    return result;
   }
   if (graphOwns(address)) return CUDA_SUCCESS;
   AllocationInfo info;

@@ -28,6 +28,7 @@
 #include "base/log.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/param_layout.h"
+#include "interpose/local/relief.h"
 #include "interpose/local/root.h"
 
 namespace olpager::local {
@@ -311,7 +312,7 @@ namespace {
 
 template <typename Native>
 CUresult loadModule(CUmodule* out, const void* code, Native native) {
-  const CUresult result = native();
+  const CUresult result = withRelief(kModuleSteps, native, [&] { return reinterpret_cast<uint64_t>(*out); });
   if (result == CUDA_SUCCESS && pool() != nullptr) addModule(*out, readNames(code));
   return result;
 }
@@ -319,7 +320,8 @@ CUresult loadModule(CUmodule* out, const void* code, Native native) {
 }  // namespace
 
 OLPAGER_HOOK(cuModuleLoad)(CUmodule* out, const char* path) {
-  const CUresult result = driver().cuModuleLoad(out, path);
+  const CUresult result = withRelief(
+      kModuleSteps, [&] { return driver().cuModuleLoad(out, path); }, [&] { return reinterpret_cast<uint64_t>(*out); });
   if (result == CUDA_SUCCESS && pool() != nullptr) addModule(*out, readNamesOfFile(path));
   return result;
 }
@@ -339,13 +341,18 @@ OLPAGER_HOOK(cuModuleLoadFatBinary)(CUmodule* out, const void* code) {
 
 OLPAGER_HOOK(cuModuleUnload)(CUmodule module) {
   if (pool() != nullptr) imageGone(module);
-  return driver().cuModuleUnload(module);
+  const CUresult result = driver().cuModuleUnload(module);
+  if (result == CUDA_SUCCESS) loanGone(module);
+  return result;
 }
 
 OLPAGER_HOOK(cuLibraryLoadData)
 (CUlibrary* out, const void* code, CUjit_option* jit, void** jit_values, unsigned int jit_count,
  CUlibraryOption* options, void** values, unsigned int count) {
-  const CUresult result = driver().cuLibraryLoadData(out, code, jit, jit_values, jit_count, options, values, count);
+  const CUresult result = withRelief(
+      kModuleSteps,
+      [&] { return driver().cuLibraryLoadData(out, code, jit, jit_values, jit_count, options, values, count); },
+      [&] { return reinterpret_cast<uint64_t>(*out); });
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;
   auto image = std::make_shared<Image>();
   image->is_library = true;
@@ -362,7 +369,10 @@ OLPAGER_HOOK(cuLibraryLoadData)
 OLPAGER_HOOK(cuLibraryLoadFromFile)
 (CUlibrary* out, const char* path, CUjit_option* jit, void** jit_values, unsigned int jit_count,
  CUlibraryOption* options, void** values, unsigned int count) {
-  const CUresult result = driver().cuLibraryLoadFromFile(out, path, jit, jit_values, jit_count, options, values, count);
+  const CUresult result = withRelief(
+      kModuleSteps,
+      [&] { return driver().cuLibraryLoadFromFile(out, path, jit, jit_values, jit_count, options, values, count); },
+      [&] { return reinterpret_cast<uint64_t>(*out); });
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;
   auto image = std::make_shared<Image>();
   image->is_library = true;
@@ -374,7 +384,9 @@ OLPAGER_HOOK(cuLibraryLoadFromFile)
 
 OLPAGER_HOOK(cuLibraryUnload)(CUlibrary library) {
   if (pool() != nullptr) imageGone(library);
-  return driver().cuLibraryUnload(library);
+  const CUresult result = driver().cuLibraryUnload(library);
+  if (result == CUDA_SUCCESS) loanGone(library);
+  return result;
 }
 
 // The driver gives a library's module and its kernels' functions handles of their own.

@@ -217,6 +217,8 @@ CUresult initialize(unsigned int flags) {
 
 base::Budget vramSetting() { return root().settings.vram; }
 
+bool exportableIsDrivers() { return root().settings.exportable == base::ExportableSetting::kDriver; }
+
 void* driverSymbol(const char* symbol) {
   // The handle is written before g_driver_ready and never again.
   return g_driver_ready.load(std::memory_order_acquire) ? dlsym(root().driver.handle, symbol) : nullptr;

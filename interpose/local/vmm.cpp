@@ -1,12 +1,13 @@
-// The program's own virtual memory management. Device memory that nobody else can see (not exportable, not compressed,
-// no multicast) is the pager's; everything else, and everything as long as the pager does not serve it, is the
-// driver's.
+// The program's own virtual memory management. Plain device memory is the pager's, also when the program says that it may
+// export it by a file descriptor: PyTorch's expandable segments always do, and never export. Compressed, fabric and
+// multicast memory, and everything as long as the pager does not serve it, is the driver's.
 #include "base/log.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/contexts.h"
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/pinned_users.h"
+#include "interpose/local/relief.h"
 #include "interpose/local/root.h"
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
@@ -17,11 +18,14 @@ namespace {
 // The pager answers this to what it does not serve; the driver then does.
 constexpr CUresult kNotServed = CUDA_ERROR_NOT_SUPPORTED;
 
+// Memory that a NIC could reach (gpuDirectRDMACapable) is served too: PyTorch asks for that wherever the device can. Who
+// registers it comes by cuMemGetHandleForAddressRange, which keeps it in VRAM.
 bool servable(const CUmemAllocationProp* properties) {
   return properties != nullptr && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
-         properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && properties->requestedHandleTypes == 0 &&
-         properties->allocFlags.compressionType == 0 && properties->allocFlags.gpuDirectRDMACapable == 0 &&
-         properties->allocFlags.usage == 0;
+         properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+         (properties->requestedHandleTypes == CU_MEM_HANDLE_TYPE_NONE ||
+          (properties->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && !exportableIsDrivers())) &&
+         properties->allocFlags.compressionType == 0 && properties->allocFlags.usage == 0;
 }
 
 bool ourHandle(const Pool* running, CUmemGenericAllocationHandle handle) {
@@ -73,13 +77,19 @@ OLPAGER_HOOK(cuMemCreate)
                                 : kNotServed;
     if (result != kNotServed) return result;
   }
-  return driver().cuMemCreate(out, bytes, properties, flags);
+  if (properties == nullptr || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    return driver().cuMemCreate(out, bytes, properties, flags);
+  return withRelief(
+      properties->location.id, {bytes}, [&] { return driver().cuMemCreate(out, bytes, properties, flags); },
+      [&] { return *out; });
 }
 
 OLPAGER_HOOK(cuMemRelease)(CUmemGenericAllocationHandle handle) {
   Pool* running = pool();
   if (ourHandle(running, handle)) return running->releaseHandle(handle);
-  return driver().cuMemRelease(handle);
+  const CUresult result = driver().cuMemRelease(handle);
+  if (result == CUDA_SUCCESS) loanGone(handle);
+  return result;
 }
 
 OLPAGER_HOOK(cuMemMap)
@@ -144,10 +154,20 @@ OLPAGER_HOOK(cuMemGetAllocationPropertiesFromHandle)(CUmemAllocationProp* out, C
   return running->handleProperties(handle, out);
 }
 
-// Ours were created without any type of shareable handle: native refuses to export such a one too.
+// What can leave VRAM can't be shown to others. Without a type of shareable handle native refuses to export it too.
 OLPAGER_HOOK(cuMemExportToShareableHandle)
 (void* out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags) {
-  if (ourHandle(pool(), handle)) return CUDA_ERROR_INVALID_VALUE;
+  const Pool* running = pool();
+  if (ourHandle(running, handle)) {
+    CUmemAllocationProp properties{};
+    if (out == nullptr || flags != 0 || running->handleProperties(handle, &properties) != CUDA_SUCCESS ||
+        type == CU_MEM_HANDLE_TYPE_NONE || (properties.requestedHandleTypes & type) == 0)
+      return CUDA_ERROR_INVALID_VALUE;
+    olpager::base::warnOnce("cuMemExportToShareableHandle",
+                            "cuMemExportToShareableHandle: memory that olpager moves can't be exported; set "
+                            "OL_EXPORTABLE=driver to leave exportable memory in VRAM and to the driver");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   return driver().cuMemExportToShareableHandle(out, handle, type, flags);
 }
 

@@ -1,0 +1,52 @@
+#include "interpose/local/relief.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+
+namespace olpager::local {
+
+namespace {
+
+struct Loan {
+  CUdevice device = 0;
+  uint64_t bytes = 0;
+};
+
+struct Loans {
+  std::mutex mutex;
+  std::map<uint64_t, Loan> by_object;
+};
+
+Loans& state() {
+  static auto* instance = new Loans;
+  return *instance;
+}
+
+std::atomic<size_t> g_count{0};
+
+}  // namespace
+
+void detail::loanMade(uint64_t object, CUdevice device, uint64_t bytes) {
+  std::lock_guard lock(state().mutex);
+  Loan& loan = state().by_object[object];
+  loan.device = device;
+  loan.bytes += bytes;
+  g_count.store(state().by_object.size(), std::memory_order_relaxed);
+}
+
+void loanGone(uint64_t object) {
+  if (g_count.load(std::memory_order_relaxed) == 0) return;
+  Loan loan;
+  {
+    std::lock_guard lock(state().mutex);
+    const auto found = state().by_object.find(object);
+    if (found == state().by_object.end()) return;
+    loan = found->second;
+    state().by_object.erase(found);
+    g_count.store(state().by_object.size(), std::memory_order_relaxed);
+  }
+  if (pager::Pool* running = pool()) running->regain(loan.device, loan.bytes);
+}
+
+}  // namespace olpager::local
