@@ -685,13 +685,14 @@ bool Engine::prefetch(Lock& lock) {
     Region* region = pool_.regions.at(unit);
     if (region == nullptr || region->dead || region->engine != this) return true;
     upcoming.push_back({region, distance});
-    if (region->blocked.load(std::memory_order_relaxed) != 0) bytes += region->pages * kPageBytes;
+    if (region->unusable != 0) bytes += region->pages * kPageBytes;
     return bytes < 2 * window;
   });
   // What was put in place when there was no room comes in before it is used again, now that there is.
   std::vector<Extent*> leaving;
   uint64_t room = chunks_.vramAvailable();
   for (const Next& next : upcoming) {
+    if (room < kPageBytes) break;
     if (next.region->in_place == 0 || next.region->wanted > 0) continue;
     for (auto& extent : next.region->extents) {
       if (extent->state != ExtentState::kInPlace || extent->bytes() > room) continue;
@@ -702,7 +703,7 @@ bool Engine::prefetch(Lock& lock) {
   bool progress = promote(leaving);
   prefetch_again_ |= progress;
   for (const Next& next : upcoming) {
-    if (next.region->dead || next.region->blocked.load(std::memory_order_relaxed) == 0) continue;
+    if (next.region->dead || next.region->unusable == 0) continue;  // nothing of it is parked or leaves
     for (size_t i = 0; i < next.region->extents.size(); ++i) {
       Extent& extent = *next.region->extents[i];
       if (extent.state == ExtentState::kRetiring && extent.vram != nullptr) {

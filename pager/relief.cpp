@@ -1,5 +1,5 @@
-// VRAM for the driver's own needs (arrays, modules, managed memory): what it is short of, the pager gives up, and takes back
-// when it is free again.
+// VRAM for the driver's own needs (arrays, modules, managed memory): what it is short of, the pager gives up, and takes
+// back when it is free again.
 #include <algorithm>
 #include <chrono>
 
@@ -25,7 +25,8 @@ uint64_t Pool::relieve(CUdevice device, uint64_t bytes) {
   engine->addRelief(&relief);
   bool there = true;
   // What is given counts when the driver has got it: a pass that reads chunks puts that off.
-  while (there && (relief.bytes > 0 || engine->chunks().releasing()) && !engine->broken() && !state.stopped && nowNs() < until) {
+  while (there && (relief.bytes > 0 || engine->chunks().releasing()) && !engine->broken() && !state.stopped &&
+         nowNs() < until) {
     state.changed.wait_for(lock, std::chrono::milliseconds(1));
     there = state.engineOf(device) == engine;
   }

@@ -1,10 +1,10 @@
 // The program's own virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemSetAccess): PyTorch's
 // expandable segments, vLLM's sleep mode, and whoever does it by hand.
 //
-// A reservation is a Region; a pointer into it names all that is mapped in it. A handle owns extents. The first mapping that
-// gets access is the handle's primary one: the extents belong to the reservation and move like any others. Without it they
-// rest in the handle (kDetached), in whatever chunk they had. A handle that is mapped with access at a second address at the
-// same time stays in VRAM for as long: that mapping is a fixed one.
+// A reservation is a Region; a pointer into it names all that is mapped in it. A handle owns extents. The first mapping
+// that gets access is the handle's primary one: the extents belong to the reservation and move like any others. Without
+// it they rest in the handle (kDetached), in whatever chunk they had. A handle that is mapped with access at a second
+// address at the same time stays in VRAM for as long: that mapping is a fixed one.
 #include <algorithm>
 #include <bit>
 #include <thread>
@@ -63,7 +63,8 @@ void waitQuiet(PoolState& state, Region& region, Lock& lock) {
     lock.lock();
   }
   const uint64_t stamp = std::min(number, std::max(state.floor, region.stamp.load()));
-  for (unsigned looks = 0; !state.stopped && region.engine != nullptr && !region.engine->broken() && !state.streams.quiet(stamp); ++looks) {
+  for (unsigned looks = 0;
+       !state.stopped && region.engine != nullptr && !region.engine->broken() && !state.streams.quiet(stamp); ++looks) {
     lock.unlock();
     state.streams.poll();
     if (state.streams.capturing()) {
@@ -167,9 +168,8 @@ void forEachPiece(PoolState& state, uint64_t base, VmmHandle& handle, Visit visi
 void unmapFixed(PoolState& state, uint64_t base, VmmMapping& mapping) {
   VmmHandle& handle = *mapping.handle;
   mapping.fixed = false;
-  forEachPiece(state, base, handle, [&](uint64_t at, const Extent& extent) {
-    handle.engine->chunks().unmapAt(at, extent.bytes());
-  });
+  forEachPiece(state, base, handle,
+               [&](uint64_t at, const Extent& extent) { handle.engine->chunks().unmapAt(at, extent.bytes()); });
   --handle.fixed;
   if (handle.primary == 0) return;
   Region& region = *state.vmm_mappings.at(handle.primary).region;
@@ -249,9 +249,11 @@ void dropHandles(PoolState& state, Engine& engine, Lock& lock) {
 CUresult Pool::reserveAddress(uint64_t bytes, uint64_t alignment, uint64_t hint, CUdeviceptr* out) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
-  if (out == nullptr || bytes == 0 || !wholePages(bytes) || (alignment & (alignment - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || bytes == 0 || !wholePages(bytes) || (alignment & (alignment - 1)) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
-  const auto address = state.addresses->allocate(bytes / kPageBytes, std::max(alignment, kPageBytes), contains(hint) ? hint : 0);
+  const auto address =
+      state.addresses->allocate(bytes / kPageBytes, std::max(alignment, kPageBytes), contains(hint) ? hint : 0);
   if (!address) return CUDA_ERROR_OUT_OF_MEMORY;
   Region* region = state.regions.take();
   if (region == nullptr) {
@@ -362,8 +364,8 @@ CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGe
   Lock lock(state.mutex);
   const auto it = state.vmm_handles.find(id);
   Region* region = state.find(address);
-  if (it == state.vmm_handles.end() || it->second->engine == nullptr || region == nullptr || region->dead || region->kind != RegionKind::kReservation ||
-      address + bytes > region->end())
+  if (it == state.vmm_handles.end() || it->second->engine == nullptr || region == nullptr || region->dead ||
+      region->kind != RegionKind::kReservation || address + bytes > region->end())
     return CUDA_ERROR_INVALID_VALUE;
   // As native: a handle is mapped whole.
   if (offset != 0 || bytes != it->second->bytes) return CUDA_ERROR_NOT_SUPPORTED;
@@ -390,7 +392,8 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
   uint64_t at = address;
   while (at < address + bytes) {
     const auto it = state.vmm_mappings.find(at);
-    if (it == state.vmm_mappings.end() || at + it->second.handle->bytes > address + bytes) return CUDA_ERROR_INVALID_VALUE;
+    if (it == state.vmm_mappings.end() || at + it->second.handle->bytes > address + bytes)
+      return CUDA_ERROR_INVALID_VALUE;
     at += it->second.handle->bytes;
   }
   for (size_t i = 0; i < count; ++i)  // device memory can't be given to the CPU
@@ -439,7 +442,8 @@ CUresult Pool::unmap(CUdeviceptr address, uint64_t bytes) {
   if (!contains(address) || !wholePages(address) || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   std::vector<uint64_t> bases;
-  for (auto it = state.vmm_mappings.lower_bound(address); it != state.vmm_mappings.end() && it->first < address + bytes; ++it) {
+  for (auto it = state.vmm_mappings.lower_bound(address); it != state.vmm_mappings.end() && it->first < address + bytes;
+       ++it) {
     if (it->first + it->second.handle->bytes > address + bytes) return CUDA_ERROR_INVALID_VALUE;
     bases.push_back(it->first);
   }
@@ -470,7 +474,8 @@ CUresult Pool::getAccess(CUdeviceptr address, const CUmemLocation& location, uns
   if (mapping == nullptr || flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const bool own = location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == mapping->handle->engine->device();
   const auto& peers = mapping->handle->engine->chunks().peers();
-  const bool peer = location.type == CU_MEM_LOCATION_TYPE_DEVICE && std::find(peers.begin(), peers.end(), location.id) != peers.end();
+  const bool peer =
+      location.type == CU_MEM_LOCATION_TYPE_DEVICE && std::find(peers.begin(), peers.end(), location.id) != peers.end();
   *flags = own || peer ? mapping->access : CU_MEM_ACCESS_FLAGS_PROT_NONE;
   return CUDA_SUCCESS;
 }

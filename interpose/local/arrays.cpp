@@ -12,9 +12,11 @@ namespace {
 template <typename Descriptor>
 uint64_t bytesOf(const Descriptor* descriptor, uint64_t depth) {
   if (descriptor == nullptr) return 0;
-  const uint64_t texel = olpager::api::extract::arrayFormatBytes(descriptor->Format) * std::max(descriptor->NumChannels, 1u);
+  const uint64_t texel =
+      olpager::api::extract::arrayFormatBytes(descriptor->Format) * std::max(descriptor->NumChannels, 1u);
   uint64_t bytes = std::max<uint64_t>(texel, 1);
-  for (const uint64_t extent : {static_cast<uint64_t>(descriptor->Width), static_cast<uint64_t>(descriptor->Height), depth})
+  for (const uint64_t extent :
+       {static_cast<uint64_t>(descriptor->Width), static_cast<uint64_t>(descriptor->Height), depth})
     bytes = olpager::api::extract::saturatingProduct(bytes, std::max<uint64_t>(extent, 1));
   return std::min(bytes, uint64_t{1} << 48);
 }
@@ -52,7 +54,8 @@ OLPAGER_HOOK(cuArrayDestroy)(CUarray array) {
 }
 
 // All levels together are at most twice the first.
-OLPAGER_HOOK(cuMipmappedArrayCreate)(CUmipmappedArray* out, const CUDA_ARRAY3D_DESCRIPTOR* descriptor, unsigned int levels) {
+OLPAGER_HOOK(cuMipmappedArrayCreate)
+(CUmipmappedArray* out, const CUDA_ARRAY3D_DESCRIPTOR* descriptor, unsigned int levels) {
   return made(out, 2 * bytesOf(descriptor, descriptor != nullptr ? descriptor->Depth : 1),
               [&] { return driver().cuMipmappedArrayCreate(out, descriptor, levels); });
 }

@@ -1,5 +1,5 @@
-// Driver calls that take VRAM of their own (arrays, modules, managed and exportable memory): one that runs out of memory
-// makes the pager give some back, and is made again. What it got is the pager's again when the object is gone.
+// Driver calls that take VRAM of their own (arrays, modules, managed and exportable memory): one that runs out of
+// memory makes the pager give some back, and is made again. What it got is the pager's again when the object is gone.
 // Thread-safety: any thread. Lock: Loans::mutex; none while no object needed relief.
 #pragma once
 
@@ -49,8 +49,8 @@ CUresult again(CUdevice device, std::initializer_list<uint64_t> steps, Call call
 }
 }  // namespace detail
 
-/// `call`; while it answers CUDA_ERROR_OUT_OF_MEMORY it is made again, with `steps` bytes of the pager's VRAM on `device`
-/// given back to the driver before. `object` names what it made, once it has succeeded.
+/// `call`; while it answers CUDA_ERROR_OUT_OF_MEMORY it is made again, with `steps` bytes of the pager's VRAM on
+/// `device` given back to the driver before. `object` names what it made, once it has succeeded.
 template <typename Call, typename Object>
 CUresult withRelief(CUdevice device, std::initializer_list<uint64_t> steps, Call call, Object object) {
   const CUresult result = call();

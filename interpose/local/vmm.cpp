@@ -1,5 +1,5 @@
-// The program's own virtual memory management. Plain device memory is the pager's, also when the program says that it may
-// export it by a file descriptor: PyTorch's expandable segments always do, and never export. Compressed, fabric and
+// The program's own virtual memory management. Plain device memory is the pager's, also when the program says that it
+// may export it by a file descriptor: PyTorch's expandable segments always do, and never export. Compressed, fabric and
 // multicast memory, and everything as long as the pager does not serve it, is the driver's.
 #include "base/log.h"
 #include "interpose/local/captures.h"
@@ -18,8 +18,8 @@ namespace {
 // The pager answers this to what it does not serve; the driver then does.
 constexpr CUresult kNotServed = CUDA_ERROR_NOT_SUPPORTED;
 
-// Memory that a NIC could reach (gpuDirectRDMACapable) is served too: PyTorch asks for that wherever the device can. Who
-// registers it comes by cuMemGetHandleForAddressRange, which keeps it in VRAM.
+// Memory that a NIC could reach (gpuDirectRDMACapable) is served too: PyTorch asks for that wherever the device can.
+// Who registers it comes by cuMemGetHandleForAddressRange, which keeps it in VRAM.
 bool servable(const CUmemAllocationProp* properties) {
   return properties != nullptr && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
          properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&

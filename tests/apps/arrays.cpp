@@ -1,5 +1,5 @@
-// CUDA arrays against the budget: buffers take three quarters of all that is reported, then arrays are made. They are the
-// driver's own VRAM; a pager has to make room for them, and may have the room back when they are gone.
+// CUDA arrays against the budget: buffers take three quarters of all that is reported, then arrays are made. They are
+// the driver's own VRAM; a pager has to make room for them, and may have the room back when they are gone.
 #include <algorithm>
 
 #include "common.h"
@@ -12,7 +12,8 @@ constexpr unsigned kSide = 1024;  // of an array of 32-bit elements: 4 MiB
 
 void check(const std::vector<uint32_t>& words, uint32_t seed, const char* what, size_t which) {
   for (uint32_t i = 0; i < words.size(); ++i)
-    CHECK(words[i] == apps::word(i, seed), "%s %zu: word %u is %#x, expected %#x", what, which, i, words[i], apps::word(i, seed));
+    CHECK(words[i] == apps::word(i, seed), "%s %zu: word %u is %#x, expected %#x", what, which, i, words[i],
+          apps::word(i, seed));
 }
 
 std::vector<uint32_t> contents(size_t words, uint32_t seed) {
