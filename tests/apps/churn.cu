@@ -28,14 +28,13 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMemcpyAsync(block.memory + block.bytes - 8, marks, 8, cudaMemcpyHostToDevice));
     return block;
   };
-  const auto drop = [&](const Block& block) {
+  const auto check = [&](const Block& block) {
     uint32_t got[2];
     for (const size_t at : {size_t{0}, block.bytes - 8}) {
       RUNTIME_OK(cudaMemcpy(got, block.memory + at, 8, cudaMemcpyDeviceToHost));
       CHECK(got[0] == block.mark && got[1] == block.mark + 1, "block of %zu bytes: %#x %#x at %zu, expected %#x",
             block.bytes, got[0], got[1], at, block.mark);
     }
-    RUNTIME_OK(cudaFree(block.memory));
   };
   std::vector<Block> blocks;
   for (size_t i = 0; i < kBlocks; ++i) blocks.push_back(make());
@@ -47,10 +46,20 @@ int main(int argc, char** argv) {
   }
   for (size_t i = 0; i < kBlocks / 4; ++i) {  // a quarter is replaced
     Block& block = blocks[random.below(kBlocks)];
-    drop(block);
+    if (i % 8 == 0) check(block);
+    RUNTIME_OK(cudaFree(block.memory));
     block = make();
   }
+  // All of them in the order of their addresses: what lies side by side is looked at together.
+  sorted = blocks;
+  std::sort(sorted.begin(), sorted.end(), [](const Block& a, const Block& b) { return a.memory < b.memory; });
+  for (const Block& block : sorted) check(block);
+  // Freed in random order; now and then one that is left is looked at.
   for (size_t i = kBlocks - 1; i > 0; --i) std::swap(blocks[i], blocks[random.below(i + 1)]);
-  for (const Block& block : blocks) drop(block);
+  while (!blocks.empty()) {
+    if (blocks.size() % 16 == 0) check(blocks[random.below(blocks.size())]);
+    RUNTIME_OK(cudaFree(blocks.back().memory));
+    blocks.pop_back();
+  }
   return apps::ok("churn of %zu allocations", kBlocks + kBlocks / 4);
 }
