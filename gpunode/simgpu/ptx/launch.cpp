@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <deque>
+#include <new>
 
 #include "gpunode/simgpu/ptx/warp.h"
 
@@ -19,7 +20,24 @@ class Scheduler {
   Scheduler(Launch& launch, std::uint64_t clusters, std::uint64_t resident)
       : launch_(launch), clusters_(clusters), resident_(resident) {}
 
+  /// Runs clusters until none is left; on any worker thread, from which no exception may escape.
   void work(unsigned id) {
+    try {
+      workUntilDone(id);
+    } catch (const std::bad_alloc&) {
+      const std::lock_guard lock(launch_.mutex);
+      if (launch_.result.status == LaunchStatus::kOk) {
+        launch_.result.status = LaunchStatus::kInvalidConfig;
+        launch_.result.message = "no host memory for the registers, stacks and shared memory of its blocks";
+      }
+      launch_.stop.store(true);
+    }
+  }
+
+  std::uint64_t instructions() const { return instructions_; }
+
+ private:
+  void workUntilDone(unsigned id) {
     Worker worker(launch_);
     worker.id = id;
     std::unique_ptr<Cluster> spare;
@@ -59,9 +77,6 @@ class Scheduler {
     instructions_ += worker.instructions;
   }
 
-  std::uint64_t instructions() const { return instructions_; }
-
- private:
   bool stopped() const {
     return launch_.stop.load(std::memory_order_relaxed) || launch_.cancel->load(std::memory_order_relaxed);
   }

@@ -1,7 +1,7 @@
 // Branches, calls, barriers and the guard of predicated instructions.
-#include <atomic>
 #include <thread>
 
+#include "gpunode/simgpu/ptx/fence.h"
 #include "gpunode/simgpu/ptx/ops.h"
 #include "gpunode/simgpu/ptx/warp.h"
 
@@ -195,7 +195,7 @@ Step syncWarp(Warp& w, const Op& op) {
 }
 
 Step fence(Warp&, const Op&) {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  fullFence();
   return Step::kNext;
 }
 

@@ -1,8 +1,8 @@
 // ld and st. The common case, a full warp that accesses neighbouring elements in one run of memory, is one translation
 // and one loop that can be vectorised; everything else goes lane by lane.
-#include <atomic>
 #include <type_traits>
 
+#include "gpunode/simgpu/ptx/fence.h"
 #include "gpunode/simgpu/ptx/lanes.h"
 
 namespace olpager::simgpu::ptx::PTX_ISA {
@@ -136,7 +136,7 @@ Step load(Warp& w, const Op& op) {
     for (std::uint32_t v = 0; v < kVector; ++v) data[v][i] = static_cast<R>(loadOne<M>(p + v * sizeof(M)));
   }
   if ((op.flags & kStrong) != 0) {
-    if ((op.flags & kOrdered) != 0) std::atomic_thread_fence(std::memory_order_seq_cst);
+    if ((op.flags & kOrdered) != 0) fullFence();
     w.mayBeSpinning();
   }
   return Step::kNext;
@@ -150,7 +150,7 @@ Step store(Warp& w, const Op& op) {
   Target<kSpace> target(w);
   const R* data[kVector];
   for (std::uint32_t v = 0; v < kVector; ++v) data[v] = w.reg<R>(op.r[v]);
-  if ((op.flags & kOrdered) != 0) std::atomic_thread_fence(std::memory_order_seq_cst);
+  if ((op.flags & kOrdered) != 0) fullFence();
   if (kSpace != Space::kLocal && w.mask == kFullMask && (op.flags & kStrong) == 0 && unitStride(address, kBytes) &&
       address[0] % kBytes == 0) {
     if (std::byte* host = target.run(address[0], kBytes * kWarpSize, true); host != nullptr) [[likely]] {
