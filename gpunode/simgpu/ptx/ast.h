@@ -135,8 +135,6 @@ struct Ast {
   std::vector<Symbol> symbols;
   std::vector<GlobalInfo> globals;
   std::vector<AstFunction> functions;
-  std::uint32_t shared_bytes = 0;  ///< of all `.shared` variables with a size, module-wide offsets
-  std::uint32_t dynamic_shared_align = 16;
 };
 
 /// Parses PTX. The text must outlive the result. Error: "LINE: what".

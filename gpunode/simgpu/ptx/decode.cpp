@@ -64,13 +64,12 @@ constexpr SpecialName kSpecials[] = {
 };
 
 // These change the flow of control or may wait: under a guard they are branched around instead of masked.
-bool isControl(std::string_view name, const Instruction& instr) {
+bool isControl(std::string_view name) {
   if (name == "bra" || name == "brx" || name == "call" || name == "ret" || name == "exit" || name == "trap" ||
       name == "bar" || name == "barrier" || name == "shfl" || name == "vote" || name == "match" || name == "elect" ||
       name == "redux" || name == "nanosleep") {
     return true;
   }
-  (void)instr;
   return false;
 }
 
@@ -503,7 +502,7 @@ void FunctionDecoder::instruction(std::uint32_t index) {
     return;
   }
   if (function_.registers[static_cast<std::size_t>(instr_->guard)].type != Type::kPred) fail("guard is no predicate");
-  if (isControl(name, *instr_)) {
+  if (isControl(name)) {
     // Branch around it; the lanes meet again right behind.
     Op& skip = emit(controlOp(Control::kBranch));
     skip.r[0] = slot(instr_->guard);

@@ -169,7 +169,6 @@ class FunctionDecoder {
   // --- control flow (decode.cpp) ---
   void allocateRegisters();
   void instruction(std::uint32_t index);
-  void emitJoinDistance(Op& op, std::size_t at, std::int32_t join_block);
 
   struct Patch {
     std::size_t op;

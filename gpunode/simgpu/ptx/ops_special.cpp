@@ -24,7 +24,6 @@ std::uint64_t uniformValue(Warp& w, Special which, std::uint64_t imm) {
   const Block& block = *w.block;
   const LaunchConfig& config = *block.launch->config;
   const Dim3& cluster = config.cluster;
-  const std::uint32_t threads = block.launch->threads_per_block;
   switch (which) {
     case Special::kNtidX:
       return config.block.x;
@@ -109,7 +108,6 @@ std::uint64_t uniformValue(Warp& w, Special which, std::uint64_t imm) {
     case Special::kLocalBase:
       return w.frame->local_base + imm;
     default:
-      (void)threads;
       return 0;
   }
 }
