@@ -641,7 +641,7 @@ bool Engine::serveReliefs(Lock& lock) {
   uint64_t wanted = 0;
   bool progress = false;
   for (size_t r = 0; r < reliefs_.size(); ++r) {
-    Relief* relief = reliefs_[r];
+    const std::shared_ptr<Relief> relief = reliefs_[r];
     if (relief->bytes == 0) continue;
     const uint64_t lent = chunks_.lend(relief->bytes, lock);
     if (r >= reliefs_.size() || reliefs_[r] != relief) {  // it left while the mutex was released

@@ -44,7 +44,8 @@ struct Want {
   bool in_vram = false;           // in place is no help: who uses the addresses does not come by again
 };
 
-/// The driver is short of VRAM, and a thread waits for some of the pager's. On its stack; listed in Engine::reliefs_.
+/// The driver is short of VRAM, and a thread waits for some of the pager's. Listed in Engine::reliefs_; shared, since
+/// either may go first.
 struct Relief {
   uint64_t bytes = 0;     // still to be given
   uint64_t given = 0;     // to the driver, and taken off the budget
@@ -94,8 +95,8 @@ class Engine {
 
   void addWant(Want* want) { wants_.push_back(want); wake(); }
   void removeWant(Want* want) { std::erase(wants_, want); }
-  void addRelief(Relief* relief) { reliefs_.push_back(relief); wake(); }
-  void removeRelief(Relief* relief) { std::erase(reliefs_, relief); }
+  void addRelief(const std::shared_ptr<Relief>& relief) { reliefs_.push_back(relief); wake(); }
+  void removeRelief(const std::shared_ptr<Relief>& relief) { std::erase(reliefs_, relief); }
   void wake() { wake_.notify_one(); }
   /// A launch touched regions in the learned order: prefetch may have something to do.
   void touched() { if (idle_) wake(); }
@@ -215,7 +216,7 @@ class Engine {
   std::deque<Copy> writing_;
   std::deque<std::unique_ptr<Batch>> batches_;
   std::vector<Want*> wants_;  // oldest first
-  std::vector<Relief*> reliefs_;
+  std::vector<std::shared_ptr<Relief>> reliefs_;
   uint64_t fetching_bytes_ = 0;
   uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet
   uint64_t ahead_bytes_ = 0;  // prefetched and not used yet, in flight included

@@ -21,25 +21,25 @@ uint64_t Pool::relieve(CUdevice device, uint64_t bytes) {
   Engine* const engine = state.engineOf(device);
   if (engine == nullptr || engine->broken() || state.stopped || bytes > engine->chunks().vramMade()) return 0;
   const uint64_t until = nowNs() + kReliefPatienceNs;
-  Relief relief{bytes, 0};
-  engine->addRelief(&relief);
+  const auto relief = std::make_shared<Relief>(Relief{bytes, 0});
+  engine->addRelief(relief);
   bool there = true;
   // What is given counts when the driver has got it: a pass that reads chunks puts that off.
-  while (there && (relief.bytes > 0 || engine->chunks().releasing()) && !engine->broken() && !state.stopped &&
+  while (there && (relief->bytes > 0 || engine->chunks().releasing()) && !engine->broken() && !state.stopped &&
          nowNs() < until) {
     state.changed.wait_for(lock, std::chrono::milliseconds(1));
     there = state.engineOf(device) == engine;
   }
   if (!there) return 0;
-  engine->removeRelief(&relief);
-  if (relief.bytes > 0) {  // less than was asked for is of no use
-    engine->chunks().takeBack(relief.given);
+  engine->removeRelief(relief);
+  if (relief->bytes > 0) {  // less than was asked for is of no use
+    engine->chunks().takeBack(relief->given);
     set(engine->figures().vram_budget_bytes, engine->chunks().vramBudget());
     return 0;
   }
   base::logInfo("device %d: %s of VRAM given back to the driver, which was out of memory", device,
-                base::formatSize(relief.given).c_str());
-  return relief.given;
+                base::formatSize(relief->given).c_str());
+  return relief->given;
 }
 
 void Pool::regain(CUdevice device, uint64_t bytes) {
