@@ -154,7 +154,8 @@ CUresult Access::acquireSlow() {
       for (size_t e = range.first; e < range.last; ++e) needed.push_back(region->extents[e].get());
       if (named.mode == Mode::kRead) sources.push_back(region);
     }
-    if (region != nullptr && !region->dead && region->mark != mark) state.predictor.touch(region->id, signature);
+    if (region != nullptr && !region->dead && !region->tiny && region->mark != mark)
+      state.predictor.touch(region->id, signature);
     visit(region);
   }
   bool reach_all = follows_pointers_ && state.options.reach == Reach::kAll;

@@ -168,6 +168,7 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   region->base = *address;
   region->pages = wanted.pages;
   region->kind = wanted.kind;
+  region->tiny = wanted.pages * kPageBytes * kTinyShare <= engine.chunks().vramBudget();
   region->allocation_kind = wanted.allocation_kind;
   region->requested_bytes = wanted.bytes;
   region->buffer_id = state.next_buffer_id++;

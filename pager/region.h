@@ -100,6 +100,12 @@ static_assert(sizeof(Extent) <= 128, "metadata per extent");
 
 enum class RegionKind : uint8_t { kAllocation, kSlab, kReservation };
 
+/// A region of up to this share of the VRAM budget is kept out of the learned order: there are many such blocks (a growing
+/// KV cache, activations), an allocator uses them in changing orders, and together they are too small to be worth moving.
+inline constexpr uint64_t kTinyShare = 1024;
+/// A tiny region that a launch reached within this many launches is not evicted unless a launch waits for room.
+inline constexpr uint64_t kTinyLaunches = 1u << 16;
+
 /// Where the learned order wants a region: stays in VRAM, or streams through it once in each round.
 enum class Placement : uint8_t { kUnplanned, kKeep, kStream };
 
@@ -120,6 +126,7 @@ struct Region {
   RegionKind kind = RegionKind::kAllocation;
   AllocationKind allocation_kind = AllocationKind::kDevice;
   Placement placement = Placement::kUnplanned;
+  bool tiny = false;            // stays by recency, out of the learned order: see kTinyShare
   bool published = false;       // in the page map
   bool dead = false;            // freed; the object is reused after a grace period
   bool in_dirty_list = false;

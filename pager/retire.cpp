@@ -75,12 +75,15 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& loc
     Score score;
     const auto next = pool_.predictor.nextUse(region->id);
     using Kind = predict::Predictor::NextUse::Kind;
-    if (pool_.predictor.isHot(region->id)) {
+    const uint64_t age = newest - std::min(newest, region->stamp.load(std::memory_order_relaxed));
+    if (region->tiny) {
+      score = {age < kTinyLaunches ? kHot : kUnknown, age};
+    } else if (pool_.predictor.isHot(region->id)) {
       score = {kHot, UINT64_MAX - region->pages};
     } else if (next.kind == Kind::kNever) {
-      score = {kNeverAgain, newest - std::min(newest, region->stamp.load(std::memory_order_relaxed))};
+      score = {kNeverAgain, age};
     } else if (next.kind == Kind::kUnpredicted) {
-      score = {kUnknown, newest - std::min(newest, region->stamp.load(std::memory_order_relaxed))};
+      score = {kUnknown, age};
     } else {
       const unsigned by_plan = region->placement == Placement::kKeep ? kStays : kStreams;
       score = {next.distance <= nearer_than ? static_cast<unsigned>(kSoon) : by_plan, next.distance};
