@@ -664,7 +664,7 @@ bool Engine::serveReliefs(Lock& lock) {
 uint64_t Engine::windowBytes() const {
   // Enough to keep the link busy over the latency of a launch, its end, and the way out of what it used: some
   // milliseconds of PCIe. Every byte of it is a byte of the model that can't stay.
-  return std::clamp<uint64_t>(chunks_.vramBudget() / 16, 2 * kPageBytes, 448ull << 20);
+  return std::clamp<uint64_t>(chunks_.vramBudget() / 16, 2 * kPageBytes, 320ull << 20);
 }
 
 bool Engine::prefetch(Lock& lock) {
