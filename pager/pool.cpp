@@ -86,6 +86,25 @@ void Pool::forked() noexcept {
 
 // --- allocations -----------------------------------------------------------------------------------------------------
 
+namespace {
+
+/// VRAM budget and host limit of a device, found out once: what the program was told before the first allocation is what it
+/// gets. Without the mutex; a context of the device is current.
+std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
+  {
+    Lock lock(state.mutex);
+    if (const auto known = state.budgets.find(device); known != state.budgets.end()) return known->second;
+  }
+  const std::pair<uint64_t, uint64_t> found{vramBudget(state.options.vram, state.driver), hostLimit(state.options.host)};
+  size_t free_bytes = 0, total_bytes = 0;
+  if (state.options.vram.bytes == 0 && state.driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS)
+    return found;  // no context yet: nothing to keep
+  Lock lock(state.mutex);
+  return state.budgets.try_emplace(device, found).first->second;
+}
+
+}  // namespace
+
 CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out) {
   const auto beingMade = [&] {
     return std::find(state.starting.begin(), state.starting.end(), device) != state.starting.end();
@@ -100,8 +119,7 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   lock.unlock();
   int numa = 0;
   if (state.driver.cuDeviceGetAttribute(&numa, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS) numa = 0;
-  const uint64_t vram = vramBudget(state.options.vram, state.driver);
-  const uint64_t host = hostLimit(state.options.host);
+  const auto [vram, host] = budgetsOf(state, device);
   lock.lock();
   auto engine = std::make_unique<Engine>(state, device, context);
   CUresult result = engine->start(vram, host, numa, lock);
@@ -477,8 +495,8 @@ MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
   if (const Engine* engine = state.engineOf(device); engine != nullptr)
     return {engine->capacity() - std::min(engine->capacity(), engine->allocated()), engine->capacity()};
   lock.unlock();
-  const uint64_t total = vramBudget(state.options.vram, state.driver) + hostLimit(state.options.host);
-  return {total, total};
+  const auto [vram, host] = budgetsOf(state, device);
+  return {vram + host, vram + host};
 }
 
 // --- other users of addresses ------------------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ struct PoolState {
   uint64_t outside = 0;          // extents of live regions that are not in state kVram
   uint64_t next_buffer_id = 1;
   uint32_t closure_mark = 0;
+  std::map<CUdevice, std::pair<uint64_t, uint64_t>> budgets;  // VRAM and host bytes, once they were asked for
   std::vector<CUdevice> starting;  // devices whose engine a thread is making
   bool stopped = false;
   std::atomic<bool> forked{false};
