@@ -1,5 +1,5 @@
-// The launch path. While everything is in VRAM (`slow` is false): no lock, no system call. Else the launch's reach is worked
-// out under the mutex and waits for what is missing.
+// The launch path. While everything is in VRAM (`slow` is false): no lock, no system call. Else the launch's reach is
+// worked out under the mutex and waits for what is missing.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -50,7 +50,8 @@ void Access::addWord(uint64_t word) {
     return;
   }
   const PoolState& state = *pool_.state_;
-  if (word - state.host_roots_low.load(std::memory_order_relaxed) < state.host_roots_span.load(std::memory_order_relaxed))
+  if (word - state.host_roots_low.load(std::memory_order_relaxed) <
+      state.host_roots_span.load(std::memory_order_relaxed))
     host_words_.push_back(word);
 }
 
@@ -146,9 +147,10 @@ CUresult Access::acquireSlow() {
     const Use& named = use(i);
     Region* region = state.find(named.address);
     if (named.bytes != 0) {
-      // Exact ranges: the extents that they overlap. A range may run over several regions only through the program's own
-      // mappings, which are one region.
-      if (region == nullptr || region->dead || !inside(*region, named.address, named.bytes) || region->engine == nullptr)
+      // Exact ranges: the extents that they overlap. A range may run over several regions only through the program's
+      // own mappings, which are one region.
+      if (region == nullptr || region->dead || !inside(*region, named.address, named.bytes) ||
+          region->engine == nullptr)
         return CUDA_ERROR_INVALID_VALUE;
       const ExtentRange range = extentsAt(*region, named.address, named.bytes);
       for (size_t e = range.first; e < range.last; ++e) needed.push_back(region->extents[e].get());
@@ -183,8 +185,9 @@ CUresult Access::acquireSlow() {
       for (const Root& root : state.roots) {
         if (root.host == nullptr || word - root.address >= root.bytes) continue;
         const uint64_t from = root.bytes <= kRootOnCpu ? 0 : (word - root.address) / 8 * 8;
-        kernels::scanWords(static_cast<const char*>(root.host) + from, std::min(root.bytes - from, kRootOnCpu), pool_.base(),
-                           pool_.end() - pool_.base(), [&](uint64_t pointer) { visit(state.find(pointer)); });
+        kernels::scanWords(static_cast<const char*>(root.host) + from, std::min(root.bytes - from, kRootOnCpu),
+                           pool_.base(), pool_.end() - pool_.base(),
+                           [&](uint64_t pointer) { visit(state.find(pointer)); });
       }
     }
     for (size_t i = 0; i < reach.size(); ++i) {
@@ -220,8 +223,8 @@ CUresult Access::acquireSlow() {
     return wants.back().second;
   };
   bool refused = false;
-  size_t asked = 0;      // extents of `needed` that are in wants
-  size_t held = 0;       // regions of `reach` that are no victims meanwhile
+  size_t asked = 0;  // extents of `needed` that are in wants
+  size_t held = 0;   // regions of `reach` that are no victims meanwhile
   for (follow(); !settled(); follow()) {
     if (!waited) began = nowNs();
     waited = true;

@@ -53,7 +53,8 @@ uint64_t vramBudget(const Budget& given, const DriverApi& driver) {
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   if (driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS) return kPageBytes;
-  if (given.percent != 0) return wholePages(static_cast<uint64_t>(static_cast<double>(total_bytes) * given.percent / 100));
+  if (given.percent != 0)
+    return wholePages(static_cast<uint64_t>(static_cast<double>(total_bytes) * given.percent / 100));
   // The program's libraries take memory of their own after us: modules, workspaces of the driver, contexts.
   const uint64_t reserve = std::min<uint64_t>(free_bytes / 4, std::max<uint64_t>(256ull << 20, total_bytes / 32));
   return wholePages(free_bytes - reserve);

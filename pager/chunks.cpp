@@ -50,7 +50,8 @@ CUresult ChunkStore::protectAt(uint64_t address, uint64_t bytes, bool read_only)
   return driver_.cuMemSetAccess(address, bytes, access.data(), count);
 }
 
-CUresult ChunkStore::mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle, bool read_only) const {
+CUresult ChunkStore::mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle,
+                           bool read_only) const {
   CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0);
   if (result != CUDA_SUCCESS) return result;
   result = protectAt(address, bytes, read_only);

@@ -1,7 +1,8 @@
-// Physical memory of one device: VRAM chunks within the budget, host chunks within the host tier's limit. Both are made once
-// and reused; a chunk is 2^order pages. Making and releasing are driver calls, made with the mutex released.
+// Physical memory of one device: VRAM chunks within the budget, host chunks within the host tier's limit. Both are made
+// once and reused; a chunk is 2^order pages. Making and releasing are driver calls, made with the mutex released.
 //
-// Thread-safety: every member runs under PoolState::mutex, passed as `lock`; those that make driver calls release it meanwhile.
+// Thread-safety: every member runs under PoolState::mutex, passed as `lock`; those that make driver calls release it
+// meanwhile.
 #pragma once
 
 #include <array>
@@ -47,7 +48,9 @@ class ChunkStore {
   uint64_t hostInUse() const { return host_made_ - host_free_; }
   uint64_t hostFree() const { return host_free_; }
   uint64_t hostFreeOf(unsigned order) const { return free_host_[order].size(); }
-  uint64_t hostRoom() const { return host_limit_ > host_made_ - host_free_ ? host_limit_ - (host_made_ - host_free_) : 0; }
+  uint64_t hostRoom() const {
+    return host_limit_ > host_made_ - host_free_ ? host_limit_ - (host_made_ - host_free_) : 0;
+  }
   /// A pass of the GPU reads chunks through their aliases: until it ends none is released.
   void passBegins() { ++passes_; }
   void passEnds(Lock& lock) {
@@ -58,8 +61,8 @@ class ChunkStore {
   /// Drops every free chunk (the device's context is current).
   void releaseAllFree(Lock& lock);
 
-  /// VRAM that the driver is short of: gives up to `bytes` of free chunks back to it and lowers the budget by as much, so
-  /// that they are not made again. Returns the bytes.
+  /// VRAM that the driver is short of: gives up to `bytes` of free chunks back to it and lowers the budget by as much,
+  /// so that they are not made again. Returns the bytes.
   uint64_t lend(uint64_t bytes, Lock& lock);
   /// The driver has it back.
   void takeBack(uint64_t bytes) { vram_budget_ += bytes; }

@@ -56,8 +56,8 @@ struct DriverApi {
 /// Fills `api` by `resolve(symbol name)`; returns the first name that could not be resolved, or nullptr.
 template <typename Resolve>
 const char* loadDriverApi(DriverApi& api, Resolve&& resolve) {
-#define OLPAGER_LOAD(name)                                                \
-  api.name = reinterpret_cast<decltype(api.name)>(resolve(#name));        \
+#define OLPAGER_LOAD(name)                                         \
+  api.name = reinterpret_cast<decltype(api.name)>(resolve(#name)); \
   if (api.name == nullptr) return #name;
   OLPAGER_PAGER_DRIVER_FUNCTIONS(OLPAGER_LOAD)
 #undef OLPAGER_LOAD

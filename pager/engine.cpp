@@ -13,7 +13,7 @@ namespace olpager::pager {
 
 namespace {
 constexpr uint64_t kPatienceNs = 200'000'000;  // a launch waits this long without progress, then it is mapped in place
-constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
+constexpr unsigned kRoundBelieved = 8;         // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
 constexpr auto kPollPause = std::chrono::microseconds(10);
 }  // namespace
@@ -158,10 +158,14 @@ void Engine::setState(Extent& extent, ExtentState state) {
       case ExtentState::kRetiring:
         if (extent.vram == nullptr) return &figures_->in_place_bytes;
         return &figures_->resident_bytes;
-      case ExtentState::kVram: return &figures_->resident_bytes;
-      case ExtentState::kInPlace: return &figures_->in_place_bytes;
-      case ExtentState::kParked: return &figures_->parked_bytes;
-      default: return nullptr;
+      case ExtentState::kVram:
+        return &figures_->resident_bytes;
+      case ExtentState::kInPlace:
+        return &figures_->in_place_bytes;
+      case ExtentState::kParked:
+        return &figures_->parked_bytes;
+      default:
+        return nullptr;
     }
   };
   if (Gauge* counter = gauge(before)) subtract(*counter, bytes);
@@ -232,7 +236,8 @@ void Engine::run() {
       progress |= prefetch(lock);
     }
     if (progress || stop_) continue;
-    const bool busy = !fetching_.empty() || !writing_.empty() || !batches_.empty() || !wants_.empty() || !reliefs_.empty();
+    const bool busy =
+        !fetching_.empty() || !writing_.empty() || !batches_.empty() || !wants_.empty() || !reliefs_.empty();
     if (busy && !broken_) {
       lock.unlock();
       std::this_thread::sleep_for(kPollPause);
@@ -441,8 +446,8 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   const CUevent event = takeEvent();
   lock.unlock();
   const DriverApi& driver = pool_.driver;
-  CUresult result =
-      driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias), extent.bytes(), in_stream_);
+  CUresult result = driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
+                                                extent.bytes(), in_stream_);
   if (result == CUDA_SUCCESS) result = driver.cuEventRecord(event, in_stream_);
   lock.lock();
   if (result != CUDA_SUCCESS) {
@@ -544,8 +549,8 @@ bool Engine::serveWants(Lock& lock) {
   bool progress = false;
   demand_short_ = 0;
   const uint64_t now = nowNs();
-  // Where nothing can be used in place, launches that fit only one at a time must not hold half of VRAM each: the oldest
-  // gets what it needs first, from the others if need be.
+  // Where nothing can be used in place, launches that fit only one at a time must not hold half of VRAM each: the
+  // oldest gets what it needs first, from the others if need be.
   const bool one_by_one = !chunks_.hostMappable();
   // By index: the list may change while the mutex is released. A waiting thread leaves it only under the mutex.
   for (size_t w = 0; w < wants_.size(); ++w) {
@@ -569,7 +574,8 @@ bool Engine::serveWants(Lock& lock) {
           break;
         case ExtentState::kVram:
         case ExtentState::kDetached:
-        case ExtentState::kFreeing: break;
+        case ExtentState::kFreeing:
+          break;
         case ExtentState::kRetiring:
           if (extent.vram == nullptr && want->in_vram) {
             in_flight = true;
@@ -581,7 +587,9 @@ bool Engine::serveWants(Lock& lock) {
         case ExtentState::kMapping:
         case ExtentState::kWriting:
         case ExtentState::kFetching:
-        case ExtentState::kMoving: in_flight = true; break;
+        case ExtentState::kMoving:
+          in_flight = true;
+          break;
         case ExtentState::kEmpty:
         case ExtentState::kParked: {
           const bool parked = extent.state == ExtentState::kParked;
@@ -732,9 +740,9 @@ bool Engine::prefetch(Lock& lock) {
   return progress;
 }
 
-// Which regions stay and which stream through VRAM, once the order of a round is known. Any set that stays gives the same
-// number of bytes a round; an evenly spread one lets copies and kernels overlap all the time, where the set that plain
-// farthest-next-use ends up with (one contiguous run) would leave the link idle while the run is used.
+// Which regions stay and which stream through VRAM, once the order of a round is known. Any set that stays gives the
+// same number of bytes a round; an evenly spread one lets copies and kernels overlap all the time, where the set that
+// plain farthest-next-use ends up with (one contiguous run) would leave the link idle while the run is used.
 void Engine::plan() {
   if (pool_.predictor.touches() < next_plan_ || !pool_.predictor.confident()) return;
   std::vector<Region*> round;
@@ -760,8 +768,8 @@ void Engine::plan() {
   const uint64_t budget = chunks_.vramBudget() / kPageBytes;
   const uint64_t streaming = windowBytes() / kPageBytes * 3 / 2;  // the window, and what is on its way out
   const uint64_t room = budget > others + streaming ? budget - others - streaming : 0;
-  // Planned anew only when the round or the room has changed noticeably: another choice costs a round of traffic. What is
-  // new in a round that is otherwise the same is small: it stays.
+  // Planned anew only when the round or the room has changed noticeably: another choice costs a round of traffic. What
+  // is new in a round that is otherwise the same is small: it stays.
   const auto differs = [](uint64_t a, uint64_t b) { return (a > b ? a - b : b - a) * 32 > std::max(a, b); };
   if (planned_round_ != 0 && !differs(total, planned_round_) && !differs(room, planned_room_)) {
     for (Region* region : round)
@@ -769,7 +777,8 @@ void Engine::plan() {
         region->placement = region->pages <= space::kLargestExtentPages ? Placement::kKeep : Placement::kStream;
     return;
   }
-  // Another round is believed when it has been seen for a while: while the cursor is found anew, what it foretells is short.
+  // Another round is believed when it has been seen for a while: while the cursor is found anew, what it foretells is
+  // short.
   if (planned_round_ != 0) {
     if (differs(total, candidate_round_)) candidate_seen_ = 0;
     candidate_round_ = total;

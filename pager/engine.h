@@ -1,6 +1,6 @@
-// One device's residency engine: a thread that brings extents into VRAM ahead of launches, retires those whose next use is
-// farthest, and serves launches that wait. Several extents are in flight at once: the copy engines never wait for a driver
-// call or a hash of another extent.
+// One device's residency engine: a thread that brings extents into VRAM ahead of launches, retires those whose next use
+// is farthest, and serves launches that wait. Several extents are in flight at once: the copy engines never wait for a
+// driver call or a hash of another extent.
 //
 // Pipelines, each a queue that the engine's thread advances (engine.cpp holds the loop):
 //   in    kParked -> take chunk -> HtoD on `in_stream_` -> event -> map -> kVram            (fetch.cpp)
@@ -34,21 +34,21 @@ struct VmmHandle;
 
 /// A launch that waits for extents. On the waiting thread's stack; listed in Engine::wants_ while it waits.
 struct Want {
-  std::vector<Extent*> extents;   // to be mapped; those of the working set in VRAM
-  std::vector<Region*> regions;   // all that the launch reaches here
-  std::vector<Region*> to_scan;   // reached, and written by the host since their last scan
+  std::vector<Extent*> extents;  // to be mapped; those of the working set in VRAM
+  std::vector<Region*> regions;  // all that the launch reaches here
+  std::vector<Region*> to_scan;  // reached, and written by the host since their last scan
   uint64_t since_ns = 0;
-  bool in_place = false;          // the time is over, or it can't fit: map the rest in place
-  bool failed = false;            // neither could be had
-  bool scan_late = false;         // the scan waits for something that may never end
-  bool in_vram = false;           // in place is no help: who uses the addresses does not come by again
+  bool in_place = false;   // the time is over, or it can't fit: map the rest in place
+  bool failed = false;     // neither could be had
+  bool scan_late = false;  // the scan waits for something that may never end
+  bool in_vram = false;    // in place is no help: who uses the addresses does not come by again
 };
 
 /// The driver is short of VRAM, and a thread waits for some of the pager's. Listed in Engine::reliefs_; shared, since
 /// either may go first.
 struct Relief {
-  uint64_t bytes = 0;     // still to be given
-  uint64_t given = 0;     // to the driver, and taken off the budget
+  uint64_t bytes = 0;  // still to be given
+  uint64_t given = 0;  // to the driver, and taken off the budget
 };
 
 class Engine {
@@ -58,8 +58,8 @@ class Engine {
 
   /// Starts the thread and makes the engine's objects in its context. Under the mutex (released for driver calls).
   CUresult start(uint64_t vram_budget, uint64_t host_limit, int numa_node, Lock& lock);
-  /// Its context is about to go: its objects are made anew in another context of the device. What it holds stays. False:
-  /// it can't; every extent is in a stable state. Under the mutex (released).
+  /// Its context is about to go: its objects are made anew in another context of the device. What it holds stays.
+  /// False: it can't; every extent is in a stable state. Under the mutex (released).
   bool moveTo(CUcontext context, Lock& lock);
   /// Ends the thread. Without the mutex.
   void stop() noexcept;
@@ -93,13 +93,21 @@ class Engine {
   uint64_t allocated() const { return allocated_; }
   void addAllocated(int64_t bytes) { allocated_ += static_cast<uint64_t>(bytes); }
 
-  void addWant(Want* want) { wants_.push_back(want); wake(); }
+  void addWant(Want* want) {
+    wants_.push_back(want);
+    wake();
+  }
   void removeWant(Want* want) { std::erase(wants_, want); }
-  void addRelief(const std::shared_ptr<Relief>& relief) { reliefs_.push_back(relief); wake(); }
+  void addRelief(const std::shared_ptr<Relief>& relief) {
+    reliefs_.push_back(relief);
+    wake();
+  }
   void removeRelief(const std::shared_ptr<Relief>& relief) { std::erase(reliefs_, relief); }
   void wake() { wake_.notify_one(); }
   /// A launch touched regions in the learned order: prefetch may have something to do.
-  void touched() { if (idle_) wake(); }
+  void touched() {
+    if (idle_) wake();
+  }
 
   bool broken() const { return broken_; }
   DeviceCounters& figures() { return *figures_; }
@@ -120,7 +128,7 @@ class Engine {
     enum class Stage : uint8_t { kGrace, kDrain, kPass } stage = Stage::kGrace;
     std::vector<Extent*> victims;
     std::vector<std::pair<Region*, uint64_t>> scan_for;  // no victims: a scan that a launch waits for, with stamps
-    std::vector<uint32_t> hash_slots;    // of each victim's first page
+    std::vector<uint32_t> hash_slots;                    // of each victim's first page
     std::vector<Scanned> scanned;
     Hazards::Snapshot hazards;
     uint64_t bytes = 0;
@@ -143,9 +151,9 @@ class Engine {
     kernels::ScanJob* roots = nullptr;
     bool busy = false;
   };
-  static constexpr uint64_t kRootJobs = 4096;             // roots that one pass scans
+  static constexpr uint64_t kRootJobs = 4096;  // roots that one pass scans
   static constexpr uint64_t kLargestRoot = 16ull << 20;
-  static constexpr uint64_t kFoundBytes = 1u << 20;       // a bit for each page of 16 TiB
+  static constexpr uint64_t kFoundBytes = 1u << 20;        // a bit for each page of 16 TiB
   static constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
 
   CUresult makeObjects();
@@ -171,8 +179,7 @@ class Engine {
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock);
   bool scanHostWritten(const std::vector<Region*>& regions);
   bool startPass(Batch& batch, Lock& lock);
-  CUresult launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event,
-                       size_t roots = 0);
+  CUresult launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event, size_t roots = 0);
   void finishPass(Batch& batch, Lock& lock);
   void findEdges(Batch& batch, Lock& lock);
   static void forgetEdges(const Scanned& scanned);
@@ -219,9 +226,9 @@ class Engine {
   std::vector<std::shared_ptr<Relief>> reliefs_;
   uint64_t fetching_bytes_ = 0;
   uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet
-  uint64_t ahead_bytes_ = 0;  // prefetched and not used yet, in flight included
-  uint64_t incoming_ = 0;     // VRAM that batches and writes in flight will free
-  uint64_t allocated_ = 0;    // pages of the engine's regions, in bytes
+  uint64_t ahead_bytes_ = 0;   // prefetched and not used yet, in flight included
+  uint64_t incoming_ = 0;      // VRAM that batches and writes in flight will free
+  uint64_t allocated_ = 0;     // pages of the engine's regions, in bytes
   size_t clock_hand_ = 0;
   std::array<uint32_t, kOrders> without_host_{};  // extents that have no host chunk
   std::array<uint32_t, kOrders> host_making_{};

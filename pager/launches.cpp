@@ -128,8 +128,10 @@ bool StreamTable::record(StreamState& stream) {
   if (driver_.cuCtxPushCurrent_v2(stream.key.context) != CUDA_SUCCESS) return false;
   bool recorded = false;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's end.
-  if (driver_.cuStreamIsCapturing(stream.key.stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) {
+  // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's
+  // end.
+  if (driver_.cuStreamIsCapturing(stream.key.stream, &status) == CUDA_SUCCESS &&
+      status == CU_STREAM_CAPTURE_STATUS_NONE) {
     if (CUevent event = takeEvent(stream.key.context); event != nullptr) {
       if (driver_.cuEventRecord(event, stream.key.stream) == CUDA_SUCCESS) {
         stream.marks.push_back({event, number});
@@ -188,7 +190,8 @@ uint64_t StreamTable::completedFloor(uint64_t upper) {
   uint64_t floor = upper;
   for (auto& stream : streams_) {
     const uint64_t completed = stream->completed.load();
-    if (stream->pending.load(std::memory_order_acquire) != 0 || completed < stream->last.load(std::memory_order_acquire))
+    if (stream->pending.load(std::memory_order_acquire) != 0 ||
+        completed < stream->last.load(std::memory_order_acquire))
       floor = std::min(floor, completed);
   }
   return floor;

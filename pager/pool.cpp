@@ -46,10 +46,11 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
   if (result != CUDA_SUCCESS || reserved != given.va_base) {
     if (result == CUDA_SUCCESS) driver.cuMemAddressFree(reserved, given.va_size);
     char text[160];
-    std::snprintf(text, sizeof(text),
-                  "the address range 0x%llx + %s is taken in this process (CUDA error %d); set OL_VA_BASE to a free one",
-                  static_cast<unsigned long long>(given.va_base), base::formatSize(given.va_size).c_str(),
-                  static_cast<int>(result));
+    std::snprintf(
+        text, sizeof(text),
+        "the address range 0x%llx + %s is taken in this process (CUDA error %d); set OL_VA_BASE to a free one",
+        static_cast<unsigned long long>(given.va_base), base::formatSize(given.va_size).c_str(),
+        static_cast<int>(result));
     return Error{text};
   }
   if (given.reach == Reach::kAll) state.slow.store(true);
@@ -88,14 +89,15 @@ void Pool::forked() noexcept {
 
 namespace {
 
-/// VRAM budget and host limit of a device, found out once: what the program was told before the first allocation is what it
-/// gets. Without the mutex; a context of the device is current.
+/// VRAM budget and host limit of a device, found out once: what the program was told before the first allocation is
+/// what it gets. Without the mutex; a context of the device is current.
 std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
   {
     Lock lock(state.mutex);
     if (const auto known = state.budgets.find(device); known != state.budgets.end()) return known->second;
   }
-  const std::pair<uint64_t, uint64_t> found{vramBudget(state.options.vram, state.driver), hostLimit(state.options.host)};
+  const std::pair<uint64_t, uint64_t> found{vramBudget(state.options.vram, state.driver),
+                                            hostLimit(state.options.host)};
   size_t free_bytes = 0, total_bytes = 0;
   if (state.options.vram.bytes == 0 && state.driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS)
     return found;  // no context yet: nothing to keep
@@ -137,7 +139,9 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   }
   base::logInfo("device %d: local mode, VRAM budget %s, host tier %s%s", device, base::formatSize(vram).c_str(),
                 base::formatSize(host).c_str(),
-                engine->chunks().hostMappable() ? "" : "; host memory can't be mapped in place here: what a launch reaches has to fit VRAM");
+                engine->chunks().hostMappable()
+                    ? ""
+                    : "; host memory can't be mapped in place here: what a launch reaches has to fit VRAM");
   *out = engine.get();
   state.engines.push_back(std::move(engine));
   return CUDA_SUCCESS;
@@ -216,9 +220,7 @@ void publish(PoolState& state, Region& region) {
 }
 
 /// True when `bytes` more fit the pool of the engine's node.
-bool fits(const Engine& engine, uint64_t bytes) {
-  return engine.allocated() + bytes <= engine.capacity();
-}
+bool fits(const Engine& engine, uint64_t bytes) { return engine.allocated() + bytes <= engine.capacity(); }
 
 /// Takes a region away: it is quiet, and no launch names it any more.
 void dropRegion(PoolState& state, Region* region, Lock& lock) {
@@ -399,8 +401,8 @@ CUresult Pool::free(CUdeviceptr address) {
     number = state.launch_number.load();
     hazards().snapshot(launching);
   }
-  // As native: returns when all work of the context is done. What other threads are about to submit is waited for first, so
-  // that every launch up to `number` is among that work.
+  // As native: returns when all work of the context is done. What other threads are about to submit is waited for
+  // first, so that every launch up to `number` is among that work.
   while (!Hazards::passed(launching)) std::this_thread::yield();
   CUresult result = state.driver.cuCtxPushCurrent_v2(context);
   if (result == CUDA_SUCCESS) {
@@ -408,13 +410,15 @@ CUresult Pool::free(CUdeviceptr address) {
     CUcontext popped = nullptr;
     state.driver.cuCtxPopCurrent_v2(&popped);
   }
-  if (result != CUDA_SUCCESS && result < CUDA_ERROR_ILLEGAL_ADDRESS && result != CUDA_ERROR_LAUNCH_FAILED) return result;
+  if (result != CUDA_SUCCESS && result < CUDA_ERROR_ILLEGAL_ADDRESS && result != CUDA_ERROR_LAUNCH_FAILED)
+    return result;
   state.streams.contextDrained(context, number);
   Lock lock(state.mutex);
   if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
   const Region* region = state.find(address);
   // Launches of other contexts and devices that reach it.
-  while (result == CUDA_SUCCESS && !region->engine->broken() && !state.streams.quiet(std::min(number, region->stamp.load()))) {
+  while (result == CUDA_SUCCESS && !region->engine->broken() &&
+         !state.streams.quiet(std::min(number, region->stamp.load()))) {
     lock.unlock();
     state.streams.poll();
     drainUnmarked(state, number);
@@ -499,7 +503,8 @@ MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
   return {vram + host, vram + host};
 }
 
-// --- other users of addresses ------------------------------------------------------------------------------------------
+// --- other users of addresses
+// ------------------------------------------------------------------------------------------
 
 CUresult Pool::pin(CUdeviceptr address) {
   PoolState& state = *state_;
@@ -550,15 +555,16 @@ void Pool::removeRoot(CUdeviceptr address) {
   PoolState& state = *state_;
   if (state.forked.load()) return;
   Lock lock(state.mutex);
-  const size_t erased =
-      std::erase_if(state.roots, [address](const Root& root) { return root.address == address && root.host == nullptr; });
+  const size_t erased = std::erase_if(
+      state.roots, [address](const Root& root) { return root.address == address && root.host == nullptr; });
   std::erase_if(state.roots, [address](const Root& root) { return root.address == address; });
   // A pass may be reading it: the program takes it away next.
   while (erased > 0 && state.root_scans > 0 && !state.stopped)
     state.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
-// --- streams and contexts ------------------------------------------------------------------------------------------------
+// --- streams and contexts
+// ------------------------------------------------------------------------------------------------
 
 void Pool::streamDestroyed(const StreamKey& stream) {
   if (!state_->forked.load()) state_->streams.streamDestroyed(stream);
@@ -616,8 +622,8 @@ void Pool::contextGone(CUcontext context) {
     return true;
   });
   std::erase_if(state.roots, [context](const Root& root) { return root.context == context; });
-  // The engine that lived in the context moves to another one with memory of its device. With none left it goes; the next
-  // allocation starts another.
+  // The engine that lived in the context moves to another one with memory of its device. With none left it goes; the
+  // next allocation starts another.
   const auto found = std::find_if(state.engines.begin(), state.engines.end(),
                                   [context](const auto& engine) { return engine->context() == context; });
   if (found == state.engines.end()) return;
@@ -633,7 +639,8 @@ void Pool::contextGone(CUcontext context) {
   dropHandles(state, *engine, lock);
   for (uint32_t id = 1; id < state.regions.end(); ++id) {  // of an engine that could not move
     Region* region = state.regions.at(id);
-    if (!region->dead && region->engine == engine && region->kind != RegionKind::kReservation) dropRegion(state, region, lock);
+    if (!region->dead && region->engine == engine && region->kind != RegionKind::kReservation)
+      dropRegion(state, region, lock);
   }
   std::unique_ptr<Engine> going;
   for (auto& candidate : state.engines)

@@ -4,7 +4,8 @@
 // How it is used (interposer, gpunode worker, tests):
 //   auto pool = Pool::create(options, driver);
 //   pool->allocate(ctx, bytes, ...)  -> an address in the range
-//   Access access(*pool, ctx, stream); access.addParameters(...); access.acquire(); <driver call>; access.submitted(rc);
+//   Access access(*pool, ctx, stream); access.addParameters(...); access.acquire(); <driver call>;
+//   access.submitted(rc);
 //
 // Thread-safety: every member may be called from any thread unless it says otherwise. No pager lock is held across a
 // driver call that can wait for the GPU. Pager threads are started by the first attach(), never by a constructor.
@@ -39,31 +40,31 @@ enum class Report : uint8_t { kNode, kPool };
 
 /// A size that the user gives: bytes, or a percentage of what there is.
 struct Budget {
-  uint64_t bytes = 0;      // 0: not given as bytes
-  double percent = 0;      // 0: not given as a percentage
+  uint64_t bytes = 0;  // 0: not given as bytes
+  double percent = 0;  // 0: not given as a percentage
   bool given() const { return bytes != 0 || percent != 0; }
 };
 
 struct PoolOptions {
-  uint64_t va_base = 0;   // 0: the built-in base (kDefaultVaBase)
-  uint64_t va_size = 0;   // 0: 16 TiB
-  Budget vram;            // of each device; not given: what the driver has free less a reserve
-  Budget host;            // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
+  uint64_t va_base = 0;  // 0: the built-in base (kDefaultVaBase)
+  uint64_t va_size = 0;  // 0: 16 TiB
+  Budget vram;           // of each device; not given: what the driver has free less a reserve
+  Budget host;           // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
   Reach reach = Reach::kTraced;
   Report report = Report::kNode;
 };
 
 enum class AllocationKind : uint8_t {
-  kDevice,        // cuMemAlloc and pitched
-  kStreamOrdered, // cuMemAllocAsync
-  kVmm,           // the program's own cuMemCreate + cuMemMap
+  kDevice,         // cuMemAlloc and pitched
+  kStreamOrdered,  // cuMemAllocAsync
+  kVmm,            // the program's own cuMemCreate + cuMemMap
 };
 
 /// What the tables know of an address. Plain data, valid as of the call.
 struct AllocationInfo {
-  uint64_t base = 0;      // as the program got it
-  uint64_t bytes = 0;     // as the program asked for
-  uint64_t buffer_id = 0; // unique in the process, never reused
+  uint64_t base = 0;       // as the program got it
+  uint64_t bytes = 0;      // as the program asked for
+  uint64_t buffer_id = 0;  // unique in the process, never reused
   AllocationKind kind = AllocationKind::kDevice;
   CUcontext context = nullptr;
   CUdevice device = 0;
@@ -86,10 +87,10 @@ struct StreamKey {
   bool operator==(const StreamKey&) const = default;
 };
 
-struct Allocation;  // private
-struct StreamState; // private
-class Engine;       // private: one device's residency engine
-struct PoolState;   // private
+struct Allocation;   // private
+struct StreamState;  // private
+class Engine;        // private: one device's residency engine
+struct PoolState;    // private
 
 /// Allocations that a graph reaches, gathered while it is captured or from its nodes. Copyable.
 struct ReachSet {
@@ -122,8 +123,9 @@ class Pool {
   CUresult freeAsync(CUdeviceptr address, const StreamKey& stream);
   /// The allocation that holds `address` (its guard and end excluded). False when there is none.
   bool describe(uint64_t address, AllocationInfo* out) const;
-  /// The driver is out of memory on `device`: gives up to `bytes` of VRAM back to it, evicting what is in it if need be,
-  /// and lowers the budget by as much. Waits some seconds at most. Returns the bytes given, 0 when that many can't be had.
+  /// The driver is out of memory on `device`: gives up to `bytes` of VRAM back to it, evicting what is in it if need
+  /// be, and lowers the budget by as much. Waits some seconds at most. Returns the bytes given, 0 when that many can't
+  /// be had.
   uint64_t relieve(CUdevice device, uint64_t bytes);
   /// What relieve() gave is free again: the budget is raised by it.
   void regain(CUdevice device, uint64_t bytes);
@@ -133,7 +135,8 @@ class Pool {
   // --- the program's own virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap) --------------------
   CUresult reserveAddress(uint64_t bytes, uint64_t alignment, uint64_t hint, CUdeviceptr* out);
   CUresult releaseAddress(CUdeviceptr address, uint64_t bytes);
-  /// A physical allocation of ours; `handle` is unique and never one of the driver's (they are small; ours start at 2^62).
+  /// A physical allocation of ours; `handle` is unique and never one of the driver's (they are small; ours start at
+  /// 2^62).
   CUresult createHandle(CUcontext context, CUdevice device, uint64_t bytes, const CUmemAllocationProp& properties,
                         CUmemGenericAllocationHandle* handle);
   CUresult releaseHandle(CUmemGenericAllocationHandle handle);
@@ -150,8 +153,8 @@ class Pool {
   CUresult pin(CUdeviceptr address);
   CUresult unpin(CUdeviceptr address);
 
-  /// Module globals and constants, and mapped pinned memory: [address, + bytes) outside the range may hold pointers into
-  /// it that kernels follow. `host` is non-null when the CPU can read it there.
+  /// Module globals and constants, and mapped pinned memory: [address, + bytes) outside the range may hold pointers
+  /// into it that kernels follow. `host` is non-null when the CPU can read it there.
   void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host);
   void removeRoot(CUdeviceptr address);
 
@@ -180,8 +183,8 @@ class Pool {
 };
 
 /// One GPU operation (launch, copy, memset, graph launch) that uses pool memory: names what it uses, gets it mapped,
-/// stays valid while the driver call is made. A stack object of one thread; the resident path takes no lock and makes no
-/// system call. Members are called in this order: add*, acquire, (driver call), submitted. Destroying it without
+/// stays valid while the driver call is made. A stack object of one thread; the resident path takes no lock and makes
+/// no system call. Members are called in this order: add*, acquire, (driver call), submitted. Destroying it without
 /// submitted() releases it as if the driver had refused the call.
 class Access {
  public:
@@ -201,8 +204,8 @@ class Access {
   void addParameter(const void* bytes_at, size_t bytes);
   /// An exact range, known from the function's specification. 0 bytes or an address outside the range: nothing.
   void addRange(uint64_t address, uint64_t bytes, Mode mode);
-  /// The operation copies `bytes` from host memory, whose words may be addresses of the range that kernels follow later.
-  /// `stable`: the bytes can't change before the copy is made (pageable source, or a synchronous copy).
+  /// The operation copies `bytes` from host memory, whose words may be addresses of the range that kernels follow
+  /// later. `stable`: the bytes can't change before the copy is made (pageable source, or a synchronous copy).
   void addHostSource(const void* host, uint64_t bytes, bool stable);
   /// Everything that a graph reaches.
   void addReach(const ReachSet& set);
@@ -211,9 +214,9 @@ class Access {
   /// For a launch recorded by a capture or put in a graph node: what it names, instead of acquire().
   void collect(ReachSet& into) const;
 
-  /// Makes all of it mapped: waits for fetches a bounded time, then maps in place. CUDA_ERROR_OUT_OF_MEMORY when neither
-  /// can be had; an address in the range that belongs to no allocation is CUDA_ERROR_ILLEGAL_ADDRESS for addRange and
-  /// ignored for parameters (ordinary data can look like an address).
+  /// Makes all of it mapped: waits for fetches a bounded time, then maps in place. CUDA_ERROR_OUT_OF_MEMORY when
+  /// neither can be had; an address in the range that belongs to no allocation is CUDA_ERROR_ILLEGAL_ADDRESS for
+  /// addRange and ignored for parameters (ordinary data can look like an address).
   CUresult acquire();
   /// The driver call was made (or refused: result != CUDA_SUCCESS).
   void submitted(CUresult result);
@@ -238,7 +241,7 @@ class Access {
   bool host_stable_ = false;
   bool follows_pointers_ = false;  // a kernel or a graph: its reach goes on through pointers in memory
   Use inline_[kInlineUses];
-  std::vector<Use> more_;  // beyond kInlineUses
+  std::vector<Use> more_;             // beyond kInlineUses
   std::vector<uint64_t> host_words_;  // parameters that may lie in a root that the CPU reads
   unsigned count_ = 0;
   StreamState* stream_state_ = nullptr;  // set while acquired

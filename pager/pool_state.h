@@ -46,9 +46,9 @@ class RegionTable {
   std::vector<std::unique_ptr<Region>> owned_;
 };
 
-/// Memory outside the range in which kernels may find pointers into it. Device memory (module globals) is scanned by the
-/// GPU in each pass, and what it names is reached by every launch; memory that the CPU reads is scanned by a launch that
-/// names it.
+/// Memory outside the range in which kernels may find pointers into it. Device memory (module globals) is scanned by
+/// the GPU in each pass, and what it names is reached by every launch; memory that the CPU reads is scanned by a launch
+/// that names it.
 struct Root {
   CUdeviceptr address;
   uint64_t bytes;
@@ -127,16 +127,16 @@ struct PoolState {
   std::map<std::pair<CUdevice, CUcontext>, std::unique_ptr<space::SlabAllocator>> slabs;
   std::unordered_map<uint64_t, SmallAllocation> small;
   std::vector<std::unique_ptr<Engine>> engines;
-  std::vector<Region*> dirty;   // reached since their last scan
+  std::vector<Region*> dirty;  // reached since their last scan
   std::vector<Root> roots;
-  std::vector<RootEdge> root_edges;     // of the device's memory among them
-  unsigned root_scans = 0;              // passes in flight that read it
+  std::vector<RootEdge> root_edges;  // of the device's memory among them
+  unsigned root_scans = 0;           // passes in flight that read it
   /// Where roots lie that the CPU reads: [low, low + span). Read by launches without the mutex.
   std::atomic<uint64_t> host_roots_low{0};
   std::atomic<uint64_t> host_roots_span{0};
   std::vector<DeferredFree> deferred;
   std::unordered_set<CUdeviceptr> deferred_addresses;  // of the same
-  std::vector<Region*> new_slabs, empty_slabs;  // made or emptied by a slab allocator, seen to after it returned
+  std::vector<Region*> new_slabs, empty_slabs;         // made or emptied by a slab allocator, seen to after it returned
   std::unordered_map<CUmemGenericAllocationHandle, std::unique_ptr<VmmHandle>> vmm_handles;
   std::map<uint64_t, VmmMapping> vmm_mappings;  // by address
   uint64_t next_handle = 1;
@@ -146,7 +146,7 @@ struct PoolState {
   uint64_t next_buffer_id = 1;
   uint32_t closure_mark = 0;
   std::map<CUdevice, std::pair<uint64_t, uint64_t>> budgets;  // VRAM and host bytes, once they were asked for
-  std::vector<CUdevice> starting;  // devices whose engine a thread is making
+  std::vector<CUdevice> starting;                             // devices whose engine a thread is making
   bool stopped = false;
   std::atomic<bool> forked{false};
   std::atomic<int> draining{0};  // threads that synchronise a context and then look at `streams`
@@ -170,8 +170,8 @@ struct PoolState {
   void updateSlow();
 };
 
-/// Synchronises contexts with launches in per-thread default streams that only their threads could have marked. `number`:
-/// all launches up to it have been submitted. Without the mutex; waits for the GPU.
+/// Synchronises contexts with launches in per-thread default streams that only their threads could have marked.
+/// `number`: all launches up to it have been submitted. Without the mutex; waits for the GPU.
 void drainUnmarked(PoolState& state, uint64_t number);
 /// The device's engine, made and started at its first allocation. `context` is current.
 CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out);

@@ -1,7 +1,7 @@
 // What an address names (Region) and what is mapped and moved (Extent).
 //
-// A Region is a run of addresses that pointers name as a whole: an allocation, a slab of small ones, or a range that the
-// program reserved for its own mappings. Its pages are covered by Extents, power-of-two runs of 2 MiB pages.
+// A Region is a run of addresses that pointers name as a whole: an allocation, a slab of small ones, or a range that
+// the program reserved for its own mappings. Its pages are covered by Extents, power-of-two runs of 2 MiB pages.
 //
 // Extent states, and who moves them (always under PoolState::mutex; a transitional state is left only by its claimer):
 //
@@ -10,12 +10,10 @@
 //   kVram       in a VRAM chunk, mapped                  -> kRetiring (engine)
 //   kRetiring   as kVram, but new launches are stopped: waits for launches in flight, then hash and scan
 //                                                        -> kVram (a launch cancels) | kWriting | kParked | kMoving
-//   kWriting    unmapped, VRAM -> host copy in flight    -> kParked | kVram (wanted again: mapped, host copy stays valid)
-//   kParked     in a host chunk, unmapped                -> kFetching | kMoving
-//   kFetching   unmapped, host -> VRAM copy in flight    -> kVram
-//   kInPlace    in a host chunk, mapped there for the GPU -> kMoving | kParked
-//   kMoving     a claimer changes the mapping            -> any stable state
-//   kFreeing    the allocation is being freed            -> gone
+//   kWriting    unmapped, VRAM -> host copy in flight    -> kParked | kVram (wanted again: mapped, host copy stays
+//   valid) kParked     in a host chunk, unmapped                -> kFetching | kMoving kFetching   unmapped, host ->
+//   VRAM copy in flight    -> kVram kInPlace    in a host chunk, mapped there for the GPU -> kMoving | kParked kMoving
+//   a claimer changes the mapping            -> any stable state kFreeing    the allocation is being freed -> gone
 //   kDetached   belongs to a handle of the program's own that is mapped nowhere (vmm.cpp); no engine looks at it
 //
 // An extent's mapping changes only when no launch in flight reaches its region (launches.h says how that is known).
@@ -57,8 +55,8 @@ struct VramChunk {
   uint8_t order = 0;
 };
 
-/// Pinned host memory of 2^order pages. `alias` is readable by the CPU and by copy engines. `handle` is 0 when it can't be
-/// mapped in place (memory of cuMemHostAlloc).
+/// Pinned host memory of 2^order pages. `alias` is readable by the CPU and by copy engines. `handle` is 0 when it can't
+/// be mapped in place (memory of cuMemHostAlloc).
 struct HostChunk {
   CUmemGenericAllocationHandle handle = 0;
   uint64_t alias = 0;
@@ -76,14 +74,14 @@ struct Extent {
   uint64_t address = 0;  // global address; of the first mapping for a program's own handle, 0 while it has none
   VramChunk* vram = nullptr;
   HostChunk* host = nullptr;
-  ContentHash hash;            // of what `host` holds; meaningful while hash_valid
+  ContentHash hash;  // of what `host` holds; meaningful while hash_valid
   ExtentState state = ExtentState::kEmpty;
-  uint8_t order = 0;           // log2 of pages
+  uint8_t order = 0;  // log2 of pages
   bool hash_valid = false;
-  bool host_valid = false;     // `host` holds the contents as of the last write down
-  bool left_mapped = false;    // kFreeing: its mapping still stands
-  bool prefetched = false;     // came in ahead of a launch and no launch has used it yet
-  bool read_only = false;      // mapped for reading only (the program's own mapping says so)
+  bool host_valid = false;   // `host` holds the contents as of the last write down
+  bool left_mapped = false;  // kFreeing: its mapping still stands
+  bool prefetched = false;   // came in ahead of a launch and no launch has used it yet
+  bool read_only = false;    // mapped for reading only (the program's own mapping says so)
 
   uint64_t bytes() const { return kPageBytes << order; }
   bool mapped() const {
@@ -91,7 +89,8 @@ struct Extent {
   }
 };
 
-/// Whether a launch may go with the extent as it is. kDetached, kFreeing: the program takes it away; nobody will map it.
+/// Whether a launch may go with the extent as it is. kDetached, kFreeing: the program takes it away; nobody will map
+/// it.
 constexpr bool usable(ExtentState state) {
   return state == ExtentState::kVram || state == ExtentState::kInPlace || state == ExtentState::kDetached ||
          state == ExtentState::kFreeing;
@@ -100,8 +99,9 @@ static_assert(sizeof(Extent) <= 128, "metadata per extent");
 
 enum class RegionKind : uint8_t { kAllocation, kSlab, kReservation };
 
-/// A region of up to this share of the VRAM budget is kept out of the learned order: there are many such blocks (a growing
-/// KV cache, activations), an allocator uses them in changing orders, and together they are too small to be worth moving.
+/// A region of up to this share of the VRAM budget is kept out of the learned order: there are many such blocks (a
+/// growing KV cache, activations), an allocator uses them in changing orders, and together they are too small to be
+/// worth moving.
 inline constexpr uint64_t kTinyShare = 1024;
 /// A tiny region that a launch reached within this many launches is not evicted unless a launch waits for room.
 inline constexpr uint64_t kTinyLaunches = 1u << 16;
@@ -117,7 +117,7 @@ struct Region {
   /// Not zero: a launch takes the slow path (an extent is not in VRAM, or is being retired). Written under the mutex,
   /// seq_cst against hazards.
   std::atomic<uint32_t> blocked{0};
-  uint64_t base = 0;   // set before the page map names the region
+  uint64_t base = 0;  // set before the page map names the region
   uint64_t pages = 0;
   uint32_t slot_bytes = 0;  // of a slab: an allocation ends where its slot does. Set with `base`
 
@@ -126,18 +126,18 @@ struct Region {
   RegionKind kind = RegionKind::kAllocation;
   AllocationKind allocation_kind = AllocationKind::kDevice;
   Placement placement = Placement::kUnplanned;
-  bool tiny = false;            // stays by recency, out of the learned order: see kTinyShare
-  bool published = false;       // in the page map
-  bool dead = false;            // freed; the object is reused after a grace period
+  bool tiny = false;       // stays by recency, out of the learned order: see kTinyShare
+  bool published = false;  // in the page map
+  bool dead = false;       // freed; the object is reused after a grace period
   bool in_dirty_list = false;
-  bool names_itself = false;    // its pages hold pointers into itself
-  bool host_written = false;    // bytes of unknown contents came from the host since the last scan
-  uint16_t wanted = 0;          // launches waiting for it: no victim
+  bool names_itself = false;  // its pages hold pointers into itself
+  bool host_written = false;  // bytes of unknown contents came from the host since the last scan
+  uint16_t wanted = 0;        // launches waiting for it: no victim
   uint32_t pins = 0;
-  uint32_t ahead = 0;           // extents that came in ahead of a launch and are unused
-  uint32_t in_place = 0;        // extents in host memory in place
-  uint32_t unusable = 0;        // extents that a launch has to wait for
-  uint32_t mark = 0;            // visit mark of reach closures
+  uint32_t ahead = 0;     // extents that came in ahead of a launch and are unused
+  uint32_t in_place = 0;  // extents in host memory in place
+  uint32_t unusable = 0;  // extents that a launch has to wait for
+  uint32_t mark = 0;      // visit mark of reach closures
   uint64_t requested_bytes = 0;
   uint64_t buffer_id = 0;
   CUcontext context = nullptr;

@@ -1,10 +1,11 @@
 // The way out of VRAM. A batch of victims goes through these stages, each polled by the engine's thread:
 //
-//   kGrace  victims are kRetiring (no new launch takes them unseen); waits until every launch that was being made when they
+//   kGrace  victims are kRetiring (no new launch takes them unseen); waits until every launch that was being made when
+//   they
 //           were marked has been submitted
 //   kDrain  waits until the launches that reached a victim have completed
-//   kPass   the GPU hashes the victims and scans every page that launches may have written since its last scan for pointers
-//   then    each victim is unmapped; equal to its lower copy it is dropped, else written down (kWriting)
+//   kPass   the GPU hashes the victims and scans every page that launches may have written since its last scan for
+//   pointers then    each victim is unmapped; equal to its lower copy it is dropped, else written down (kWriting)
 //
 // A launch that comes for a victim before it is unmapped takes it back (cancelRetiring).
 #include <algorithm>
@@ -44,7 +45,8 @@ void Engine::cancelRetiring(Extent& extent) {
   }
 }
 
-// Whether a launch that waits needs the region: no victim. (serveWants says what goes when nothing can be used in place.)
+// Whether a launch that waits needs the region: no victim. (serveWants says what goes when nothing can be used in
+// place.)
 bool Engine::isHeld(const Region& region) const {
   if (region.wanted == 0) return false;
   if (chunks_.hostMappable() || wants_.empty()) return true;
@@ -52,8 +54,8 @@ bool Engine::isHeld(const Region& region) const {
   return wants_.front()->in_vram || std::find(oldest.begin(), oldest.end(), &region) != oldest.end();
 }
 
-// Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch waits
-// for may go; else only what is used later than `nearer_than` touches from now.
+// Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch
+// waits for may go; else only what is used later than `nearer_than` touches from now.
 bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock) {
   static_cast<void>(lock);
   if (broken_ || batches_.size() >= scratch_.size()) return false;
@@ -162,9 +164,8 @@ bool Engine::advanceBatches(Lock& lock) {
     Batch& batch = *batches_[b];
     if (batch.stage != Batch::Stage::kPass) {
       // What a launch took back needs no more waiting for.
-      std::erase_if(batch.victims, [](const Extent* extent) {
-        return extent == nullptr || extent->state != ExtentState::kRetiring;
-      });
+      std::erase_if(batch.victims,
+                    [](const Extent* extent) { return extent == nullptr || extent->state != ExtentState::kRetiring; });
       if (batch.victims.empty() && batch.scan_for.empty()) {
         batches_.erase(batches_.begin() + static_cast<ptrdiff_t>(b));
         return true;
@@ -200,8 +201,8 @@ bool Engine::advanceBatches(Lock& lock) {
   return progress;
 }
 
-// Per-thread default streams whose threads left launches unmarked: only a synchronisation of their context tells. It can
-// last as long as their kernels, so a thread of its own makes it.
+// Per-thread default streams whose threads left launches unmarked: only a synchronisation of their context tells. It
+// can last as long as their kernels, so a thread of its own makes it.
 void Engine::drainContexts(Lock& lock) {
   if (draining_->load()) return;
   auto contexts = pool_.streams.contextsToDrain();
@@ -276,7 +277,8 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
         whole &= extent->state == ExtentState::kEmpty;
         continue;
       }
-      if (victim && std::find(batch.victims.begin(), batch.victims.end(), extent.get()) != batch.victims.end()) continue;
+      if (victim && std::find(batch.victims.begin(), batch.victims.end(), extent.get()) != batch.victims.end())
+        continue;
       fits &= addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order);
     }
     if (!fits || region->stamp.load() > floor || pool_.floor_pending) {
@@ -311,8 +313,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   return true;
 }
 
-CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event,
-                            size_t roots) {
+CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event, size_t roots) {
   uint32_t widest = 1;
   for (size_t i = 0; i < jobs; ++i) widest = std::max(widest, scratch.jobs[i].pages);
   kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(scratch.jobs), pool_.map->base(), range_pages,
@@ -328,8 +329,8 @@ CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_
   if (roots > 0 && result == CUDA_SUCCESS) {
     auto root_jobs = reinterpret_cast<uint64_t>(scratch.roots);
     void* root_pointers[] = {&root_jobs, &parameters.range_base, &parameters.range_pages};
-    result = pool_.driver.cuLaunchKernel(scan_roots_, 4, static_cast<unsigned>(roots), 1, kernels::kPagePassThreads, 1, 1, 0,
-                                         pass_stream_, root_pointers, nullptr);
+    result = pool_.driver.cuLaunchKernel(scan_roots_, 4, static_cast<unsigned>(roots), 1, kernels::kPagePassThreads, 1,
+                                         1, 0, pass_stream_, root_pointers, nullptr);
   }
   if (result == CUDA_SUCCESS && event != nullptr) result = pool_.driver.cuEventRecord(event, pass_stream_);
   return result;
@@ -420,8 +421,8 @@ void Engine::findEdges(Batch& batch, Lock& lock) {
   }
 }
 
-// What a region named before its pages were scanned whole. If a launch or copy came meanwhile, it has added what it knows,
-// and nothing is forgotten.
+// What a region named before its pages were scanned whole. If a launch or copy came meanwhile, it has added what it
+// knows, and nothing is forgotten.
 void Engine::forgetEdges(const Scanned& scanned) {
   Region& region = *scanned.region;
   if (region.dead || region.buffer_id != scanned.buffer_id || !scanned.whole || region.in_dirty_list) return;
