@@ -54,6 +54,8 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
     return Error{text};
   }
   if (given.reach == Reach::kAll) state.slow.store(true);
+  if (given.reach == Reach::kLearned)
+    base::logWarn("reach = learned: working sets inside one allocation are not known in this version; it works as traced");
   return pool;
 }
 
