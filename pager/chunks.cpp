@@ -13,20 +13,20 @@ namespace {
 CUmemAllocationProp deviceProperties(CUdevice device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
   return properties;
 }
 
 CUmemAllocationProp hostProperties(int numa_node) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {numa_node}};
+  properties.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, numa_node};
   return properties;
 }
 
 CUmemAccessDesc readWrite(CUmemLocationType type, int id, bool read_only = false) {
   CUmemAccessDesc access{};
-  access.location = {type, {id}};
+  access.location = {type, id};
   access.flags = read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   return access;
 }

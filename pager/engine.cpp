@@ -412,7 +412,7 @@ CUresult Engine::addPeer(CUdevice peer, Lock& lock) {
   if (std::find(chunks_.peers().begin(), chunks_.peers().end(), peer) != chunks_.peers().end()) return CUDA_SUCCESS;
   chunks_.addPeer(peer);  // for every mapping from now on
   CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {peer}};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, peer};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   CUresult result = CUDA_SUCCESS;
   static_cast<void>(lock);  // widening access changes no mapping: nothing waits for the GPU
