@@ -1,5 +1,5 @@
-// The launch path. While everything is in VRAM (`slow` is false): no lock, no system call. Else the launch's reach is
-// worked out under the mutex and waits for what is missing.
+// The launch path. While everything is in VRAM (`slow` is false): no lock, no system call. Else the launch's reach is worked
+// out under the mutex and waits for what is missing.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -147,8 +147,8 @@ CUresult Access::acquireSlow() {
     const Use& named = use(i);
     Region* region = state.find(named.address);
     if (named.bytes != 0) {
-      // Exact ranges: the extents that they overlap. A range may run over several regions only through the program's
-      // own mappings, which are one region.
+      // Exact ranges: the extents that they overlap. A range may run over several regions only through the program's own
+      // mappings, which are one region.
       if (region == nullptr || region->dead || !inside(*region, named.address, named.bytes) ||
           region->engine == nullptr)
         return CUDA_ERROR_INVALID_VALUE;

@@ -8,8 +8,8 @@
 
 namespace olpager::pager {
 
-/// VRAM for the pool of the current context's device: as given, else what the driver has free less a reserve for
-/// contexts, modules and libraries. Multiples of a page, at least one.
+/// VRAM for the pool of the current context's device: as given, else what the driver has free less a reserve for contexts,
+/// modules and libraries. Multiples of a page, at least one.
 uint64_t vramBudget(const Budget& given, const DriverApi& driver);
 
 /// Bytes of the host tier: as given, else 80 % of the smaller of available memory and what the cgroup leaves.

@@ -1,8 +1,7 @@
-// Physical memory of one device: VRAM chunks within the budget, host chunks within the host tier's limit. Both are made
-// once and reused; a chunk is 2^order pages. Making and releasing are driver calls, made with the mutex released.
+// Physical memory of one device: VRAM chunks within the budget, host chunks within the host tier's limit. Both are made once
+// and reused; a chunk is 2^order pages. Making and releasing are driver calls, made with the mutex released.
 //
-// Thread-safety: every member runs under PoolState::mutex, passed as `lock`; those that make driver calls release it
-// meanwhile.
+// Thread-safety: every member runs under PoolState::mutex, passed as `lock`; those that make driver calls release it meanwhile.
 #pragma once
 
 #include <array>
@@ -61,8 +60,8 @@ class ChunkStore {
   /// Drops every free chunk (the device's context is current).
   void releaseAllFree(Lock& lock);
 
-  /// VRAM that the driver is short of: gives up to `bytes` of free chunks back to it and lowers the budget by as much,
-  /// so that they are not made again. Returns the bytes.
+  /// VRAM that the driver is short of: gives up to `bytes` of free chunks back to it and lowers the budget by as much, so
+  /// that they are not made again. Returns the bytes.
   uint64_t lend(uint64_t bytes, Lock& lock);
   /// The driver has it back.
   void takeBack(uint64_t bytes) { vram_budget_ += bytes; }

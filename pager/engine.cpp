@@ -549,8 +549,8 @@ bool Engine::serveWants(Lock& lock) {
   bool progress = false;
   demand_short_ = 0;
   const uint64_t now = nowNs();
-  // Where nothing can be used in place, launches that fit only one at a time must not hold half of VRAM each: the
-  // oldest gets what it needs first, from the others if need be.
+  // Where nothing can be used in place, launches that fit only one at a time must not hold half of VRAM each: the oldest
+  // gets what it needs first, from the others if need be.
   const bool one_by_one = !chunks_.hostMappable();
   // By index: the list may change while the mutex is released. A waiting thread leaves it only under the mutex.
   for (size_t w = 0; w < wants_.size(); ++w) {
@@ -740,9 +740,9 @@ bool Engine::prefetch(Lock& lock) {
   return progress;
 }
 
-// Which regions stay and which stream through VRAM, once the order of a round is known. Any set that stays gives the
-// same number of bytes a round; an evenly spread one lets copies and kernels overlap all the time, where the set that
-// plain farthest-next-use ends up with (one contiguous run) would leave the link idle while the run is used.
+// Which regions stay and which stream through VRAM, once the order of a round is known. Any set that stays gives the same
+// number of bytes a round; an evenly spread one lets copies and kernels overlap all the time, where the set that plain
+// farthest-next-use ends up with (one contiguous run) would leave the link idle while the run is used.
 void Engine::plan() {
   if (pool_.predictor.touches() < next_plan_ || !pool_.predictor.confident()) return;
   std::vector<Region*> round;
@@ -768,8 +768,8 @@ void Engine::plan() {
   const uint64_t budget = chunks_.vramBudget() / kPageBytes;
   const uint64_t streaming = windowBytes() / kPageBytes * 3 / 2;  // the window, and what is on its way out
   const uint64_t room = budget > others + streaming ? budget - others - streaming : 0;
-  // Planned anew only when the round or the room has changed noticeably: another choice costs a round of traffic. What
-  // is new in a round that is otherwise the same is small: it stays.
+  // Planned anew only when the round or the room has changed noticeably: another choice costs a round of traffic. What is
+  // new in a round that is otherwise the same is small: it stays.
   const auto differs = [](uint64_t a, uint64_t b) { return (a > b ? a - b : b - a) * 32 > std::max(a, b); };
   if (planned_round_ != 0 && !differs(total, planned_round_) && !differs(room, planned_room_)) {
     for (Region* region : round)
@@ -777,8 +777,7 @@ void Engine::plan() {
         region->placement = region->pages <= space::kLargestExtentPages ? Placement::kKeep : Placement::kStream;
     return;
   }
-  // Another round is believed when it has been seen for a while: while the cursor is found anew, what it foretells is
-  // short.
+  // Another round is believed when it has been seen for a while: while the cursor is found anew, what it foretells is short.
   if (planned_round_ != 0) {
     if (differs(total, candidate_round_)) candidate_seen_ = 0;
     candidate_round_ = total;

@@ -1,6 +1,6 @@
-// One device's residency engine: a thread that brings extents into VRAM ahead of launches, retires those whose next use
-// is farthest, and serves launches that wait. Several extents are in flight at once: the copy engines never wait for a
-// driver call or a hash of another extent.
+// One device's residency engine: a thread that brings extents into VRAM ahead of launches, retires those whose next use is
+// farthest, and serves launches that wait. Several extents are in flight at once: the copy engines never wait for a driver
+// call or a hash of another extent.
 //
 // Pipelines, each a queue that the engine's thread advances (engine.cpp holds the loop):
 //   in    kParked -> take chunk -> HtoD on `in_stream_` -> event -> map -> kVram            (fetch.cpp)
@@ -58,8 +58,8 @@ class Engine {
 
   /// Starts the thread and makes the engine's objects in its context. Under the mutex (released for driver calls).
   CUresult start(uint64_t vram_budget, uint64_t host_limit, int numa_node, Lock& lock);
-  /// Its context is about to go: its objects are made anew in another context of the device. What it holds stays.
-  /// False: it can't; every extent is in a stable state. Under the mutex (released).
+  /// Its context is about to go: its objects are made anew in another context of the device. What it holds stays. False:
+  /// it can't; every extent is in a stable state. Under the mutex (released).
   bool moveTo(CUcontext context, Lock& lock);
   /// Ends the thread. Without the mutex.
   void stop() noexcept;

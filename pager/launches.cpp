@@ -128,8 +128,7 @@ bool StreamTable::record(StreamState& stream) {
   if (driver_.cuCtxPushCurrent_v2(stream.key.context) != CUDA_SUCCESS) return false;
   bool recorded = false;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's
-  // end.
+  // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's end.
   if (driver_.cuStreamIsCapturing(stream.key.stream, &status) == CUDA_SUCCESS &&
       status == CU_STREAM_CAPTURE_STATUS_NONE) {
     if (CUevent event = takeEvent(stream.key.context); event != nullptr) {

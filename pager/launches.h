@@ -1,23 +1,20 @@
 // Launches in flight: who may still touch what.
 //
-// Every operation takes one global number. A region keeps the highest number that reached it (Region::stamp). A region
-// is quiet when every stream has completed everything up to that number. Three parties:
+// Every operation takes one global number. A region keeps the highest number that reached it (Region::stamp). A region is
+// quiet when every stream has completed everything up to that number. Three parties:
 //
-//   launching thread   enters its hazard slot (seq_cst), reads Region::blocked, counts itself in StreamState::pending,
-//   takes
-//                      its number, raises Region::stamp, makes the driver call, raises StreamState::last, leaves
-//                      `pending` and the slot (release).
-//   engine             raises Region::blocked (seq_cst), takes a snapshot of the hazard slots and waits until each
-//   active one
+//   launching thread   enters its hazard slot (seq_cst), reads Region::blocked, counts itself in StreamState::pending, takes
+//                      its number, raises Region::stamp, makes the driver call, raises StreamState::last, leaves `pending`
+//                      and the slot (release).
+//   engine             raises Region::blocked (seq_cst), takes a snapshot of the hazard slots and waits until each active one
 //                      has moved on (a grace period): from then on every launch that saw the region unblocked has been
 //                      submitted and is counted in StreamState::last.
-//   marks              events recorded behind a stream's last launch; when one completes, StreamState::completed rises.
-//   A
-//                      mark counts for every number up to `last` only if no launch of the stream is pending: several
-//                      threads may launch on one stream, and a lower number may be submitted after a higher one.
+//   marks              events recorded behind a stream's last launch; when one completes, StreamState::completed rises. A
+//                      mark counts for every number up to `last` only if no launch of the stream is pending: several threads
+//                      may launch on one stream, and a lower number may be submitted after a higher one.
 //
-// A stream's event is recorded by the engine's thread; for a per-thread default stream by that thread itself, as no
-// other can name it. Nothing is recorded while nothing is evicted, and nothing on a stream in capture.
+// A stream's event is recorded by the engine's thread; for a per-thread default stream by that thread itself, as no other can
+// name it. Nothing is recorded while nothing is evicted, and nothing on a stream in capture.
 #pragma once
 
 #include <cuda.h>

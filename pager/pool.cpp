@@ -55,7 +55,8 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
   }
   if (given.reach == Reach::kAll) state.slow.store(true);
   if (given.reach == Reach::kLearned)
-    base::logWarn("reach = learned: working sets inside one allocation are not known in this version; it works as traced");
+    base::logWarn(
+        "reach = learned: working sets inside one allocation are not known in this version; it works as traced");
   return pool;
 }
 
@@ -91,8 +92,8 @@ void Pool::forked() noexcept {
 
 namespace {
 
-/// VRAM budget and host limit of a device, found out once: what the program was told before the first allocation is
-/// what it gets. Without the mutex; a context of the device is current.
+/// VRAM budget and host limit of a device, found out once: what the program was told before the first allocation is what it
+/// gets. Without the mutex; a context of the device is current.
 std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
   {
     Lock lock(state.mutex);
@@ -403,8 +404,8 @@ CUresult Pool::free(CUdeviceptr address) {
     number = state.launch_number.load();
     hazards().snapshot(launching);
   }
-  // As native: returns when all work of the context is done. What other threads are about to submit is waited for
-  // first, so that every launch up to `number` is among that work.
+  // As native: returns when all work of the context is done. What other threads are about to submit is waited for first, so
+  // that every launch up to `number` is among that work.
   while (!Hazards::passed(launching)) std::this_thread::yield();
   CUresult result = state.driver.cuCtxPushCurrent_v2(context);
   if (result == CUDA_SUCCESS) {
@@ -505,8 +506,7 @@ MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
   return {vram + host, vram + host};
 }
 
-// --- other users of addresses
-// ------------------------------------------------------------------------------------------
+// --- other users of addresses ------------------------------------------------------------------------------------------
 
 CUresult Pool::pin(CUdeviceptr address) {
   PoolState& state = *state_;
@@ -565,8 +565,7 @@ void Pool::removeRoot(CUdeviceptr address) {
     state.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
-// --- streams and contexts
-// ------------------------------------------------------------------------------------------------
+// --- streams and contexts ------------------------------------------------------------------------------------------------
 
 void Pool::streamDestroyed(const StreamKey& stream) {
   if (!state_->forked.load()) state_->streams.streamDestroyed(stream);
@@ -624,8 +623,8 @@ void Pool::contextGone(CUcontext context) {
     return true;
   });
   std::erase_if(state.roots, [context](const Root& root) { return root.context == context; });
-  // The engine that lived in the context moves to another one with memory of its device. With none left it goes; the
-  // next allocation starts another.
+  // The engine that lived in the context moves to another one with memory of its device. With none left it goes; the next
+  // allocation starts another.
   const auto found = std::find_if(state.engines.begin(), state.engines.end(),
                                   [context](const auto& engine) { return engine->context() == context; });
   if (found == state.engines.end()) return;

@@ -4,8 +4,7 @@
 // How it is used (interposer, gpunode worker, tests):
 //   auto pool = Pool::create(options, driver);
 //   pool->allocate(ctx, bytes, ...)  -> an address in the range
-//   Access access(*pool, ctx, stream); access.addParameters(...); access.acquire(); <driver call>;
-//   access.submitted(rc);
+//   Access access(*pool, ctx, stream); access.addParameters(...); access.acquire(); <driver call>; access.submitted(rc);
 //
 // Thread-safety: every member may be called from any thread unless it says otherwise. No pager lock is held across a
 // driver call that can wait for the GPU. Pager threads are started by the first attach(), never by a constructor.
@@ -123,9 +122,8 @@ class Pool {
   CUresult freeAsync(CUdeviceptr address, const StreamKey& stream);
   /// The allocation that holds `address` (its guard and end excluded). False when there is none.
   bool describe(uint64_t address, AllocationInfo* out) const;
-  /// The driver is out of memory on `device`: gives up to `bytes` of VRAM back to it, evicting what is in it if need
-  /// be, and lowers the budget by as much. Waits some seconds at most. Returns the bytes given, 0 when that many can't
-  /// be had.
+  /// The driver is out of memory on `device`: gives up to `bytes` of VRAM back to it, evicting what is in it if need be,
+  /// and lowers the budget by as much. Waits some seconds at most. Returns the bytes given, 0 when that many can't be had.
   uint64_t relieve(CUdevice device, uint64_t bytes);
   /// What relieve() gave is free again: the budget is raised by it.
   void regain(CUdevice device, uint64_t bytes);
@@ -135,8 +133,7 @@ class Pool {
   // --- the program's own virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap) --------------------
   CUresult reserveAddress(uint64_t bytes, uint64_t alignment, uint64_t hint, CUdeviceptr* out);
   CUresult releaseAddress(CUdeviceptr address, uint64_t bytes);
-  /// A physical allocation of ours; `handle` is unique and never one of the driver's (they are small; ours start at
-  /// 2^62).
+  /// A physical allocation of ours; `handle` is unique and never one of the driver's (they are small; ours start at 2^62).
   CUresult createHandle(CUcontext context, CUdevice device, uint64_t bytes, const CUmemAllocationProp& properties,
                         CUmemGenericAllocationHandle* handle);
   CUresult releaseHandle(CUmemGenericAllocationHandle handle);
@@ -153,8 +150,8 @@ class Pool {
   CUresult pin(CUdeviceptr address);
   CUresult unpin(CUdeviceptr address);
 
-  /// Module globals and constants, and mapped pinned memory: [address, + bytes) outside the range may hold pointers
-  /// into it that kernels follow. `host` is non-null when the CPU can read it there.
+  /// Module globals and constants, and mapped pinned memory: [address, + bytes) outside the range may hold pointers into
+  /// it that kernels follow. `host` is non-null when the CPU can read it there.
   void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host);
   void removeRoot(CUdeviceptr address);
 
@@ -183,8 +180,8 @@ class Pool {
 };
 
 /// One GPU operation (launch, copy, memset, graph launch) that uses pool memory: names what it uses, gets it mapped,
-/// stays valid while the driver call is made. A stack object of one thread; the resident path takes no lock and makes
-/// no system call. Members are called in this order: add*, acquire, (driver call), submitted. Destroying it without
+/// stays valid while the driver call is made. A stack object of one thread; the resident path takes no lock and makes no
+/// system call. Members are called in this order: add*, acquire, (driver call), submitted. Destroying it without
 /// submitted() releases it as if the driver had refused the call.
 class Access {
  public:
@@ -204,8 +201,8 @@ class Access {
   void addParameter(const void* bytes_at, size_t bytes);
   /// An exact range, known from the function's specification. 0 bytes or an address outside the range: nothing.
   void addRange(uint64_t address, uint64_t bytes, Mode mode);
-  /// The operation copies `bytes` from host memory, whose words may be addresses of the range that kernels follow
-  /// later. `stable`: the bytes can't change before the copy is made (pageable source, or a synchronous copy).
+  /// The operation copies `bytes` from host memory, whose words may be addresses of the range that kernels follow later.
+  /// `stable`: the bytes can't change before the copy is made (pageable source, or a synchronous copy).
   void addHostSource(const void* host, uint64_t bytes, bool stable);
   /// Everything that a graph reaches.
   void addReach(const ReachSet& set);
@@ -214,9 +211,9 @@ class Access {
   /// For a launch recorded by a capture or put in a graph node: what it names, instead of acquire().
   void collect(ReachSet& into) const;
 
-  /// Makes all of it mapped: waits for fetches a bounded time, then maps in place. CUDA_ERROR_OUT_OF_MEMORY when
-  /// neither can be had; an address in the range that belongs to no allocation is CUDA_ERROR_ILLEGAL_ADDRESS for
-  /// addRange and ignored for parameters (ordinary data can look like an address).
+  /// Makes all of it mapped: waits for fetches a bounded time, then maps in place. CUDA_ERROR_OUT_OF_MEMORY when neither
+  /// can be had; an address in the range that belongs to no allocation is CUDA_ERROR_ILLEGAL_ADDRESS for addRange and
+  /// ignored for parameters (ordinary data can look like an address).
   CUresult acquire();
   /// The driver call was made (or refused: result != CUDA_SUCCESS).
   void submitted(CUresult result);

@@ -46,9 +46,9 @@ class RegionTable {
   std::vector<std::unique_ptr<Region>> owned_;
 };
 
-/// Memory outside the range in which kernels may find pointers into it. Device memory (module globals) is scanned by
-/// the GPU in each pass, and what it names is reached by every launch; memory that the CPU reads is scanned by a launch
-/// that names it.
+/// Memory outside the range in which kernels may find pointers into it. Device memory (module globals) is scanned by the
+/// GPU in each pass, and what it names is reached by every launch; memory that the CPU reads is scanned by a launch that
+/// names it.
 struct Root {
   CUdeviceptr address;
   uint64_t bytes;
@@ -170,8 +170,8 @@ struct PoolState {
   void updateSlow();
 };
 
-/// Synchronises contexts with launches in per-thread default streams that only their threads could have marked.
-/// `number`: all launches up to it have been submitted. Without the mutex; waits for the GPU.
+/// Synchronises contexts with launches in per-thread default streams that only their threads could have marked. `number`:
+/// all launches up to it have been submitted. Without the mutex; waits for the GPU.
 void drainUnmarked(PoolState& state, uint64_t number);
 /// The device's engine, made and started at its first allocation. `context` is current.
 CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out);

@@ -1,7 +1,7 @@
 // What an address names (Region) and what is mapped and moved (Extent).
 //
-// A Region is a run of addresses that pointers name as a whole: an allocation, a slab of small ones, or a range that
-// the program reserved for its own mappings. Its pages are covered by Extents, power-of-two runs of 2 MiB pages.
+// A Region is a run of addresses that pointers name as a whole: an allocation, a slab of small ones, or a range that the
+// program reserved for its own mappings. Its pages are covered by Extents, power-of-two runs of 2 MiB pages.
 //
 // Extent states, and who moves them (always under PoolState::mutex; a transitional state is left only by its claimer):
 //
@@ -10,10 +10,12 @@
 //   kVram       in a VRAM chunk, mapped                  -> kRetiring (engine)
 //   kRetiring   as kVram, but new launches are stopped: waits for launches in flight, then hash and scan
 //                                                        -> kVram (a launch cancels) | kWriting | kParked | kMoving
-//   kWriting    unmapped, VRAM -> host copy in flight    -> kParked | kVram (wanted again: mapped, host copy stays
-//   valid) kParked     in a host chunk, unmapped                -> kFetching | kMoving kFetching   unmapped, host ->
-//   VRAM copy in flight    -> kVram kInPlace    in a host chunk, mapped there for the GPU -> kMoving | kParked kMoving
-//   a claimer changes the mapping            -> any stable state kFreeing    the allocation is being freed -> gone
+//   kWriting    unmapped, VRAM -> host copy in flight    -> kParked | kVram (wanted again: mapped, host copy stays valid)
+//   kParked     in a host chunk, unmapped                -> kFetching | kMoving
+//   kFetching   unmapped, host -> VRAM copy in flight    -> kVram
+//   kInPlace    in a host chunk, mapped there for the GPU -> kMoving | kParked
+//   kMoving     a claimer changes the mapping            -> any stable state
+//   kFreeing    the allocation is being freed            -> gone
 //   kDetached   belongs to a handle of the program's own that is mapped nowhere (vmm.cpp); no engine looks at it
 //
 // An extent's mapping changes only when no launch in flight reaches its region (launches.h says how that is known).
@@ -55,8 +57,8 @@ struct VramChunk {
   uint8_t order = 0;
 };
 
-/// Pinned host memory of 2^order pages. `alias` is readable by the CPU and by copy engines. `handle` is 0 when it can't
-/// be mapped in place (memory of cuMemHostAlloc).
+/// Pinned host memory of 2^order pages. `alias` is readable by the CPU and by copy engines. `handle` is 0 when it can't be
+/// mapped in place (memory of cuMemHostAlloc).
 struct HostChunk {
   CUmemGenericAllocationHandle handle = 0;
   uint64_t alias = 0;
@@ -89,8 +91,7 @@ struct Extent {
   }
 };
 
-/// Whether a launch may go with the extent as it is. kDetached, kFreeing: the program takes it away; nobody will map
-/// it.
+/// Whether a launch may go with the extent as it is. kDetached, kFreeing: the program takes it away; nobody will map it.
 constexpr bool usable(ExtentState state) {
   return state == ExtentState::kVram || state == ExtentState::kInPlace || state == ExtentState::kDetached ||
          state == ExtentState::kFreeing;
@@ -99,9 +100,8 @@ static_assert(sizeof(Extent) <= 128, "metadata per extent");
 
 enum class RegionKind : uint8_t { kAllocation, kSlab, kReservation };
 
-/// A region of up to this share of the VRAM budget is kept out of the learned order: there are many such blocks (a
-/// growing KV cache, activations), an allocator uses them in changing orders, and together they are too small to be
-/// worth moving.
+/// A region of up to this share of the VRAM budget is kept out of the learned order: there are many such blocks (a growing
+/// KV cache, activations), an allocator uses them in changing orders, and together they are too small to be worth moving.
 inline constexpr uint64_t kTinyShare = 1024;
 /// A tiny region that a launch reached within this many launches is not evicted unless a launch waits for room.
 inline constexpr uint64_t kTinyLaunches = 1u << 16;

@@ -1,11 +1,10 @@
 // The way out of VRAM. A batch of victims goes through these stages, each polled by the engine's thread:
 //
-//   kGrace  victims are kRetiring (no new launch takes them unseen); waits until every launch that was being made when
-//   they
+//   kGrace  victims are kRetiring (no new launch takes them unseen); waits until every launch that was being made when they
 //           were marked has been submitted
 //   kDrain  waits until the launches that reached a victim have completed
-//   kPass   the GPU hashes the victims and scans every page that launches may have written since its last scan for
-//   pointers then    each victim is unmapped; equal to its lower copy it is dropped, else written down (kWriting)
+//   kPass   the GPU hashes the victims and scans every page that launches may have written since its last scan for pointers
+//   then    each victim is unmapped; equal to its lower copy it is dropped, else written down (kWriting)
 //
 // A launch that comes for a victim before it is unmapped takes it back (cancelRetiring).
 #include <algorithm>
@@ -45,8 +44,7 @@ void Engine::cancelRetiring(Extent& extent) {
   }
 }
 
-// Whether a launch that waits needs the region: no victim. (serveWants says what goes when nothing can be used in
-// place.)
+// Whether a launch that waits needs the region: no victim. (serveWants says what goes when nothing can be used in place.)
 bool Engine::isHeld(const Region& region) const {
   if (region.wanted == 0) return false;
   if (chunks_.hostMappable() || wants_.empty()) return true;
@@ -54,8 +52,8 @@ bool Engine::isHeld(const Region& region) const {
   return wants_.front()->in_vram || std::find(oldest.begin(), oldest.end(), &region) != oldest.end();
 }
 
-// Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch
-// waits for may go; else only what is used later than `nearer_than` touches from now.
+// Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch waits
+// for may go; else only what is used later than `nearer_than` touches from now.
 bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock) {
   static_cast<void>(lock);
   if (broken_ || batches_.size() >= scratch_.size()) return false;
@@ -201,8 +199,8 @@ bool Engine::advanceBatches(Lock& lock) {
   return progress;
 }
 
-// Per-thread default streams whose threads left launches unmarked: only a synchronisation of their context tells. It
-// can last as long as their kernels, so a thread of its own makes it.
+// Per-thread default streams whose threads left launches unmarked: only a synchronisation of their context tells. It can
+// last as long as their kernels, so a thread of its own makes it.
 void Engine::drainContexts(Lock& lock) {
   if (draining_->load()) return;
   auto contexts = pool_.streams.contextsToDrain();
@@ -421,8 +419,8 @@ void Engine::findEdges(Batch& batch, Lock& lock) {
   }
 }
 
-// What a region named before its pages were scanned whole. If a launch or copy came meanwhile, it has added what it
-// knows, and nothing is forgotten.
+// What a region named before its pages were scanned whole. If a launch or copy came meanwhile, it has added what it knows,
+// and nothing is forgotten.
 void Engine::forgetEdges(const Scanned& scanned) {
   Region& region = *scanned.region;
   if (region.dead || region.buffer_id != scanned.buffer_id || !scanned.whole || region.in_dirty_list) return;
