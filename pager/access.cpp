@@ -212,7 +212,7 @@ CUresult Access::acquireSlow() {
     if (follows_pointers_ && !reach_all)
       for (const Region* region : reach)
         if (region->host_written && !region->engine->broken()) return false;
-    return !state.gate;
+    return true;
   };
   const auto wantOf = [&](Engine* engine) -> Want& {
     auto it = std::find_if(wants.begin(), wants.end(), [&](auto& want) { return want.first == engine; });

@@ -13,8 +13,11 @@ namespace olpager::pager {
 
 namespace {
 constexpr uint64_t kPatienceNs = 200'000'000;  // a launch waits this long without progress, then it is mapped in place
-constexpr unsigned kRoundBelieved = 8;         // looks, four in each round
+// Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for this launch.
+constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
+constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
+constexpr uint64_t kLongestRunNs = 1'000'000;
 constexpr auto kPollPause = std::chrono::microseconds(10);
 }  // namespace
 
@@ -225,6 +228,7 @@ void Engine::run() {
   driver.cuThreadExchangeStreamCaptureMode(&mode);
   prctl(PR_SET_TIMERSLACK, 1000ul);  // the pauses below are to last microseconds
   Lock lock(pool_.mutex);
+  uint64_t paused = nowNs();
   while (!stop_) {
     bool progress = finishFetches(lock);
     progress |= finishWrites(lock);
@@ -235,9 +239,11 @@ void Engine::run() {
       progress |= serveWants(lock);
       progress |= prefetch(lock);
     }
-    if (progress || stop_) continue;
-    const bool busy =
-        !fetching_.empty() || !writing_.empty() || !batches_.empty() || !wants_.empty() || !reliefs_.empty();
+    // The mutex is not fair: a launch that has all it needs must get it too.
+    const bool pause = nowNs() - paused > kLongestRunNs;
+    if (stop_ || (progress && !pause)) continue;
+    const bool busy = progress || !fetching_.empty() || !writing_.empty() || !batches_.empty() || !wants_.empty() ||
+                      !reliefs_.empty();
     if (busy && !broken_) {
       lock.unlock();
       std::this_thread::sleep_for(kPollPause);
@@ -247,6 +253,7 @@ void Engine::run() {
       wake_.wait_for(lock, std::chrono::milliseconds(100));
       idle_ = false;
     }
+    paused = nowNs();
   }
 }
 
@@ -555,6 +562,7 @@ bool Engine::serveWants(Lock& lock) {
   // By index: the list may change while the mutex is released. A waiting thread leaves it only under the mutex.
   for (size_t w = 0; w < wants_.size(); ++w) {
     Want* want = wants_[w];
+    serving_ = w;
     if (one_by_one && demand_short_ > 0) {
       want->since_ns = now;
       continue;
@@ -620,13 +628,13 @@ bool Engine::serveWants(Lock& lock) {
     progress |= moved;
     if (moved) want->since_ns = now;
     demand_short_ += missing;
-    if (want->in_vram && !leaving.empty() && now - want->since_ns > 25 * kPatienceNs) {
+    if (want->in_vram && !leaving.empty() && now - want->since_ns > kRefusedAfterNs) {
       want->failed = true;  // launches that never end reach it where it is
       pool_.changed.notify_all();
     }
     if (missing == 0) continue;
     const uint64_t coming = chunks_.vramAvailable() + incoming_;
-    if (missing > coming && retire(missing - coming, 0, true, lock)) {
+    if (missing > coming && retire(missing - coming, 0, true)) {
       progress = true;
       continue;
     }
@@ -635,17 +643,20 @@ bool Engine::serveWants(Lock& lock) {
       want->in_place = true;
       want->since_ns = now;
       progress = true;
-    } else if (want->in_place && (broken_ || (!moved && now - want->since_ns > 25 * kPatienceNs))) {
+    } else if (want->in_place &&
+               (broken_ || (!moved && now - want->since_ns > (hopeless ? 25 * kPatienceNs : kRefusedAfterNs)))) {
       // Neither VRAM nor host memory in place: the launch is refused before it starts.
       want->failed = true;
       pool_.changed.notify_all();
     }
   }
+  serving_ = SIZE_MAX;  // what follows is on no launch's behalf
   return progress;
 }
 
 // Before any launch gets what becomes free: a launch can use host memory in place, the driver can't.
 bool Engine::serveReliefs(Lock& lock) {
+  serving_ = 0;
   uint64_t wanted = 0;
   bool progress = false;
   for (size_t r = 0; r < reliefs_.size(); ++r) {
@@ -665,7 +676,7 @@ bool Engine::serveReliefs(Lock& lock) {
     set(figures_->vram_budget_bytes, chunks_.vramBudget());
     pool_.changed.notify_all();
   }
-  if (wanted > incoming_ && retire(wanted - incoming_, 0, true, lock)) progress = true;
+  if (wanted > incoming_ && retire(wanted - incoming_, 0, true)) progress = true;
   return progress;
 }
 
@@ -676,7 +687,7 @@ uint64_t Engine::windowBytes() const {
 }
 
 bool Engine::prefetch(Lock& lock) {
-  if (broken_ || !pool_.slow.load(std::memory_order_relaxed) || demand_short_ > 0) return false;
+  if (broken_ || !pool_.slow.load(std::memory_order_relaxed) || demand_short_ > 0 || !reliefs_.empty()) return false;
   if (pool_.predictor.touches() == planned_touches_ && !prefetch_again_) return false;
   planned_touches_ = pool_.predictor.touches();
   prefetch_again_ = false;
@@ -732,7 +743,7 @@ bool Engine::prefetch(Lock& lock) {
       }
       const uint64_t short_of = window - std::min(window, ahead_bytes_);
       const uint64_t coming = chunks_.vramAvailable() + incoming_;
-      if (coming < short_of) progress |= retire(short_of - coming, next.distance, false, lock);
+      if (coming < short_of) progress |= retire(short_of - coming, next.distance, false);
       prefetch_again_ = incoming_ > 0;
       return progress;
     }

@@ -176,7 +176,8 @@ class Engine {
   bool mapInPlace(Extent& extent, Lock& lock);
   bool isHeld(const Region& region) const;
   bool promote(const std::vector<Extent*>& extents);
-  bool retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock);
+  bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
+  bool begin(std::unique_ptr<Batch> batch);
   bool scanHostWritten(const std::vector<Region*>& regions);
   bool startPass(Batch& batch, Lock& lock);
   CUresult launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event, size_t roots = 0);
@@ -223,6 +224,7 @@ class Engine {
   std::deque<Copy> writing_;
   std::deque<std::unique_ptr<Batch>> batches_;
   std::vector<Want*> wants_;  // oldest first
+  size_t serving_ = 0;        // of wants_: what this one and older ones need is no victim, where nothing is used in place
   std::vector<std::shared_ptr<Relief>> reliefs_;
   uint64_t fetching_bytes_ = 0;
   uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet

@@ -115,8 +115,6 @@ struct PoolState {
   std::atomic<uint64_t> launch_number{0};
   /// Some extent is not in VRAM, or leaves it: launches take the slow path. seq_cst against hazards.
   std::atomic<bool> slow{false};
-  /// Operations wait before they take a number (the reach of every launch changes place). Under the mutex.
-  bool gate = false;
   /// Launches up to this number may have reached anything: they were made while nothing was unmapped, so nobody asked
   /// which pointers they could follow. Settled after the grace period that follows `slow`.
   uint64_t floor = 0;

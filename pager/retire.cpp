@@ -44,18 +44,23 @@ void Engine::cancelRetiring(Extent& extent) {
   }
 }
 
-// Whether a launch that waits needs the region: no victim. (serveWants says what goes when nothing can be used in place.)
+// Whether a launch that waits needs the region: no victim. Where nothing can be used in place, launches may fit only one at
+// a time: then the one that is served takes from younger ones, never from itself or from an older one, which may have all it
+// needs and not have noticed yet.
 bool Engine::isHeld(const Region& region) const {
   if (region.wanted == 0) return false;
-  if (chunks_.hostMappable() || wants_.empty()) return true;
-  const auto& oldest = wants_.front()->regions;
-  return wants_.front()->in_vram || std::find(oldest.begin(), oldest.end(), &region) != oldest.end();
+  if (chunks_.hostMappable()) return true;
+  for (size_t w = 0; w < wants_.size(); ++w) {
+    if (w > serving_ && !wants_[w]->in_vram) continue;
+    const auto& needed = wants_[w]->regions;
+    if (std::find(needed.begin(), needed.end(), &region) != needed.end()) return true;
+  }
+  return false;
 }
 
 // Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch waits
 // for may go; else only what is used later than `nearer_than` touches from now.
-bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& lock) {
-  static_cast<void>(lock);
+bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   if (broken_ || batches_.size() >= scratch_.size()) return false;
   // Every launch reaches everything: what found room in VRAM stays there, the rest is used in place.
   if (pool_.options.reach == Reach::kAll) return false;
@@ -73,20 +78,21 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& loc
     if (region->dead || region->engine != this || isHeld(*region) || region->pins > 0) continue;
     if (region->extents.empty() || region->blocked.load(std::memory_order_relaxed) >= region->extents.size()) continue;
     Score score;
-    const auto next = pool_.predictor.nextUse(region->id);
-    using Kind = predict::Predictor::NextUse::Kind;
     const uint64_t age = newest - std::min(newest, region->stamp.load(std::memory_order_relaxed));
     if (region->tiny) {
       score = {age < kTinyLaunches ? kHot : kUnknown, age};
     } else if (pool_.predictor.isHot(region->id)) {
       score = {kHot, UINT64_MAX - region->pages};
-    } else if (next.kind == Kind::kNever) {
-      score = {kNeverAgain, age};
-    } else if (next.kind == Kind::kUnpredicted) {
-      score = {kUnknown, age};
     } else {
+      using Kind = predict::Predictor::NextUse::Kind;
+      const auto next = pool_.predictor.nextUse(region->id);
       const unsigned by_plan = region->placement == Placement::kKeep ? kStays : kStreams;
-      score = {next.distance <= nearer_than ? static_cast<unsigned>(kSoon) : by_plan, next.distance};
+      if (next.kind == Kind::kNever)
+        score = {kNeverAgain, age};
+      else if (next.kind == Kind::kUnpredicted)
+        score = {kUnknown, age};
+      else
+        score = {next.distance <= nearer_than ? static_cast<unsigned>(kSoon) : by_plan, next.distance};
     }
     if (!demand && score.victim_class <= (plan_known() ? kStays : kSoon)) continue;
     candidates.push_back({region, score});
@@ -107,7 +113,12 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand, Lock& loc
       setState(*extent, ExtentState::kRetiring);
     }
   }
-  if (batch->victims.empty()) return false;
+  return begin(std::move(batch));
+}
+
+// The batch sets out, if there is anything in it.
+bool Engine::begin(std::unique_ptr<Batch> batch) {
+  if (batch->victims.empty() && batch->scan_for.empty()) return false;
   batch->settles_floor = pool_.floor_pending;
   hazards().snapshot(batch->hazards);
   batches_.push_back(std::move(batch));
@@ -123,11 +134,7 @@ bool Engine::promote(const std::vector<Extent*>& extents) {
     setState(*extent, ExtentState::kRetiring);
     batch->victims.push_back(extent);
   }
-  if (batch->victims.empty()) return false;
-  batch->settles_floor = pool_.floor_pending;
-  hazards().snapshot(batch->hazards);
-  batches_.push_back(std::move(batch));
-  return true;
+  return begin(std::move(batch));
 }
 
 // Regions that the host wrote are scanned before a kernel follows pointers in them.
@@ -138,11 +145,7 @@ bool Engine::scanHostWritten(const std::vector<Region*>& regions) {
   auto batch = std::make_unique<Batch>();
   for (Region* region : regions)
     if (region->host_written && region->engine == this) batch->scan_for.emplace_back(region, 0);
-  if (batch->scan_for.empty()) return false;
-  batch->settles_floor = pool_.floor_pending;
-  hazards().snapshot(batch->hazards);
-  batches_.push_back(std::move(batch));
-  return true;
+  return begin(std::move(batch));
 }
 
 // Victims that no pass has begun with stay where they are.

@@ -21,7 +21,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 namespace olpager::predict {
@@ -162,103 +161,6 @@ void Predictor::upcoming(size_t n, Visitor&& visitor) {
     unit_state.visit = visit;
     if (!visitor(unit, position - cursor_ - 1) || --n == 0) return;
   }
-}
-
-/// Recency order for units of which nothing is predicted: newcomers wait in a queue of their own, a tenth of all, and
-/// leave first unless they are used again; the others stand in a CLOCK with up to three credits. A scan thus passes
-/// through without displacing what is used again, and a unit that comes back soon after it went skips the queue. (The
-/// structure of S3-FIFO, Yang et al., SOSP 2023.) Touches that follow one another closely count as one. No lock; O(1)
-/// for all but victim(), which passes each unit at most kMaxCredit + 2 times.
-class ClockOrder {
- public:
-  static constexpr uint8_t kMaxCredit = 3;
-
-  /// Adds a unit that is not in it (else: touch).
-  void insert(Unit unit);
-  void erase(Unit unit);
-  bool contains(Unit unit) const { return unit < nodes_.size() && nodes_[unit].in != Queue::kNone; }
-  /// Nothing for a unit that is not in it.
-  void touch(Unit unit);
-  size_t size() const { return newcomers_.size + main_.size; }
-
-  /// The unit to evict among those that `allowed(unit)` accepts; it stays in until erased. nullopt: none is allowed.
-  template <typename Allowed>
-  std::optional<Unit> victim(Allowed&& allowed);
-
- private:
-  enum class Queue : uint8_t { kNone, kNewcomers, kMain };
-  struct Ring {
-    Unit hand = 0;  // meaningful while size != 0: the oldest, next to be looked at
-    size_t size = 0;
-  };
-  struct Node {
-    Unit next = 0;
-    Unit previous = 0;
-    uint64_t credited_at = 0;  // clock of the last credit, of the entry, or of the leave
-    uint8_t credit = 0;
-    Queue in = Queue::kNone;
-    bool been = false;  // has left before: credited_at says when
-  };
-  Ring& ringOf(const Node& node) { return node.in == Queue::kMain ? main_ : newcomers_; }
-  void link(Unit unit, Queue queue);
-  void unlink(Unit unit);
-  template <typename Allowed>
-  std::optional<Unit> fromNewcomers(Allowed& allowed);
-  template <typename Allowed>
-  std::optional<Unit> fromMain(Allowed& allowed);
-
-  std::vector<Node> nodes_;
-  Ring newcomers_;
-  Ring main_;
-  uint64_t clock_ = 0;  // touches and insertions
-};
-
-template <typename Allowed>
-std::optional<Unit> ClockOrder::fromNewcomers(Allowed& allowed) {
-  for (size_t left = newcomers_.size; left != 0; --left) {
-    const Unit unit = newcomers_.hand;
-    Node& node = nodes_[unit];
-    newcomers_.hand = node.next;
-    if (node.credit != 0) {
-      unlink(unit);
-      node.credit = 0;
-      link(unit, Queue::kMain);
-    } else if (allowed(unit)) {
-      newcomers_.hand = unit;
-      return unit;
-    }
-  }
-  return std::nullopt;
-}
-
-template <typename Allowed>
-std::optional<Unit> ClockOrder::fromMain(Allowed& allowed) {
-  bool any = true;
-  for (unsigned round = 0; any && round <= kMaxCredit; ++round) {
-    any = false;
-    for (size_t left = main_.size; left != 0; --left) {
-      const Unit unit = main_.hand;
-      Node& node = nodes_[unit];
-      main_.hand = node.next;
-      if (!allowed(unit)) continue;
-      if (node.credit == 0) {
-        main_.hand = unit;
-        return unit;
-      }
-      --node.credit;
-      any = true;
-    }
-  }
-  return std::nullopt;
-}
-
-template <typename Allowed>
-std::optional<Unit> ClockOrder::victim(Allowed&& allowed) {
-  std::optional<Unit> unit;
-  if (newcomers_.size * 10 >= size()) unit = fromNewcomers(allowed);
-  if (!unit) unit = fromMain(allowed);
-  if (!unit) unit = fromNewcomers(allowed);
-  return unit;
 }
 
 }  // namespace olpager::predict

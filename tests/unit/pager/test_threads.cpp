@@ -178,6 +178,18 @@ TEST_CASE("small allocations from eight threads are mapped when they are given o
   CHECK(driver().api.cuCtxSynchronize() == CUDA_SUCCESS);
 }
 
+TEST_CASE("a dozen threads whose launches hardly fit together", "[pager][threads]") {
+  Rig rig({.vram = 8 * kMiB, .host = 512 * kMiB, .seconds = 240});
+  const uint64_t seed = seedOr(5);
+  std::vector<std::string> wrong(12);
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < wrong.size(); ++i)
+    threads.emplace_back(
+        [&, i] { wrong[i] = live(rig, {rig.context(), CU_STREAM_PER_THREAD, 100 + i}, seed * 100 + i, 40, 8 * kMiB); });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& what : wrong) CHECK(what == "");
+}
+
 TEST_CASE("two threads whose launches fit one at a time", "[pager][threads]") {
   Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB});
   CUdeviceptr buffers[2] = {rig.allocate(6 * kMiB), rig.allocate(6 * kMiB)};

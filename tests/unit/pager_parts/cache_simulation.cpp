@@ -7,7 +7,6 @@
 #include <unordered_map>
 #include <unordered_set>
 
-using olpager::predict::ClockOrder;
 using olpager::predict::Predictor;
 
 uint64_t missesLru(const Trace& trace, size_t capacity) {
@@ -61,7 +60,7 @@ uint64_t missesOptimum(const Trace& trace, size_t capacity) {
 
 uint64_t missesPredicted(const Trace& trace, size_t capacity, Predictor& predictor, size_t learn, double* right) {
   std::unordered_set<uint32_t> in;
-  ClockOrder clock;
+  std::unordered_map<uint32_t, size_t> used;  // when, of those that are in: the engine's order where nothing is foretold
   uint64_t misses = 0;
   Predictor::Statistics before;
   for (size_t i = 0; i < trace.size(); ++i) {
@@ -69,7 +68,7 @@ uint64_t missesPredicted(const Trace& trace, size_t capacity, Predictor& predict
     const uint32_t unit = trace[i].unit;
     predictor.touch(unit, trace[i].signature);
     if (in.contains(unit)) {
-      clock.touch(unit);
+      used[unit] = i;
       continue;
     }
     ++misses;
@@ -88,7 +87,12 @@ uint64_t missesPredicted(const Trace& trace, size_t capacity, Predictor& predict
           victim = candidate;
         }
       }
-      const auto recency = [&](auto&& allowed) { return clock.victim(allowed).value_or(UINT32_MAX); };
+      const auto recency = [&](auto&& allowed) {
+        uint32_t oldest = UINT32_MAX;
+        for (const uint32_t candidate : in)
+          if (allowed(candidate) && (oldest == UINT32_MAX || used[candidate] < used[oldest])) oldest = candidate;
+        return oldest;
+      };
       if (never) {
         victim = recency([&](uint32_t candidate) {
           return !predictor.isHot(candidate) && predictor.nextUse(candidate).kind == Predictor::NextUse::Kind::kNever;
@@ -97,10 +101,9 @@ uint64_t missesPredicted(const Trace& trace, size_t capacity, Predictor& predict
       if (victim == UINT32_MAX) victim = recency([&](uint32_t candidate) { return !predictor.isHot(candidate); });
       if (victim == UINT32_MAX) victim = recency([](uint32_t) { return true; });
       in.erase(victim);
-      clock.erase(victim);
     }
     in.insert(unit);
-    clock.insert(unit);
+    used[unit] = i;
   }
   if (right != nullptr) {
     const Predictor::Statistics& after = predictor.statistics();

@@ -8,7 +8,6 @@
 #include "tests/unit/pager_parts/cache_simulation.h"
 #include "tests/unit/pager_parts/seed.h"
 
-using olpager::predict::ClockOrder;
 using olpager::predict::Predictor;
 using olpager::predict::Unit;
 using Kind = Predictor::NextUse::Kind;
@@ -293,72 +292,4 @@ TEST_CASE("a touch costs little", "[predict]") {
   const auto ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
   std::cout << "touch: " << static_cast<double>(ns) / (10.0 * static_cast<double>(trace.size())) << " ns\n";
-}
-
-TEST_CASE("clock: a scan does not displace what is used again", "[predict]") {
-  ClockOrder clock;
-  std::set<Unit> in;
-  const auto use = [&](Unit unit) {
-    if (in.contains(unit)) {
-      clock.touch(unit);
-      return true;
-    }
-    if (in.size() == 64) {
-      const auto victim = clock.victim([](Unit) { return true; });
-      REQUIRE(victim);
-      in.erase(*victim);
-      clock.erase(*victim);
-    }
-    in.insert(unit);
-    clock.insert(unit);
-    return false;
-  };
-  for (unsigned round = 0; round < 20; ++round) {
-    for (Unit unit = 0; unit < 32; ++unit) use(unit);
-  }
-  unsigned hits = 0;
-  Unit scan = 1000;
-  for (unsigned round = 0; round < 40; ++round) {
-    for (Unit unit = 0; unit < 32; ++unit) {
-      hits += use(unit) ? 1 : 0;
-      use(scan++);
-      use(scan++);
-    }
-  }
-  CHECK(hits > 40 * 32 * 95 / 100);
-}
-
-TEST_CASE("clock: victims are allowed ones, erasing keeps the ring whole", "[predict]") {
-  auto random = seededRandom("clock ring");
-  ClockOrder clock;
-  std::set<Unit> model;
-  CHECK_FALSE(clock.victim([](Unit) { return true; }));
-  for (unsigned i = 0; i < 20000; ++i) {
-    const auto unit = static_cast<Unit>(random() % 200);
-    switch (random() % 4) {
-      case 0:
-        clock.insert(unit);
-        model.insert(unit);
-        break;
-      case 1:
-        clock.erase(unit);
-        model.erase(unit);
-        break;
-      case 2:
-        clock.touch(unit);
-        break;
-      default: {
-        const auto even = [](Unit candidate) { return candidate % 2 == 0; };
-        const auto victim = clock.victim(even);
-        const bool any = std::any_of(model.begin(), model.end(), even);
-        REQUIRE(victim.has_value() == any);
-        if (victim) {
-          REQUIRE(model.contains(*victim));
-          REQUIRE(even(*victim));
-        }
-      }
-    }
-    REQUIRE(clock.size() == model.size());
-    REQUIRE(clock.contains(unit) == model.contains(unit));
-  }
 }
