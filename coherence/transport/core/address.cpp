@@ -1,0 +1,147 @@
+#include "coherence/transport/core/address.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "coherence/transport/core/reactor.h"
+
+namespace olpager::transport {
+
+bool SocketAddress::loopback() const {
+  if (family() == AF_UNIX) return true;
+  if (family() == AF_INET) {
+    return (ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24) == 127;
+  }
+  const auto& v6 = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&v6) != 0 || (IN6_IS_ADDR_V4MAPPED(&v6) != 0 && v6.s6_addr[12] == 127);
+}
+
+std::string SocketAddress::text() const {
+  if (family() == AF_UNIX) return fmt::format("unix:{}", reinterpret_cast<const sockaddr_un*>(&storage)->sun_path);
+  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
+  getnameinfo(get(), length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+  return family() == AF_INET6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
+}
+
+Result<SocketAddress> unixAddress(const std::string& path) {
+  SocketAddress address;
+  auto* into = reinterpret_cast<sockaddr_un*>(&address.storage);
+  if (path.empty() || path.size() >= sizeof into->sun_path) {
+    return Error{fmt::format("'{}' is no path for a Unix socket: 1 to {} bytes", path, sizeof into->sun_path - 1)};
+  }
+  into->sun_family = AF_UNIX;
+  std::memcpy(into->sun_path, path.c_str(), path.size() + 1);
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size() + 1);
+  return address;
+}
+
+Result<std::vector<SocketAddress>> resolve(const std::string& address, bool passive) {
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, std::min(colon, address.size()));
+  if (colon == std::string::npos || colon + 1 == address.size() || host.empty()) {
+    return Error{fmt::format("'{}' is no address: host:port, [v6]:port or unix:/path", address)};
+  }
+  if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = (passive ? AI_PASSIVE : 0) | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (const int why = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); why != 0) {
+    return Error{fmt::format("{}: {}", address, gai_strerror(why))};
+  }
+  std::vector<SocketAddress> all;
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    SocketAddress one;
+    std::memcpy(&one.storage, each->ai_addr, each->ai_addrlen);
+    one.length = each->ai_addrlen;
+    all.push_back(one);
+  }
+  freeaddrinfo(found);
+  return all;
+}
+
+base::UniqueFd makeSocket(int family) {
+  return base::UniqueFd(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent) {
+  const auto set = [&](int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof value); };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  const int third = static_cast<int>(std::max(1u, dead_ms / 3000));
+  set(IPPROTO_TCP, TCP_KEEPIDLE, third);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, third);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(dead_ms));
+  if (unsent != 0) set(IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(unsent));
+}
+
+bool waitFor(int fd, short events, int64_t deadline_ms) {
+  for (;;) {
+    const int64_t left = deadline_ms - nowMs();
+    if (left <= 0) return false;
+    pollfd waiting{fd, events, 0};
+    const int count = poll(&waiting, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
+    if (count > 0) return true;
+    if (count < 0 && errno != EINTR) return false;
+  }
+}
+
+Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadline_ms) {
+  base::UniqueFd fd = makeSocket(address.family());
+  if (!fd) return Error{fmt::format("socket: {}", std::strerror(errno))};
+  if (connect(fd.get(), address.get(), address.length) != 0) {
+    if (errno != EINPROGRESS) return Error{fmt::format("{}: {}", address.text(), std::strerror(errno))};
+    if (!waitFor(fd.get(), POLLOUT, deadline_ms)) return Error{fmt::format("{}: no answer in time", address.text())};
+    int why = 0;
+    socklen_t length = sizeof why;
+    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &why, &length);
+    if (why != 0) return Error{fmt::format("{}: {}", address.text(), std::strerror(why))};
+  }
+  return fd;
+}
+
+std::string bootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id.size() == 36 ? id : "";
+}
+
+Result<std::string> socketFolder() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  const std::string folder = runtime != nullptr && *runtime == '/' ? fmt::format("{}/olpager", runtime)
+                                                                   : fmt::format("/tmp/olpager-{}", geteuid());
+  struct stat about {};
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    return Error{fmt::format("{}: {}", folder, std::strerror(errno))};
+  }
+  if (lstat(folder.c_str(), &about) != 0 || !S_ISDIR(about.st_mode) || about.st_uid != geteuid() ||
+      (about.st_mode & 077) != 0) {
+    return Error{fmt::format("{}: not a folder of this user's with mode 0700; remove it", folder)};
+  }
+  return folder;
+}
+
+Result<uint32_t> peerUser(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+    return Error{fmt::format("who is at the other end can't be found out: {}", std::strerror(errno))};
+  }
+  return peer.uid;
+}
+
+}  // namespace olpager::transport

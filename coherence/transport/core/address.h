@@ -1,0 +1,46 @@
+// Addresses as users write them: "host:port", "[v6]:port", "unix:/path". Sockets for them.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/result.h"
+
+namespace olpager::transport {
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  int family() const { return storage.ss_family; }
+  /// This host and nobody else can reach it.
+  bool loopback() const;
+  std::string text() const;
+};
+
+inline bool isUnix(const std::string& address) { return address.starts_with("unix:"); }
+Result<SocketAddress> unixAddress(const std::string& path);
+/// Everything that the name stands for. `passive`: to listen on.
+Result<std::vector<SocketAddress>> resolve(const std::string& address, bool passive);
+
+/// Non-blocking, close-on-exec.
+base::UniqueFd makeSocket(int family);
+/// What every connection of a link over IP wants: no delay, probes of a silent host, an end when nothing is acknowledged
+/// for `dead_ms`, and little in the kernel that was not sent yet (`unsent`, 0: as the system likes).
+void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent);
+/// Waits until `deadline_ms` (of nowMs()) for `events`; false when the time is over.
+bool waitFor(int fd, short events, int64_t deadline_ms);
+Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadline_ms);
+
+/// This machine's boot, as /proc tells it; "" when it does not.
+std::string bootId();
+/// The folder for this user's Unix sockets, made if need be: mode 0700 and this user's, or an Error.
+Result<std::string> socketFolder();
+/// The user at the other end of a Unix socket.
+Result<uint32_t> peerUser(int fd);
+
+}  // namespace olpager::transport

@@ -1,0 +1,187 @@
+#include "coherence/transport/core/completion_queue.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace olpager::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void ring(int fd) {
+  const uint64_t one = 1;
+  while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+void silence(int fd) {
+  uint64_t count = 0;
+  while (::read(fd, &count, sizeof count) < 0 && errno == EINTR) {
+  }
+}
+
+}  // namespace
+
+EventQueue::EventQueue(uint32_t spin_us)
+    : event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      max_spin_us_(spin_us),
+      spin_us_(spin_us) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.ptr = nullptr;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
+}
+
+EventQueue::~EventQueue() = default;
+
+size_t EventQueue::poll(std::span<Completion> into) {
+  size_t taken = 0;
+  if (size_.load(std::memory_order_acquire) != 0) {
+    std::lock_guard lock(mutex_);
+    while (taken < into.size() && !completions_.empty()) {
+      into[taken++] = std::move(completions_.front());
+      completions_.pop_front();
+    }
+    size_.store(completions_.size(), std::memory_order_release);
+  }
+  if (taken == 0 && event_wanted_.load()) {
+    // Only an empty queue is silent: a push between the look above and here has rung again, or is seen below.
+    silence(event_.get());
+    if (size_.load() != 0) ring(event_.get());
+  }
+  return taken;
+}
+
+int EventQueue::eventFd() {
+  if (!event_wanted_.exchange(true) && size_.load() != 0) ring(event_.get());
+  return event_.get();
+}
+
+void EventQueue::push(Completion completion) {
+  {
+    std::lock_guard lock(mutex_);
+    completions_.push_back(std::move(completion));
+    size_.store(completions_.size());
+  }
+  signal();
+}
+
+void EventQueue::push(std::vector<Completion>& completions) {
+  if (completions.empty()) return;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& completion : completions) completions_.push_back(std::move(completion));
+    size_.store(completions_.size());
+  }
+  completions.clear();
+  signal();
+}
+
+void EventQueue::signal() {
+  if (sleepers_.load() != 0) ring(wake_.get());
+  if (event_wanted_.load()) ring(event_.get());
+}
+
+void EventQueue::add(const std::shared_ptr<Pollable>& source) {
+  std::lock_guard lock(sources_mutex_);
+  sources_.push_back(source);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.ptr = source.get();
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->pollFd(), &event);
+  // Who is waiting already has been counted for the others only: from the next wait on it takes part.
+}
+
+void EventQueue::remove(Pollable* source) {
+  std::lock_guard lock(sources_mutex_);
+  const auto found = std::find_if(sources_.begin(), sources_.end(), [&](auto& s) { return s.get() == source; });
+  if (found == sources_.end()) return;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, source->pollFd(), nullptr);
+  source->leaveToWaiter(false);
+  sources_.erase(found);
+}
+
+void EventQueue::enterWait() {
+  std::lock_guard lock(sources_mutex_);
+  ++waiters_;
+  if (sources_.size() > kMaxPolled) return;
+  for (auto& source : sources_) source->leaveToWaiter(true);
+}
+
+void EventQueue::leaveWait() {
+  std::lock_guard lock(sources_mutex_);
+  if (--waiters_ != 0) return;
+  for (auto& source : sources_) source->leaveToWaiter(false);
+}
+
+EventQueue::Sources EventQueue::sources() {
+  Sources all;
+  std::lock_guard lock(sources_mutex_);
+  if (sources_.size() <= kMaxPolled) std::copy(sources_.begin(), sources_.end(), all.begin());
+  return all;
+}
+
+size_t EventQueue::spin(std::span<Completion> into, const Sources& sources) {
+  const uint32_t limit = spin_us_.load(std::memory_order_relaxed);
+  const bool useful = std::any_of(sources.begin(), sources.end(), [](auto& s) { return s && s->spins(); });
+  if (limit == 0 || !useful) return 0;
+  const auto end = Clock::now() + std::chrono::microseconds(limit);
+  do {
+    for (auto& source : sources) {
+      if (source && source->pending()) source->drive();
+    }
+    if (const size_t got = poll(into); got != 0) {
+      spin_us_.store(std::min(max_spin_us_, limit * 2), std::memory_order_relaxed);
+      return got;
+    }
+    __builtin_ia32_pause();
+  } while (Clock::now() < end);
+  // In vain: half as long next time; now and then a short one, to notice when it pays again.
+  static thread_local uint32_t waits = 0;
+  const uint32_t shorter = limit / 2;
+  spin_us_.store(shorter != 0 ? shorter : (++waits % 64 == 0 ? 1 : 0), std::memory_order_relaxed);
+  return 0;
+}
+
+size_t EventQueue::wait(std::span<Completion> into, std::chrono::microseconds timeout) {
+  if (size_t got = poll(into); got != 0 || into.empty()) return got;
+  const auto end = Clock::now() + timeout;
+  enterWait();
+  size_t got = 0;
+  for (;;) {
+    const Sources all = sources();
+    if ((got = spin(into, all)) != 0) break;
+    sleepers_.fetch_add(1);
+    bool ready = size_.load() != 0;
+    for (auto& source : all) ready = (source && source->prepareSleep()) || ready;
+    epoll_event events[8];
+    int count = 0;
+    if (!ready) {
+      const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - Clock::now()).count();
+      timespec limit{};
+      if (left > 0) limit = {left / 1000000, left % 1000000 * 1000};
+      count = epoll_pwait2(epoll_.get(), events, 8, &limit, nullptr);
+    }
+    sleepers_.fetch_sub(1);
+    for (int i = 0; i < count; ++i) {
+      if (events[i].data.ptr == nullptr) silence(wake_.get());
+    }
+    for (auto& source : all) {
+      if (source) source->drive();
+    }
+    got = poll(into);
+    if (got != 0 || Clock::now() >= end) break;
+  }
+  leaveWait();
+  // One ring wakes one sleeper: pass it on when there is more than this one took.
+  if (size_.load() != 0 && sleepers_.load() != 0) ring(wake_.get());
+  return got;
+}
+
+}  // namespace olpager::transport

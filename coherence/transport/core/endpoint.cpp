@@ -1,0 +1,232 @@
+#include "coherence/transport/core/endpoint.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "base/log.h"
+#include "coherence/transport/tcp/acceptor.h"
+#include "coherence/transport/tcp/connector.h"
+
+namespace olpager::transport {
+namespace {
+
+template <size_t N>
+void setText(char (&into)[N], const std::string& text) {
+  std::memset(into, 0, N);
+  std::memcpy(into, text.data(), std::min(text.size(), N - 1));
+}
+
+template <size_t N>
+void cleanText(char (&text)[N]) {
+  text[N - 1] = '\0';
+  for (char& c : text) {
+    if (c != '\0' && (c < ' ' || c > '~')) c = '?';
+  }
+}
+
+std::string nodeName(const std::string& given) {
+  if (!given.empty()) return given;
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return fmt::format("{}@{}", getpid(), host);
+}
+
+uint32_t ioThreads(const Options& options) {
+  if (options.io_threads != 0) return std::min(options.io_threads, 64u);
+  const uint32_t processors = std::max(1u, std::thread::hardware_concurrency());
+  return std::clamp(processors / 4, 1u, std::max(1u, options.lanes));
+}
+
+template <typename T>
+std::span<const uint8_t> bytesOf(const T& value, size_t length = sizeof(T)) {
+  return {reinterpret_cast<const uint8_t*>(&value), length};
+}
+
+}  // namespace
+
+EndpointCore::EndpointCore(Options options)
+    : options_(std::move(options)), boot_id_(transport::bootId()), node_(nodeName(options_.node)) {
+  for (uint32_t i = 0; i < ioThreads(options_); ++i) {
+    reactors_.push_back(std::make_unique<Reactor>());
+    reactor_list_.push_back(reactors_.back().get());
+  }
+}
+
+EndpointCore::~EndpointCore() {
+  std::vector<std::shared_ptr<LinkCore>> links;
+  {
+    std::lock_guard lock(mutex_);
+    going_ = true;
+    for (auto& [id, weak] : links_) {
+      if (auto link = weak.lock()) links.push_back(std::move(link));
+    }
+  }
+  for (auto& link : links) link->close("the endpoint is closed");
+  for (auto& link : links) {
+    while (link->state() != LinkState::kDown) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+QueuePtr EndpointCore::makeQueue() { return std::make_shared<EventQueue>(options_.spin_us); }
+
+Result<LinkPtr> EndpointCore::connect(const std::string& address, const ConnectOptions& options) {
+  return connectLink(*this, address, options);
+}
+
+Result<std::unique_ptr<Listener>> EndpointCore::listen(const std::string& address, AcceptFn accept) {
+  return makeAcceptor(*this, address, std::move(accept));
+}
+
+void EndpointCore::sweep() {
+  std::erase_if(links_, [](auto& item) {
+    const auto link = item.second.lock();
+    return !link || link->state() == LinkState::kDown;
+  });
+}
+
+bool EndpointCore::reserveLink() {
+  std::lock_guard lock(mutex_);
+  if (links_.size() + reserved_ >= options_.limits.links) sweep();
+  if (going_ || links_.size() + reserved_ >= options_.limits.links) return false;
+  ++reserved_;
+  return true;
+}
+
+void EndpointCore::releaseLink() {
+  std::lock_guard lock(mutex_);
+  --reserved_;
+}
+
+void EndpointCore::addLink(const std::shared_ptr<LinkCore>& link) {
+  bool late = false;
+  {
+    std::lock_guard lock(mutex_);
+    --reserved_;
+    sweep();
+    links_[parseLinkId(link->id())] = link;
+    late = going_;
+  }
+  const PeerInfo& peer = link->peer();
+  base::logInfo("link %s to %s at %s is up: %s", link->id().c_str(), peer.node.c_str(), peer.address.c_str(),
+                peer.why.c_str());
+  if (late) link->close("the endpoint is closed");
+}
+
+std::shared_ptr<LinkCore> EndpointCore::findLink(const LinkId& id) {
+  std::lock_guard lock(mutex_);
+  const auto found = links_.find(id);
+  return found == links_.end() ? nullptr : found->second.lock();
+}
+
+wire::Hello EndpointCore::hello() const {
+  wire::Hello hello;
+  hello.tls = static_cast<uint8_t>(options_.tls);
+  hello.choice = static_cast<uint8_t>(options_.choice);
+  hello.lanes = static_cast<uint8_t>(options_.lanes);
+  hello.message_bytes = options_.limits.message_bytes;
+  hello.slices = options_.limits.slices;
+  hello.requests = options_.requests;
+  hello.notices = options_.notices;
+  hello.stream = options_.stream;
+  hello.uid = geteuid();
+  setText(hello.boot_id, boot_id_);
+  setText(hello.node, node_);
+  return hello;
+}
+
+std::string checkHello(wire::Hello& hello) {
+  if (hello.version != wire::kVersion) return fmt::format("version {}; this is {}", hello.version, wire::kVersion);
+  if (hello.tls > static_cast<uint8_t>(Tls::kAll)) return fmt::format("unknown tls {}", hello.tls);
+  if (hello.choice > static_cast<uint8_t>(LinkKind::kVerbs)) return fmt::format("unknown choice {}", hello.choice);
+  if (hello.lanes == 0 || hello.lanes > wire::kMaxLanes) return fmt::format("{} lanes", hello.lanes);
+  if (hello.message_bytes < 64 || hello.slices == 0) return "limits that leave no room";
+  hello.message_bytes = std::min(hello.message_bytes, wire::kMaxMessage);
+  cleanText(hello.boot_id);
+  cleanText(hello.node);
+  cleanText(hello.unix_path);
+  return "";
+}
+
+Tls effectiveTls(const wire::Hello& hello, const Options& options) {
+  if (!options.keys) return Tls::kOff;
+  return std::max(static_cast<Tls>(hello.tls), options.tls);
+}
+
+Result<LinkSecrets> deriveSecrets(const Stream& control, const wire::Hello& acceptor) {
+  LinkSecrets secrets;
+  if (control.tls() == nullptr) {
+    std::memcpy(secrets.ticket.data(), acceptor.secret, sizeof acceptor.secret);
+    return secrets;
+  }
+  auto ticket = control.tls()->exportSecret("EXPORTER-olpager-ticket", acceptor.link_id);
+  auto lane = control.tls()->exportSecret("EXPORTER-olpager-lane", acceptor.link_id);
+  if (!ticket.ok()) return ticket.error();
+  if (!lane.ok()) return lane.error();
+  secrets.ticket = ticket.value();
+  secrets.lane = lane.value();
+  return secrets;
+}
+
+wire::Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t index) {
+  wire::Ticket ticket;
+  std::copy(id.begin(), id.end(), ticket.link_id);
+  ticket.index = index;
+  randomBytes(ticket.nonce);
+  const Secret proof = mac(secrets.ticket, bytesOf(ticket, offsetof(wire::Ticket, mac)));
+  std::copy(proof.begin(), proof.end(), ticket.mac);
+  return ticket;
+}
+
+bool checkTicket(const LinkSecrets& secrets, const wire::Ticket& ticket) {
+  return sameSecret(mac(secrets.ticket, bytesOf(ticket, offsetof(wire::Ticket, mac))), ticket.mac);
+}
+
+wire::TicketReply answerTicket(const LinkSecrets& secrets, const wire::Ticket& ticket) {
+  constexpr uint8_t kReply[] = {'r', 'e', 'p', 'l', 'y'};
+  wire::TicketReply reply;
+  const Secret proof = mac(secrets.ticket, kReply, bytesOf(ticket));
+  std::copy(proof.begin(), proof.end(), reply.mac);
+  return reply;
+}
+
+std::string laneIdentity(const wire::Ticket& ticket) { return fmt::format("lane-{}", ticket.index); }
+
+LinkId linkIdOf(const uint8_t (&bytes)[16]) {
+  LinkId id;
+  std::copy(std::begin(bytes), std::end(bytes), id.begin());
+  return id;
+}
+
+LinkId parseLinkId(const std::string& text) {
+  LinkId id{};
+  if (text.size() != 2 * id.size()) return id;
+  for (size_t i = 0; i < id.size(); ++i) {
+    id[i] = static_cast<uint8_t>(std::strtoul(text.substr(2 * i, 2).c_str(), nullptr, 16));
+  }
+  return id;
+}
+
+std::string describeLink(const PeerInfo& peer, uint32_t lanes) {
+  const char* const kTls[] = {"nothing encrypted", "messages encrypted", "everything encrypted"};
+  const std::string trust = peer.key_name.empty() ? "no key" : fmt::format("key {}", peer.key_name);
+  if (peer.kind == LinkKind::kShm) return fmt::format("shm, {}", trust);
+  return fmt::format("tcp with {} lanes, {}, {}", lanes, trust, kTls[static_cast<size_t>(peer.tls)]);
+}
+
+Result<std::unique_ptr<Endpoint>> makeEndpoint(const Options& options) {
+  if (options.lanes == 0 || options.lanes > wire::kMaxLanes) {
+    return Error{fmt::format("transport: {} lanes; allowed: 1 to {}", options.lanes, wire::kMaxLanes)};
+  }
+  if (options.operations == 0 || options.limits.message_bytes < 64 ||
+      options.limits.message_bytes > wire::kMaxMessage || options.limits.slices < 16 || options.notices == 0 ||
+      options.requests == 0 || options.stream == 0) {
+    return Error{"transport: a limit that leaves no room"};
+  }
+  return std::unique_ptr<Endpoint>(std::make_unique<EndpointCore>(options));
+}
+
+}  // namespace olpager::transport

@@ -1,0 +1,82 @@
+// An endpoint's inside: reactors, the registry of its links, and what connecting and accepting share.
+//
+// Locks: mutex_ (the registry), a leaf.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "coherence/transport/core/address.h"
+#include "coherence/transport/core/link_core.h"
+#include "coherence/transport/tcp/stream.h"
+#include "coherence/transport/trust/keys.h"
+
+namespace olpager::transport {
+
+/// What makes tickets: from the TLS session, or (loopback, no key) from the acceptor's Hello.
+struct LinkSecrets {
+  Secret ticket{};
+  Secret lane{};  // the pre-shared key of the lanes' own TLS
+  ~LinkSecrets() {
+    forget(ticket);
+    forget(lane);
+  }
+};
+
+class EndpointCore final : public Endpoint {
+ public:
+  explicit EndpointCore(Options options);
+  ~EndpointCore() override;
+
+  QueuePtr makeQueue() override;
+  Result<LinkPtr> connect(const std::string& address, const ConnectOptions& options) override;
+  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept) override;
+
+  const Options& options() const { return options_; }
+  const std::vector<Reactor*>& reactors() const { return reactor_list_; }
+  const std::string& bootId() const { return boot_id_; }
+  const std::string& node() const { return node_; }
+
+  /// Counts a link that is on its way; false when there are too many or the endpoint is going.
+  bool reserveLink();
+  void releaseLink();
+  /// A reserved link has been made.
+  void addLink(const std::shared_ptr<LinkCore>& link);
+  /// The link of this id, if there still is one.
+  std::shared_ptr<LinkCore> findLink(const LinkId& id);
+
+  /// The Hello that this end sends, without what only one of the ends fills in.
+  wire::Hello hello() const;
+
+ private:
+  void sweep();  // forgets links that are down; under mutex_
+
+  const Options options_;
+  const std::string boot_id_;
+  const std::string node_;
+  std::vector<std::unique_ptr<Reactor>> reactors_;
+  std::vector<Reactor*> reactor_list_;
+  std::mutex mutex_;
+  std::map<LinkId, std::weak_ptr<LinkCore>> links_;
+  uint32_t reserved_ = 0;
+  bool going_ = false;
+};
+
+/// Checks what a peer's Hello says; "" or what is wrong. Texts in it end within their fields afterwards.
+std::string checkHello(wire::Hello& hello);
+Tls effectiveTls(const wire::Hello& hello, const Options& options);
+/// From the control connection's TLS, or from `hello` (the acceptor's) where there is none.
+Result<LinkSecrets> deriveSecrets(const Stream& control, const wire::Hello& acceptor);
+wire::Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t index);
+bool checkTicket(const LinkSecrets& secrets, const wire::Ticket& ticket);
+wire::TicketReply answerTicket(const LinkSecrets& secrets, const wire::Ticket& ticket);
+/// The identity under which a lane's TLS asks for its key.
+std::string laneIdentity(const wire::Ticket& ticket);
+LinkId linkIdOf(const uint8_t (&bytes)[16]);
+/// From 32 hexadecimal digits; zeros for anything else.
+LinkId parseLinkId(const std::string& text);
+/// One line for the log and PeerInfo::why.
+std::string describeLink(const PeerInfo& peer, uint32_t lanes);
+
+}  // namespace olpager::transport

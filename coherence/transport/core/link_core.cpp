@@ -1,0 +1,448 @@
+#include "coherence/transport/core/link_core.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace olpager::transport {
+namespace {
+
+bool bit(const std::vector<uint64_t>& bits, uint32_t index) { return (bits[index / 64] >> (index % 64) & 1) != 0; }
+void setBit(std::vector<uint64_t>& bits, uint32_t index) { bits[index / 64] |= 1ull << (index % 64); }
+void clearBit(std::vector<uint64_t>& bits, uint32_t index) { bits[index / 64] &= ~(1ull << (index % 64)); }
+
+}  // namespace
+
+const char* outcomeName(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kOk:
+      return "ok";
+    case Outcome::kLinkDown:
+      return "link down";
+    case Outcome::kFull:
+      return "too many operations outstanding";
+    case Outcome::kNoCredit:
+      return "no room at the peer";
+    case Outcome::kBadRange:
+      return "a range that is not registered or granted";
+    case Outcome::kTooLong:
+      return "too long";
+    case Outcome::kRevoked:
+      return "the key was taken back";
+  }
+  return "unknown";
+}
+
+const char* className(Class klass) {
+  constexpr const char* kNames[] = {"control", "demand", "prefetch", "write-back"};
+  return kNames[index(klass)];
+}
+
+const char* linkKindName(LinkKind kind) {
+  constexpr const char* kNames[] = {"tcp", "shm", "verbs"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+LinkCore::LinkCore(LinkSetup setup)
+    : setup_(std::move(setup)),
+      scheduler_({setup_.options.demand_window, setup_.options.prefetch_window, setup_.options.write_window,
+                  setup_.peer_hello.slices}),
+      operations_(setup_.options.operations) {
+  free_.reserve(operations_.size());
+  for (uint32_t slot = 0; slot < operations_.size(); ++slot) {
+    free_.push_back(static_cast<uint32_t>(operations_.size()) - 1 - slot);
+  }
+  const auto room = [&](MessageClass klass, uint32_t here, uint32_t there) {
+    auto& into = room_[index(klass)];
+    into.here = into.window = here;
+    into.there = there;
+  };
+  room(MessageClass::kNotice, setup_.options.notices, setup_.peer_hello.notices);
+  room(MessageClass::kRequest, setup_.options.requests, setup_.peer_hello.requests);
+  room(MessageClass::kStream, setup_.options.stream, setup_.peer_hello.stream);
+  heard();
+}
+
+std::string LinkCore::reason() const {
+  std::lock_guard lock(mutex_);
+  return reason_;
+}
+
+std::string LinkCore::id() const {
+  std::string text;
+  for (const uint8_t byte : setup_.id) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+LinkStats LinkCore::stats() const {
+  std::lock_guard lock(mutex_);
+  LinkStats all = stats_;
+  all.bytes_served = served_.load();
+  all.bounced_bytes = bounced_.load();
+  return all;
+}
+
+Outcome LinkCore::read(std::span<const LocalRange> into, const RemoteRange& from, Class klass, uint64_t context,
+                       OperationId* id) {
+  return post(false, into, from, klass, context, id);
+}
+
+Outcome LinkCore::write(std::span<const LocalRange> from, const RemoteRange& into, Class klass, uint64_t context,
+                        OperationId* id) {
+  return post(true, from, into, klass, context, id);
+}
+
+Outcome LinkCore::post(bool write, std::span<const LocalRange> local, const RemoteRange& remote, Class klass,
+                       uint64_t context, OperationId* id) {
+  const uint64_t length = remote.length;
+  if (length == 0 || remote.offset > remote.key.length || length > remote.key.length - remote.offset) {
+    return Outcome::kBadRange;
+  }
+  if (length > kMaxOperationBytes || local.size() > kMaxLocalRanges) return Outcome::kTooLong;
+  uint64_t total = 0;
+  for (const auto& range : local) {
+    if (range.region == nullptr || range.length == 0 || range.length > range.region->length() ||
+        range.offset > range.region->length() - range.length) {
+      return Outcome::kBadRange;
+    }
+    total += range.length;
+  }
+  if (total != length) return Outcome::kBadRange;
+  std::vector<Pin> pins;
+  pins.reserve(local.size());
+  for (const auto& range : local) {
+    if (!range.region->entry()->pin()) return Outcome::kBadRange;
+    pins.emplace_back(range.region->entry());
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (state_.load() != LinkState::kUp) return Outcome::kLinkDown;
+    if (free_.empty()) return Outcome::kFull;
+    const uint32_t slot = free_.back();
+    free_.pop_back();
+    Operation& operation = operations_[slot];
+    operation.used = true;
+    operation.write = write;
+    operation.klass = klass;
+    operation.outcome = Outcome::kOk;
+    operation.context = context;
+    operation.remote = remote;
+    operation.local.assign(local.begin(), local.end());
+    operation.pins = std::move(pins);
+    operation.slice_bytes = sliceBytes(write, klass, length);
+    operation.slices = static_cast<uint32_t>((length + operation.slice_bytes - 1) / operation.slice_bytes);
+    operation.next = operation.answered = 0;
+    operation.outstanding = 0;
+    operation.open.assign((operation.slices + 63) / 64, 0);
+    operation.taken.assign((operation.slices + 63) / 64, 0);
+    scheduler_.enqueue(slot, klass);
+    if (id != nullptr) *id = uint64_t{operation.generation} << 32 | slot;
+    ++(write ? stats_.writes : stats_.reads);
+  }
+  issue();
+  return Outcome::kOk;
+}
+
+void LinkCore::raise(OperationId id, Class klass) {
+  {
+    std::lock_guard lock(mutex_);
+    Operation* operation = find(id);
+    if (operation == nullptr || klass >= operation->klass || state_.load() != LinkState::kUp) return;
+    scheduler_.move(static_cast<uint32_t>(id), operation->klass, klass, operation->outstanding,
+                    operation->next < operation->slices);
+    operation->klass = klass;
+  }
+  issue();
+}
+
+LinkCore::Operation* LinkCore::find(OperationId id) {
+  const auto slot = static_cast<uint32_t>(id);
+  if (slot >= operations_.size()) return nullptr;
+  Operation& operation = operations_[slot];
+  return operation.used && operation.generation == id >> 32 ? &operation : nullptr;
+}
+
+uint32_t LinkCore::bytesOf(const Operation& operation, uint32_t slice) {
+  const uint64_t begin = uint64_t{slice} * operation.slice_bytes;
+  return static_cast<uint32_t>(std::min<uint64_t>(operation.slice_bytes, operation.remote.length - begin));
+}
+
+bool LinkCore::nextSlice(Slice& slice) {
+  std::lock_guard lock(mutex_);
+  if (state_.load() != LinkState::kUp) return false;
+  const auto slot = scheduler_.pick();
+  if (!slot) return false;
+  Operation& operation = operations_[*slot];
+  slice.operation = uint64_t{operation.generation} << 32 | *slot;
+  slice.index = operation.next++;
+  slice.write = operation.write;
+  slice.klass = operation.klass;
+  slice.key = operation.remote.key.key;
+  slice.offset = operation.remote.offset + uint64_t{slice.index} * operation.slice_bytes;
+  slice.bytes = bytesOf(operation, slice.index);
+  setBit(operation.open, slice.index);
+  operation.outstanding += slice.bytes;
+  scheduler_.issued(operation.klass, slice.bytes);
+  if (operation.next == operation.slices) scheduler_.exhausted(operation.klass);
+  ++stats_.slices;
+  return true;
+}
+
+size_t LinkCore::localParts(const Operation& operation, uint32_t slice, iovec* into) const {
+  uint64_t skip = uint64_t{slice} * operation.slice_bytes;
+  uint64_t left = bytesOf(operation, slice);
+  size_t parts = 0;
+  for (const auto& range : operation.local) {
+    if (left == 0) break;
+    if (skip >= range.length) {
+      skip -= range.length;
+      continue;
+    }
+    const uint64_t length = std::min(left, range.length - skip);
+    into[parts++] = {range.region->base() + range.offset + skip, length};
+    left -= length;
+    skip = 0;
+  }
+  return parts;
+}
+
+size_t LinkCore::localBytes(const Slice& slice, iovec* into) {
+  std::lock_guard lock(mutex_);
+  const Operation* operation = find(slice.operation);
+  return operation == nullptr ? 0 : localParts(*operation, slice.index, into);
+}
+
+bool LinkCore::takeSlice(OperationId id, uint32_t slice, uint32_t bytes, iovec* into, size_t& parts) {
+  std::lock_guard lock(mutex_);
+  Operation* operation = find(id);
+  if (operation == nullptr || operation->write || slice >= operation->slices || !bit(operation->open, slice) ||
+      bytes != bytesOf(*operation, slice)) {
+    return false;
+  }
+  clearBit(operation->open, slice);
+  setBit(operation->taken, slice);
+  parts = localParts(*operation, slice, into);
+  return true;
+}
+
+bool LinkCore::answerSlice(OperationId id, uint32_t slice, bool write, Outcome outcome) {
+  Completion completion;
+  std::vector<Pin> pins;
+  {
+    std::lock_guard lock(mutex_);
+    Operation* operation = find(id);
+    if (operation == nullptr || operation->write != write || slice >= operation->slices) return false;
+    // Data that arrived was taken before; everything else answers a slice that is still open.
+    auto& bits = !write && outcome == Outcome::kOk ? operation->taken : operation->open;
+    if (!bit(bits, slice)) return false;
+    clearBit(bits, slice);
+    const uint32_t bytes = bytesOf(*operation, slice);
+    operation->outstanding -= bytes;
+    scheduler_.answered(operation->klass, bytes);
+    if (outcome != Outcome::kOk) {
+      operation->outcome = outcome;
+      if (operation->next < operation->slices) {  // what was not asked for need not be
+        scheduler_.drop(static_cast<uint32_t>(id), operation->klass);
+        operation->slices = operation->next;
+      }
+    } else {
+      (write ? stats_.bytes_written : stats_.bytes_read)[index(operation->klass)] += bytes;
+    }
+    if (++operation->answered != operation->slices) return true;
+    pins = std::move(operation->pins);
+    completion = complete(static_cast<uint32_t>(id));
+  }
+  pins.clear();
+  setup_.queue->push(std::move(completion));
+  return true;
+}
+
+Completion LinkCore::complete(uint32_t slot) {
+  Operation& operation = operations_[slot];
+  Completion completion;
+  completion.kind = operation.write ? Completion::Kind::kWrite : Completion::Kind::kRead;
+  completion.outcome = operation.outcome;
+  completion.context = operation.context;
+  completion.bytes = operation.remote.length;
+  completion.link = shared_from_this();
+  operation.used = false;
+  ++operation.generation;
+  operation.pins.clear();
+  free_.push_back(slot);
+  return completion;
+}
+
+Outcome LinkCore::send(MessageClass klass, std::span<const std::byte> head, std::span<const std::byte> body) {
+  const size_t length = head.size() + body.size();
+  if (length > setup_.peer_hello.message_bytes) return Outcome::kTooLong;
+  {
+    std::lock_guard lock(mutex_);
+    if (state_.load() != LinkState::kUp) return Outcome::kLinkDown;
+    Room& room = room_[index(klass)];
+    bool allowed = false;
+    if (klass == MessageClass::kReply) {
+      allowed = replies_due_ != 0;
+      if (allowed) --replies_due_;
+    } else {
+      allowed = room.there != 0 && (klass != MessageClass::kRequest || unanswered_ < setup_.options.requests);
+      if (allowed) --room.there;
+      if (allowed && klass == MessageClass::kRequest) ++unanswered_, ++replies_expected_;
+    }
+    if (!allowed) {
+      room.refused = klass != MessageClass::kReply;
+      ++stats_.no_credit;
+      return Outcome::kNoCredit;
+    }
+    ++stats_.messages_sent;
+  }
+  wire::Header header;
+  header.frame = wire::Frame::kMessage;
+  header.klass = static_cast<uint8_t>(klass);
+  header.length = static_cast<uint32_t>(length);
+  transmit(header, head, body);
+  return Outcome::kOk;
+}
+
+void LinkCore::messageTaken(MessageClass klass) {
+  wire::Header header;
+  bool refused = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (state_.load() != LinkState::kUp) return;
+    Room& room = room_[index(klass)];
+    if (klass == MessageClass::kReply) {
+      --unanswered_;
+      Room& requests = room_[index(MessageClass::kRequest)];
+      refused = requests.refused && requests.there != 0;
+      if (refused) requests.refused = false;
+    } else if (++room.taken * 2 >= room.window) {
+      header.frame = wire::Frame::kCredit;
+      header.klass = static_cast<uint8_t>(klass);
+      header.code = room.taken;
+      room.here += room.taken;
+      room.taken = 0;
+    }
+  }
+  if (header.code != 0) transmit(header, {}, {});
+  if (refused) {
+    Completion completion;
+    completion.kind = Completion::Kind::kCredit;
+    completion.message_class = MessageClass::kRequest;
+    completion.link = shared_from_this();
+    setup_.queue->push(std::move(completion));
+  }
+}
+
+std::string LinkCore::control(const wire::Header& header, std::span<const std::byte> payload,
+                              std::vector<Completion>& into) {
+  switch (header.frame) {
+    case wire::Frame::kPing: {
+      wire::Header pong;
+      pong.frame = wire::Frame::kPong;
+      transmit(pong, {}, {});
+      return "";
+    }
+    case wire::Frame::kPong:
+      return "";
+    case wire::Frame::kMessage: {
+      if (header.klass >= kMessageClasses) return fmt::format("a message of unknown class {}", header.klass);
+      const auto klass = static_cast<MessageClass>(header.klass);
+      {
+        std::lock_guard lock(mutex_);
+        if (klass == MessageClass::kReply) {
+          if (replies_expected_ == 0) return "a reply to nothing";
+          --replies_expected_;
+        } else {
+          Room& room = room_[header.klass];
+          if (room.here == 0) return fmt::format("a message of class {} for which there was no room", header.klass);
+          --room.here;
+          if (klass == MessageClass::kRequest) ++replies_due_;
+        }
+        ++stats_.messages_received;
+      }
+      Completion completion;
+      completion.kind = Completion::Kind::kMessage;
+      completion.message_class = klass;
+      completion.link = shared_from_this();
+      completion.bytes = payload.size();
+      completion.message = Message(completion.link, klass, {payload.begin(), payload.end()});
+      into.push_back(std::move(completion));
+      return "";
+    }
+    case wire::Frame::kCredit: {
+      if (header.klass >= kMessageClasses || header.klass == index(MessageClass::kReply)) return "credit of no class";
+      std::lock_guard lock(mutex_);
+      Room& room = room_[header.klass];
+      const uint32_t granted[] = {setup_.peer_hello.notices, setup_.peer_hello.requests, 0, setup_.peer_hello.stream};
+      if (header.code > granted[header.klass] - room.there) return "credit above what was sent";
+      room.there += header.code;
+      const bool open = header.klass != index(MessageClass::kRequest) || unanswered_ < setup_.options.requests;
+      if (room.refused && open) {
+        room.refused = false;
+        Completion completion;
+        completion.kind = Completion::Kind::kCredit;
+        completion.message_class = static_cast<MessageClass>(header.klass);
+        completion.link = shared_from_this();
+        into.push_back(std::move(completion));
+      }
+      return "";
+    }
+    default:
+      return fmt::format("a frame of unknown kind {}", static_cast<unsigned>(header.frame));
+  }
+}
+
+void LinkCore::fail(const std::string& reason, bool tell) {
+  {
+    std::lock_guard lock(mutex_);
+    if (state_.load() != LinkState::kUp) return;
+    state_.store(LinkState::kFailing);
+    reason_ = reason;
+  }
+  stop(tell);
+}
+
+void LinkCore::stopped() {
+  std::vector<Completion> completions;
+  std::vector<Pin> pins;
+  {
+    std::lock_guard lock(mutex_);
+    state_.store(LinkState::kDown);
+    for (uint32_t slot = 0; slot < operations_.size(); ++slot) {
+      Operation& operation = operations_[slot];
+      if (!operation.used) continue;
+      operation.outcome = Outcome::kLinkDown;
+      for (auto& pin : operation.pins) pins.push_back(std::move(pin));
+      completions.push_back(complete(slot));
+    }
+  }
+  pins.clear();
+  Completion down;
+  down.kind = Completion::Kind::kDown;
+  down.outcome = Outcome::kLinkDown;
+  down.link = shared_from_this();
+  completions.push_back(std::move(down));
+  base::logInfo("link to %s (%s) is down: %s", setup_.peer.node.c_str(), setup_.peer.address.c_str(), reason().c_str());
+  setup_.queue->push(completions);
+}
+
+void LinkCore::onTick(bool late) {
+  if (state_.load() != LinkState::kUp) return;
+  const int64_t now = nowMs();
+  // What a peer said while this process did not run is still to be read.
+  if (late) heard();
+  const int64_t silence = now - last_heard_ms_.load(std::memory_order_relaxed);
+  if (setup_.options.silent_ms != 0 && silence > setup_.options.silent_ms) {
+    fail(fmt::format("the peer has not answered for {} ms", silence), true);
+    return;
+  }
+  if (silence < setup_.options.ping_ms || now - last_ping_ms_ < setup_.options.ping_ms) return;
+  last_ping_ms_ = now;
+  wire::Header ping;
+  ping.frame = wire::Frame::kPing;
+  transmit(ping, {}, {});
+}
+
+}  // namespace olpager::transport

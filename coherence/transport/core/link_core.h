@@ -1,0 +1,150 @@
+// What every link has in common: its state, its outstanding operations, room for messages, signs of life.
+//
+// State, under mutex_: kUp -> kFailing (fail() or close(): the first reason stays; nothing new is accepted or asked for)
+// -> kDown (stopped(): called once by the transport when no thread of it touches memory any more; completes what is
+// outstanding, then kDown).
+//
+// An operation is a slot and a generation. Its slices are asked for (open), accepted once (taken) and answered; it
+// completes when all are answered. Between a slice's openness and its answer the operation can't go away.
+//
+// Lock: mutex_, a leaf: no call out while it is held.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "coherence/transport/core/completion_queue.h"
+#include "coherence/transport/core/reactor.h"
+#include "coherence/transport/core/region_entry.h"
+#include "coherence/transport/core/scheduler.h"
+#include "coherence/transport/core/wire.h"
+#include "coherence/transport/transport.h"
+
+namespace olpager::transport {
+
+using LinkId = std::array<uint8_t, 16>;
+
+/// What both ends agreed on, and where the link belongs.
+struct LinkSetup {
+  Options options;
+  PeerInfo peer;
+  LinkId id{};
+  wire::Hello peer_hello;
+  DomainPtr domain;
+  std::shared_ptr<EventQueue> queue;
+};
+
+class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_from_this<LinkCore> {
+ public:
+  explicit LinkCore(LinkSetup setup);
+
+  Outcome read(std::span<const LocalRange> into, const RemoteRange& from, Class klass, uint64_t context,
+               OperationId* id) final;
+  Outcome write(std::span<const LocalRange> from, const RemoteRange& into, Class klass, uint64_t context,
+                OperationId* id) final;
+  void raise(OperationId id, Class klass) final;
+  Outcome send(MessageClass klass, std::span<const std::byte> head, std::span<const std::byte> body) final;
+  uint32_t maxMessageBytes() const final { return setup_.peer_hello.message_bytes; }
+  LinkState state() const final { return state_.load(); }
+  std::string reason() const final;
+  void close(const std::string& reason) final { fail(reason, true); }
+  const PeerInfo& peer() const final { return setup_.peer; }
+  std::string id() const final;
+  LinkStats stats() const final;
+
+  void onTick(bool late) final;
+
+  /// Ends the link; the first reason stays. `tell`: the peer hears it too.
+  void fail(const std::string& reason, bool tell = false);
+
+ protected:
+  struct Slice {
+    OperationId operation = 0;
+    uint32_t index = 0;
+    bool write = false;
+    Class klass = Class::kControl;
+    uint64_t key = 0, offset = 0;  // at the peer
+    uint32_t bytes = 0;
+  };
+
+  // What a transport does.
+  virtual uint32_t sliceBytes(bool write, Class klass, uint64_t length) const = 0;
+  virtual void issue() = 0;  // asks for what nextSlice() gives, until it gives nothing
+  virtual void transmit(const wire::Header& header, std::span<const std::byte> head,
+                        std::span<const std::byte> body) = 0;
+  virtual void stop(bool tell) = 0;  // after kFailing; leads to one stopped()
+
+  // What it tells.
+  void stopped();
+  void heard() { last_heard_ms_.store(nowMs(), std::memory_order_relaxed); }
+  bool nextSlice(Slice& slice);
+  /// The local bytes of an outstanding slice; at most kMaxLocalRanges parts. How many.
+  size_t localBytes(const Slice& slice, iovec* into);
+  /// A slice's bytes (kData) are about to arrive: false when nobody asked for exactly that.
+  bool takeSlice(OperationId operation, uint32_t index, uint32_t bytes, iovec* into, size_t& parts);
+  /// A slice is answered. False when it was not outstanding (or, for data, not taken).
+  bool answerSlice(OperationId operation, uint32_t index, bool write, Outcome outcome);
+  /// kMessage, kCredit, kPing and kPong frames, payload and all; "" or what rule was broken. Completions go to `into`.
+  std::string control(const wire::Header& header, std::span<const std::byte> payload, std::vector<Completion>& into);
+  void countServed(uint64_t bytes) { served_.fetch_add(bytes, std::memory_order_relaxed); }
+  void countBounced(uint64_t bytes) { bounced_.fetch_add(bytes, std::memory_order_relaxed); }
+
+  const LinkSetup setup_;
+
+ private:
+  struct Operation {
+    uint32_t generation = 1;
+    bool used = false;
+    bool write = false;
+    Class klass = Class::kControl;
+    Outcome outcome = Outcome::kOk;
+    uint64_t context = 0;
+    RemoteRange remote;
+    std::vector<LocalRange> local;
+    std::vector<Pin> pins;
+    uint32_t slice_bytes = 0;
+    uint32_t slices = 0;
+    uint32_t next = 0;  // first slice that was not asked for
+    uint32_t answered = 0;
+    uint64_t outstanding = 0;     // bytes
+    std::vector<uint64_t> open;   // bits: asked for, not yet taken (reads) or answered (writes)
+    std::vector<uint64_t> taken;  // bits, reads: bytes arriving
+  };
+  struct Room {
+    uint32_t there = 0;    // messages that the peer still takes
+    uint32_t here = 0;     // messages that we still take
+    uint32_t window = 0;   // of ours
+    uint32_t taken = 0;    // taken by the program, not yet told to the peer
+    bool refused = false;  // a send was, since the last kCredit
+  };
+
+  Outcome post(bool write, std::span<const LocalRange> local, const RemoteRange& remote, Class klass, uint64_t context,
+               OperationId* id);
+  Operation* find(OperationId id);
+  static uint32_t bytesOf(const Operation& operation, uint32_t index);
+  size_t localParts(const Operation& operation, uint32_t index, iovec* into) const;
+  Completion complete(uint32_t slot);
+  void messageTaken(MessageClass klass) final;
+
+  mutable std::mutex mutex_;
+  std::atomic<LinkState> state_{LinkState::kUp};
+  std::string reason_;
+  IssueScheduler scheduler_;
+  std::vector<Operation> operations_;
+  std::vector<uint32_t> free_;
+  std::array<Room, kMessageClasses> room_;
+  uint32_t unanswered_ = 0;        // requests sent whose reply was not taken yet
+  uint32_t replies_expected_ = 0;  // requests sent whose reply did not arrive yet
+  uint32_t replies_due_ = 0;       // requests received and not replied to
+  LinkStats stats_;
+  std::atomic<uint64_t> served_{0}, bounced_{0};
+  std::atomic<int64_t> last_heard_ms_{0};
+  int64_t last_ping_ms_ = 0;
+};
+
+}  // namespace olpager::transport

@@ -1,0 +1,95 @@
+#include "coherence/transport/regions.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "coherence/transport/core/region_entry.h"
+
+namespace olpager::transport {
+
+Outcome Domain::pin(uint64_t key, uint64_t offset, uint64_t length, uint32_t access, Pin& into) {
+  std::shared_ptr<RegionEntry> entry;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) return revoked_.count(key) != 0 ? Outcome::kRevoked : Outcome::kBadRange;
+    entry = found->second;
+  }
+  if ((entry->access & access) != access || length > entry->length || offset > entry->length - length) {
+    return Outcome::kBadRange;
+  }
+  if (!entry->pin()) return Outcome::kRevoked;
+  into = Pin(std::move(entry));
+  return Outcome::kOk;
+}
+
+void Domain::add(const std::shared_ptr<RegionEntry>& entry) {
+  std::lock_guard lock(mutex_);
+  entries_.emplace(entry->key, entry);
+}
+
+void Domain::remove(const RegionEntry& entry) {
+  std::lock_guard lock(mutex_);
+  entries_.erase(entry.key);
+  if (entry.access == kLocalOnly) return;
+  revoked_.insert(entry.key);
+  revoked_order_.push_back(entry.key);
+  if (revoked_order_.size() > kRevokedKeys) {
+    revoked_.erase(revoked_order_.front());
+    revoked_order_.pop_front();
+  }
+}
+
+Region::Region(DomainPtr domain, std::shared_ptr<RegionEntry> entry)
+    : domain_(std::move(domain)), entry_(std::move(entry)) {}
+
+Region::~Region() {
+  domain_->remove(*entry_);
+  entry_->revokeAndWait();
+}
+
+RemoteKey Region::key() const { return {entry_->key, entry_->length, entry_->access, 0}; }
+std::byte* Region::base() const { return entry_->base; }
+uint64_t Region::length() const { return entry_->length; }
+bool Region::handedOut() const { return entry_->handed_out.load(); }
+
+DomainPtr makeDomain() { return std::make_shared<Domain>(); }
+
+Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, uint32_t access) {
+  if (memory.base == nullptr || memory.length == 0 || (access & ~uint32_t{kRemoteReadWrite}) != 0) {
+    return Error{"a region needs an address, a length above 0 and known rights"};
+  }
+  auto entry = std::make_shared<RegionEntry>();
+  entry->base = static_cast<std::byte*>(memory.base);
+  entry->length = memory.length;
+  entry->access = access;
+  if (memory.fd >= 0) {
+    const int seals = fcntl(memory.fd, F_GET_SEALS);
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+      return Error{"a region's memfd has to be sealed against shrinking (F_SEAL_SHRINK)"};
+    }
+    struct stat status {};
+    if (fstat(memory.fd, &status) != 0) return Error{fmt::format("a region's memfd: {}", std::strerror(errno))};
+    const auto size = static_cast<uint64_t>(status.st_size);
+    if (memory.length > size || memory.fd_offset > size - memory.length) {
+      return Error{
+          fmt::format("a region of {} bytes at {} ends beyond its memfd of {}", memory.length, memory.fd_offset, size)};
+    }
+    entry->fd = base::UniqueFd(fcntl(memory.fd, F_DUPFD_CLOEXEC, 3));
+    if (!entry->fd) return Error{fmt::format("a region's memfd: {}", std::strerror(errno))};
+    entry->fd_offset = memory.fd_offset;
+    entry->fd_size = size;
+  }
+  while (entry->key == 0) {
+    if (getrandom(&entry->key, sizeof entry->key, 0) != sizeof entry->key) entry->key = 0;
+  }
+  domain->add(entry);
+  return RegionPtr(new Region(domain, std::move(entry)));
+}
+
+}  // namespace olpager::transport

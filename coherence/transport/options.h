@@ -1,0 +1,59 @@
+// What an endpoint may be told: which transport, how much at once, how long to wait, what to refuse. Plain data;
+// everything has a default that works. Times are milliseconds, sizes bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace olpager::transport {
+
+class KeyRing;
+
+/// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host, else TCP.
+enum class Choice : uint8_t { kAuto, kTcp, kShm };
+
+/// What is encrypted once both ends have proved that they hold the same key. kOff: nothing after the proof. The stricter
+/// of both ends' settings holds.
+enum class Tls : uint8_t { kOff, kControl, kAll };
+
+/// Bounds on what a peer can make this process hold or do. Crossing one ends the link (or the attempt at one).
+struct Limits {
+  uint32_t links = 1024;     // accepted and up or on their way
+  uint32_t handshakes = 64;  // at the same time
+  uint32_t handshakes_per_second = 256;
+  uint32_t handshake_ms = 5000;       // from the first byte to a link that is up
+  uint32_t message_bytes = 64 << 10;  // the longest message
+  uint32_t slices = 4096;             // of reads and writes that a peer has asked for and that are not answered
+};
+
+struct Options {
+  Choice choice = Choice::kAuto;
+  std::string node;  // what peers call this one in their log; "" is "pid@host"
+
+  // Speed.
+  uint32_t lanes = 4;                 // connections for bulk, beside the one for messages; 1 to 16
+  uint32_t io_threads = 0;            // of the endpoint, shared by its links; 0: by the number of processors
+  uint32_t slice_bytes = 256 << 10;   // at most this much of prefetch and write-back is in a demand's way
+  uint32_t demand_window = 16 << 20;  // asked for and not yet here
+  uint32_t prefetch_window = 4 << 20;
+  uint32_t write_window = 4 << 20;
+  uint32_t operations = 1024;  // outstanding reads and writes of one link
+  uint32_t requests = 256;     // messages of the class that the peer may send before one is taken
+  uint32_t notices = 256;
+  uint32_t stream = 256;
+  uint32_t spin_us = 20;  // at most, before a thread that waits goes to sleep; adapts down to none
+
+  // Life and death.
+  uint32_t connect_ms = 5000;  // for connect() as a whole
+  uint32_t ping_ms = 1000;     // silence before a ping
+  uint32_t silent_ms = 10000;  // a peer that answers nothing for so long is lost; 0: a stopped peer is kept
+  uint32_t dead_ms = 15000;    // a host that acknowledges nothing for so long is lost (tcp)
+
+  // Trust.
+  std::shared_ptr<const KeyRing> keys;  // none: loopback and the own user's Unix sockets only
+  Tls tls = Tls::kAll;
+  Limits limits;
+};
+
+}  // namespace olpager::transport

@@ -1,0 +1,14 @@
+// How a pair on one host comes to its shared memory: the connector opens a Unix socket with the link's ticket, the acceptor
+// sends the memfd of the rings and the bells over it.
+#pragma once
+
+#include "coherence/transport/core/endpoint.h"
+
+namespace olpager::transport {
+
+Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup setup, const LinkSecrets& secrets,
+                                             int64_t deadline_ms);
+/// `socket`: the Unix connection whose ticket was good.
+Result<std::shared_ptr<LinkCore>> acceptShm(EndpointCore& endpoint, LinkSetup setup, Stream socket);
+
+}  // namespace olpager::transport

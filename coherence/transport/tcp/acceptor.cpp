@@ -1,0 +1,567 @@
+#include "coherence/transport/tcp/acceptor.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <future>
+#include <list>
+
+#include "base/log.h"
+#include "coherence/transport/core/endpoint.h"
+#include "coherence/transport/shm/shm_connect.h"
+#include "coherence/transport/tcp/tcp_link.h"
+
+namespace olpager::transport {
+namespace {
+
+// Lines about refused peers, few a second whatever they do.
+class RefusalLog {
+ public:
+  void line(const std::string& peer, const std::string& why) {
+    const int64_t second = nowMs() / 1000;
+    if (second != second_) {
+      if (passed_over_ != 0) base::logWarn("%u more connections were refused", passed_over_);
+      second_ = second;
+      lines_ = passed_over_ = 0;
+    }
+    if (lines_ < kLines) {
+      ++lines_;
+      base::logWarn("connection from %s closed: %s", peer.c_str(), why.c_str());
+    } else {
+      ++passed_over_;
+    }
+  }
+
+ private:
+  static constexpr unsigned kLines = 10;
+  int64_t second_ = 0;
+  unsigned lines_ = 0, passed_over_ = 0;
+};
+
+class Acceptor;
+
+// One connection on its way. Lives in the acceptor's list; reactor thread only.
+struct Handshake {
+  enum class State : uint8_t { kPreamble, kTls, kHello, kLanes, kTicket, kLaneTls };
+  State state = State::kPreamble;
+  Stream stream;
+  std::unique_ptr<TlsSession> tls;  // while it is shaking hands
+  std::string peer;
+  bool unix_socket = false;
+  int64_t deadline_ms = 0;
+  std::vector<uint8_t> in;  // never more than what the state needs: what follows is for TLS or the link
+  size_t wanted = sizeof(wire::Preamble);
+
+  // A link on its way.
+  bool reserved = false;
+  LinkSetup setup;
+  LinkSecrets secrets;
+  std::vector<Stream> lanes;
+  std::vector<bool> seen;  // tickets that were used
+  uint32_t missing = 0;    // lanes
+  std::shared_ptr<LinkCore> replaced;
+
+  // A lane on its way.
+  wire::Ticket ticket;
+};
+
+class Acceptor final : public Listener, public std::enable_shared_from_this<Acceptor>, public Reactor::Ticker {
+ public:
+  Acceptor(EndpointCore& endpoint, AcceptFn accept)
+      : endpoint_(endpoint), reactor_(*endpoint.reactors().front()), accept_(std::move(accept)) {}
+
+  Status open(const std::string& address);
+  void close();
+  const std::string& address() const override { return address_; }
+  void onTick(bool late) override;
+
+ private:
+  using Place = std::list<Handshake>::iterator;
+  class Ears;
+
+  Status bindTo(const SocketAddress& address, base::UniqueFd& into);
+  void listenForShm();
+  void acceptFrom(int listener);
+  void onEvents(Place place);
+  std::string advance(Handshake& shake, bool& again);
+  std::string preamble(Handshake& shake);
+  std::string shakeTls(Handshake& shake);
+  std::string hello(Handshake& shake);
+  std::string ticket(Handshake& shake);
+  std::string laneReady(Handshake& shake);
+  std::string finish(Handshake& shake);
+  bool put(Handshake& shake, const void* from, size_t length);
+  void drop(Place place, const std::string& why);
+  bool throttle();
+
+  EndpointCore& endpoint_;
+  Reactor& reactor_;
+  const AcceptFn accept_;
+  std::string address_;
+  std::vector<base::UniqueFd> listeners_;
+  std::string unix_path_;  // of the listener for shm; removed at the end
+  std::list<Handshake> shakes_;
+  Handshake* owner_ = nullptr;  // of the lane that has just arrived: to be looked at again
+  RefusalLog log_;
+  int64_t second_ = 0;
+  uint32_t this_second_ = 0;
+};
+
+// One watched socket of an acceptor.
+class Acceptor::Ears final : public Reactor::Source {
+ public:
+  explicit Ears(std::function<void()> events) : events_(std::move(events)) {}
+  void onEvents(uint32_t) override { events_(); }
+
+ private:
+  const std::function<void()> events_;
+};
+
+Status Acceptor::bindTo(const SocketAddress& address, base::UniqueFd& into) {
+  into = makeSocket(address.family());
+  const int on = 1;
+  if (address.family() != AF_UNIX) setsockopt(into.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (!into || bind(into.get(), address.get(), address.length) != 0 || ::listen(into.get(), 128) != 0) {
+    return Error{fmt::format("{}: {}", address.text(), std::strerror(errno))};
+  }
+  return {};
+}
+
+Status Acceptor::open(const std::string& address) {
+  std::vector<SocketAddress> addresses;
+  if (isUnix(address)) {
+    auto one = unixAddress(address.substr(5));
+    if (!one.ok()) return one.error();
+    addresses.push_back(one.value());
+  } else {
+    auto all = resolve(address, true);
+    if (!all.ok()) return all.error();
+    addresses = all.value();
+    const bool open = std::any_of(addresses.begin(), addresses.end(), [](auto& each) { return !each.loopback(); });
+    if (open && !endpoint_.options().keys) {
+      return Error{
+          fmt::format("{}: not without a key: others than this host can reach it. olctl keygen makes a key, the "
+                      "setting key names its file; or listen on 127.0.0.1",
+                      address)};
+    }
+    if (!endpoint_.options().keys) base::logInfo("no key: listening on loopback only");
+  }
+  base::UniqueFd fd;
+  std::string why;
+  for (const auto& each : addresses) {
+    if (const auto status = bindTo(each, fd); !status.ok()) {
+      why = status.error().message;
+      continue;
+    }
+    SocketAddress bound;
+    bound.length = sizeof bound.storage;
+    getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length);
+    address_ = bound.family() == AF_UNIX ? address : bound.text();
+    if (bound.family() == AF_UNIX) unix_path_ = address.substr(5);
+    listeners_.push_back(std::move(fd));
+    break;
+  }
+  if (listeners_.empty()) return Error{why};
+  if (unix_path_.empty() && endpoint_.options().choice != Choice::kTcp) listenForShm();
+  for (auto& listener : listeners_) {
+    reactor_.add(listener.get(), EPOLLIN,
+                 std::make_shared<Ears>([self = shared_from_this(), raw = listener.get()] { self->acceptFrom(raw); }));
+  }
+  reactor_.addTicker(weak_from_this());
+  return {};
+}
+
+// Peers on this host that come by TCP are told of this socket. Without it they stay on TCP.
+void Acceptor::listenForShm() {
+  auto folder = socketFolder();
+  Error why;
+  if (folder.ok()) {
+    uint8_t random[8];
+    randomBytes(random);
+    std::string path = folder.value() + "/";
+    for (const uint8_t byte : random) path += fmt::format("{:02x}", byte);
+    path += ".sock";
+    base::UniqueFd fd;
+    auto address = unixAddress(path);
+    const Status status = address.ok() ? bindTo(address.value(), fd) : Status(address.error());
+    if (status.ok()) {
+      unix_path_ = path;
+      listeners_.push_back(std::move(fd));
+      return;
+    }
+    why = status.error();
+  } else {
+    why = folder.error();
+  }
+  base::logWarn("no shared memory for peers on this host, they use TCP: %s", why.message.c_str());
+}
+
+void Acceptor::close() {
+  // On the reactor's thread, so that no callback is running; the ears hold this.
+  std::promise<void> done;
+  reactor_.post([this, &done] {
+    for (auto& listener : listeners_) reactor_.remove(listener.get());
+    while (!shakes_.empty()) drop(shakes_.begin(), "");
+    done.set_value();
+  });
+  done.get_future().wait();
+  if (!unix_path_.empty()) unlink(unix_path_.c_str());
+  listeners_.clear();
+}
+
+bool Acceptor::throttle() {
+  const int64_t second = nowMs() / 1000;
+  if (second != second_) {
+    second_ = second;
+    this_second_ = 0;
+  }
+  return ++this_second_ > endpoint_.options().limits.handshakes_per_second;
+}
+
+void Acceptor::acceptFrom(int listener) {
+  const Limits& limits = endpoint_.options().limits;
+  for (int i = 0; i < 16; ++i) {
+    SocketAddress from;
+    from.length = sizeof from.storage;
+    base::UniqueFd fd(
+        accept4(listener, reinterpret_cast<sockaddr*>(&from.storage), &from.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd) return;
+    const bool unix_socket = from.family() == AF_UNIX;
+    const std::string peer = unix_socket ? "unix:" + unix_path_ : from.text();
+    std::string why;
+    if (throttle()) {
+      why = fmt::format("more than {} handshakes a second", limits.handshakes_per_second);
+    } else if (shakes_.size() >= limits.handshakes + size_t{limits.handshakes} * endpoint_.options().lanes) {
+      why = "too many handshakes at the same time";
+    } else if (unix_socket) {
+      const auto user = peerUser(fd.get());
+      if (!user.ok()) {
+        why = user.error().message;
+      } else if (user.value() != geteuid()) {
+        why = fmt::format("it is of user {}", user.value());
+      }
+    }
+    if (!why.empty()) {
+      log_.line(peer, why);
+      continue;
+    }
+    if (!unix_socket) tuneTcp(fd.get(), endpoint_.options().dead_ms, 0);
+    shakes_.emplace_front();
+    const Place place = shakes_.begin();
+    place->stream = Stream(std::move(fd), nullptr);
+    place->peer = peer;
+    place->unix_socket = unix_socket;
+    place->deadline_ms = nowMs() + limits.handshake_ms;
+    reactor_.add(place->stream.fd(), EPOLLIN,
+                 std::make_shared<Ears>([self = shared_from_this(), place] { self->onEvents(place); }));
+  }
+}
+
+void Acceptor::drop(Place place, const std::string& why) {
+  if (!why.empty()) {
+    log_.line(place->peer, why);
+    if (place->state == Handshake::State::kHello || place->state == Handshake::State::kLanes ||
+        place->state == Handshake::State::kPreamble) {
+      struct {
+        wire::Header header;
+        char text[wire::kMaxGoodbye];
+      } goodbye;
+      goodbye.header.frame = wire::Frame::kGoodbye;
+      goodbye.header.length = static_cast<uint32_t>(std::min(why.size(), sizeof goodbye.text));
+      std::memcpy(goodbye.text, why.data(), goodbye.header.length);
+      put(*place, &goodbye, sizeof goodbye.header + goodbye.header.length);
+    }
+  }
+  if (place->stream.fd() >= 0) reactor_.remove(place->stream.fd());
+  if (place->reserved) endpoint_.releaseLink();
+  shakes_.erase(place);
+}
+
+bool Acceptor::put(Handshake& shake, const void* from, size_t length) {
+  const iovec part{const_cast<void*>(from), length};
+  return shake.stream.write(&part, 1) == static_cast<ssize_t>(length);
+}
+
+void Acceptor::onTick(bool) {
+  const int64_t now = nowMs();
+  for (Place place = shakes_.begin(); place != shakes_.end();) {
+    const Place next = std::next(place);
+    if (now >= place->deadline_ms) {
+      drop(place, "the handshake was not finished in time");
+    } else if (place->state == Handshake::State::kLanes && place->replaced) {
+      onEvents(place);  // its predecessor may be down now
+    }
+    place = next;
+  }
+}
+
+void Acceptor::onEvents(Place place) {
+  std::string why;
+  for (bool again = true; again && why.empty();) why = advance(*place, again);
+  Handshake* owner = std::exchange(owner_, nullptr);
+  if (why == "done") {
+    if (place->stream.fd() >= 0) reactor_.remove(place->stream.fd());
+    shakes_.erase(place);
+  } else if (!why.empty()) {
+    drop(place, why);
+  }
+  if (owner == nullptr) return;
+  for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
+    if (&*each == owner) {
+      onEvents(each);
+      break;
+    }
+  }
+}
+
+// One step. "": goes on later, or at once when `again`; "done": handed over; else why it ends.
+std::string Acceptor::advance(Handshake& shake, bool& again) {
+  again = false;
+  if (shake.state == Handshake::State::kTls || shake.state == Handshake::State::kLaneTls) {
+    const std::string why = shakeTls(shake);
+    again = shake.tls == nullptr && why.empty();
+    return why;
+  }
+  if (shake.state == Handshake::State::kLanes) {
+    uint8_t byte = 0;
+    // Nothing may come here before Ready: only the end of the connection does.
+    const iovec part{&byte, 1};
+    const ssize_t got = shake.stream.read(&part, 1);
+    if (got != -EAGAIN) return got > 0 ? "it spoke out of turn" : "it went away: " + shake.stream.errorText(got);
+    return finish(shake);
+  }
+  while (shake.in.size() < shake.wanted) {
+    const size_t have = shake.in.size();
+    shake.in.resize(shake.wanted);
+    const iovec part{shake.in.data() + have, shake.wanted - have};
+    const ssize_t got = shake.stream.read(&part, 1);
+    shake.in.resize(have + static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    if (got == -EAGAIN) return "";
+    if (got <= 0) return "it went away during the handshake: " + shake.stream.errorText(got);
+  }
+  again = true;
+  std::string why;
+  if (shake.state == Handshake::State::kPreamble) {
+    why = preamble(shake);
+  } else if (shake.state == Handshake::State::kHello) {
+    why = hello(shake);
+  } else {
+    why = ticket(shake);
+  }
+  shake.in.clear();
+  return why;
+}
+
+std::string Acceptor::preamble(Handshake& shake) {
+  wire::Preamble preamble;
+  std::memcpy(&preamble, shake.in.data(), sizeof preamble);
+  if (preamble.magic != wire::Preamble::kMagic) return "it does not speak olpager's protocol";
+  if (preamble.version != wire::kVersion) {
+    return fmt::format("it speaks version {}; this is version {}", preamble.version, wire::kVersion);
+  }
+  const auto& keys = endpoint_.options().keys;
+  switch (preamble.kind) {
+    case wire::Preamble::Kind::kPlainLink:
+      if (keys) return "it gives no key, and this node wants one";
+      shake.state = Handshake::State::kHello;
+      shake.wanted = sizeof(wire::Header) + sizeof(wire::Hello);
+      return "";
+    case wire::Preamble::Kind::kTlsLink: {
+      if (!keys) return "it uses a key, and this node has none";
+      auto session =
+          TlsSession::server(shake.stream.fd(), [keys](const std::string& name) { return keys->find(name); });
+      if (!session.ok()) return session.error().message;
+      shake.tls = std::move(session.value());
+      shake.state = Handshake::State::kTls;
+      return "";
+    }
+    case wire::Preamble::Kind::kLane:
+      shake.state = Handshake::State::kTicket;
+      shake.wanted = sizeof(wire::Ticket);
+      return "";
+  }
+  return fmt::format("a connection of unknown kind {}", static_cast<unsigned>(preamble.kind));
+}
+
+std::string Acceptor::shakeTls(Handshake& shake) {
+  switch (shake.tls->handshake()) {
+    case TlsSession::Step::kRead:
+      reactor_.modify(shake.stream.fd(), EPOLLIN);
+      return "";
+    case TlsSession::Step::kWrite:
+      reactor_.modify(shake.stream.fd(), EPOLLOUT);
+      return "";
+    case TlsSession::Step::kFailed:
+      return fmt::format("the handshake failed: {}", shake.tls->error());
+    case TlsSession::Step::kDone:
+      break;
+  }
+  reactor_.modify(shake.stream.fd(), EPOLLIN);
+  const bool lane = shake.state == Handshake::State::kLaneTls;
+  if (!lane) shake.setup.peer.key_name = shake.tls->identity();
+  shake.stream.startTls(std::move(shake.tls));
+  if (lane) return laneReady(shake);
+  shake.state = Handshake::State::kHello;
+  shake.wanted = sizeof(wire::Header) + sizeof(wire::Hello);
+  return "";
+}
+
+std::string Acceptor::hello(Handshake& shake) {
+  wire::Header header;
+  wire::Hello& peer = shake.setup.peer_hello;
+  std::memcpy(&header, shake.in.data(), sizeof header);
+  if (header.version != wire::kVersion || header.frame != wire::Frame::kHello || header.length != sizeof peer) {
+    return "its first frame is not a greeting";
+  }
+  std::memcpy(&peer, shake.in.data() + sizeof header, sizeof peer);
+  if (std::string wrong = checkHello(peer); !wrong.empty()) return "its greeting: " + wrong;
+  const Options& options = endpoint_.options();
+
+  LinkSetup& setup = shake.setup;
+  setup.options = options;
+  setup.peer.node = peer.node;
+  setup.peer.address = shake.peer;
+  setup.peer.tls = effectiveTls(peer, options);
+  setup.peer.same_host = !endpoint_.bootId().empty() && endpoint_.bootId() == peer.boot_id;
+  const auto wanted = static_cast<Choice>(peer.choice);
+  const bool may_shm = wanted != Choice::kTcp && options.choice != Choice::kTcp;
+  const bool can_shm = setup.peer.same_host && !unix_path_.empty() && peer.uid == geteuid();
+  const bool must_shm = wanted == Choice::kShm || options.choice == Choice::kShm;
+  if (must_shm && !(may_shm && can_shm)) return "shared memory is asked for, and this pair can't have it";
+  setup.peer.kind = may_shm && can_shm ? LinkKind::kShm : LinkKind::kTcp;
+
+  if (!endpoint_.reserveLink()) return fmt::format("more than {} links", options.limits.links);
+  shake.reserved = true;
+  auto accepted = accept_(setup.peer);
+  if (!accepted.ok()) return accepted.error().message;
+  setup.domain = accepted.value().domain;
+  setup.queue = std::dynamic_pointer_cast<EventQueue>(accepted.value().queue);
+  if (!setup.domain || !setup.queue) return "this node has no place for the link";
+
+  struct {
+    wire::Header header;
+    wire::Hello hello;
+  } out;
+  out.header.frame = wire::Frame::kHello;
+  out.header.length = sizeof out.hello;
+  out.hello = endpoint_.hello();
+  out.hello.choice = static_cast<uint8_t>(setup.peer.kind);
+  const bool shm = setup.peer.kind == LinkKind::kShm;
+  out.hello.lanes = shm ? 1 : static_cast<uint8_t>(std::min<uint32_t>(peer.lanes, wire::kMaxLanes));
+  randomBytes(out.hello.link_id);
+  if (shm)
+    std::memcpy(out.hello.unix_path, unix_path_.data(), std::min(unix_path_.size(), sizeof out.hello.unix_path - 1));
+  if (shake.stream.tls() == nullptr) randomBytes(out.hello.secret);
+  setup.id = linkIdOf(out.hello.link_id);
+  auto secrets = deriveSecrets(shake.stream, out.hello);
+  if (!secrets.ok()) return secrets.error().message;
+  shake.secrets = secrets.value();
+  shake.lanes.resize(out.hello.lanes);
+  shake.seen.assign(out.hello.lanes, false);
+  shake.missing = out.hello.lanes;
+
+  const LinkId replaces = linkIdOf(peer.replaces);
+  if (replaces != LinkId{}) {
+    auto old = endpoint_.findLink(replaces);
+    // Only who holds the old link's key may end it.
+    if (old && old->peer().key_name == setup.peer.key_name) {
+      old->fail("its peer has connected anew");
+      shake.replaced = std::move(old);
+    }
+  }
+  if (!put(shake, &out, sizeof out)) return "it does not take the answer";
+  if (setup.peer.tls == Tls::kOff) shake.stream.endTls();
+  shake.state = Handshake::State::kLanes;
+  return "";
+}
+
+std::string Acceptor::ticket(Handshake& shake) {
+  std::memcpy(&shake.ticket, shake.in.data(), sizeof shake.ticket);
+  const LinkId id = linkIdOf(shake.ticket.link_id);
+  for (Handshake& owner : shakes_) {
+    if (owner.state != Handshake::State::kLanes || owner.setup.id != id) continue;
+    if (!checkTicket(owner.secrets, shake.ticket)) return "a ticket that was not made with the link's secret";
+    if (shake.ticket.index >= owner.seen.size() || owner.seen[shake.ticket.index])
+      return "a ticket that was used already";
+    if (shake.unix_socket != (owner.setup.peer.kind == LinkKind::kShm || owner.unix_socket))
+      return "a lane of the wrong kind";
+    owner.seen[shake.ticket.index] = true;
+    const wire::TicketReply reply = answerTicket(owner.secrets, shake.ticket);
+    if (!put(shake, &reply, sizeof reply)) return "it does not take the answer";
+    if (!shake.unix_socket) tuneTcp(shake.stream.fd(), endpoint_.options().dead_ms, wire::kMinSlice);
+    if (owner.setup.peer.tls != Tls::kAll || owner.setup.peer.kind == LinkKind::kShm) return laneReady(shake);
+    auto session = TlsSession::server(
+        shake.stream.fd(), [key = owner.secrets.lane, name = laneIdentity(shake.ticket)](const std::string& identity) {
+          return identity == name ? std::optional(key) : std::nullopt;
+        });
+    if (!session.ok()) return session.error().message;
+    shake.tls = std::move(session.value());
+    shake.state = Handshake::State::kLaneTls;
+    return "";
+  }
+  return "a ticket for a link that is not there";
+}
+
+std::string Acceptor::laneReady(Handshake& shake) {
+  const LinkId id = linkIdOf(shake.ticket.link_id);
+  for (Handshake& owner : shakes_) {
+    if (owner.state != Handshake::State::kLanes || owner.setup.id != id) continue;
+    reactor_.remove(shake.stream.fd());
+    owner.lanes[shake.ticket.index] = std::move(shake.stream);
+    --owner.missing;
+    owner_ = &owner;
+    return "done";
+  }
+  return "its link is gone";
+}
+
+// The link is made when its lanes are there and its predecessor touches nothing any more.
+std::string Acceptor::finish(Handshake& shake) {
+  if (shake.missing != 0) return "";
+  if (shake.replaced && shake.replaced->state() != LinkState::kDown) return "";
+  LinkSetup& setup = shake.setup;
+  setup.peer.why = describeLink(setup.peer, static_cast<uint32_t>(shake.lanes.size()));
+  if (setup.peer.kind == LinkKind::kShm) {
+    auto link = acceptShm(endpoint_, std::move(setup), std::move(shake.lanes.front()));
+    if (!link.ok()) return link.error().message;
+    shake.reserved = false;
+    endpoint_.addLink(link.value());
+    return "done";
+  }
+  wire::Header ready;
+  ready.frame = wire::Frame::kReady;
+  if (!put(shake, &ready, sizeof ready)) return "it does not take the answer";
+  reactor_.remove(shake.stream.fd());
+  auto link = TcpLink::make(std::move(setup), std::move(shake.stream), std::move(shake.lanes), endpoint_.reactors());
+  shake.reserved = false;
+  endpoint_.addLink(link);
+  link->start(true);
+  return "done";
+}
+
+// What the program holds: closes the acceptor, which its callbacks hold.
+class ListenerHandle final : public Listener {
+ public:
+  explicit ListenerHandle(std::shared_ptr<Acceptor> acceptor) : acceptor_(std::move(acceptor)) {}
+  ~ListenerHandle() override { acceptor_->close(); }
+  const std::string& address() const override { return acceptor_->address(); }
+
+ private:
+  const std::shared_ptr<Acceptor> acceptor_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Listener>> makeAcceptor(EndpointCore& endpoint, const std::string& address, AcceptFn accept) {
+  auto acceptor = std::make_shared<Acceptor>(endpoint, std::move(accept));
+  if (auto status = acceptor->open(address); !status.ok()) return Error{status.error().message};
+  return std::unique_ptr<Listener>(std::make_unique<ListenerHandle>(std::move(acceptor)));
+}
+
+}  // namespace olpager::transport

@@ -1,0 +1,211 @@
+#include "coherence/transport/tcp/connector.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "coherence/transport/core/endpoint.h"
+#include "coherence/transport/shm/shm_connect.h"
+#include "coherence/transport/tcp/tcp_link.h"
+
+namespace olpager::transport {
+namespace {
+
+// A stream with a deadline.
+class Dialogue {
+ public:
+  Dialogue(Stream stream, int64_t deadline_ms) : stream_(std::move(stream)), deadline_ms_(deadline_ms) {}
+
+  Status put(const void* from, size_t length) {
+    return move(length, POLLOUT, [&](size_t done) {
+      const iovec part{static_cast<char*>(const_cast<void*>(from)) + done, length - done};
+      return stream_.write(&part, 1);
+    });
+  }
+  Status get(void* into, size_t length) {
+    return move(length, POLLIN, [&](size_t done) {
+      const iovec part{static_cast<char*>(into) + done, length - done};
+      return stream_.read(&part, 1);
+    });
+  }
+  Status startTls(const std::string& identity, const Secret& key) {
+    auto session = TlsSession::client(stream_.fd(), identity, key);
+    if (!session.ok()) return session.error();
+    for (;;) {
+      const auto step = session.value()->handshake();
+      if (step == TlsSession::Step::kDone) break;
+      if (step == TlsSession::Step::kFailed) {
+        return Error{
+            fmt::format("the handshake with key {} failed: {} (is it the same key there, and does it use one?)",
+                        identity, session.value()->error())};
+      }
+      if (!waitFor(stream_.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT, deadline_ms_)) {
+        return Error{"the handshake was not finished in time"};
+      }
+    }
+    stream_.startTls(std::move(session.value()));
+    return {};
+  }
+  /// A frame of this kind and this payload, or what the peer says instead.
+  Status expect(wire::Frame frame, void* payload, size_t length) {
+    wire::Header header;
+    if (auto status = get(&header, sizeof header); !status.ok()) return status;
+    if (header.version != wire::kVersion) return Error{fmt::format("it speaks version {}", header.version)};
+    if (header.frame == wire::Frame::kGoodbye && header.length <= wire::kMaxGoodbye) {
+      std::string text(header.length, '\0');
+      if (auto status = get(text.data(), text.size()); !status.ok()) return status;
+      for (char& c : text) {
+        if (c < ' ' || c > '~') c = '?';
+      }
+      return Error{fmt::format("refused: {}", text)};
+    }
+    if (header.frame != frame || header.length != length) return Error{"the answer is not one of olpager's"};
+    return length == 0 ? Status() : get(payload, length);
+  }
+
+  Stream& stream() { return stream_; }
+
+ private:
+  template <typename Try>
+  Status move(size_t length, short events, Try&& attempt) {
+    for (size_t done = 0; done < length;) {
+      const ssize_t moved = attempt(done);
+      if (moved > 0) {
+        done += static_cast<size_t>(moved);
+      } else if (moved != -EAGAIN) {
+        return Error{fmt::format("the connection is lost: {}", stream_.errorText(moved))};
+      } else if (!waitFor(stream_.fd(), events, deadline_ms_)) {
+        return Error{"no answer in time"};
+      }
+    }
+    return {};
+  }
+
+  Stream stream_;
+  const int64_t deadline_ms_;
+};
+
+Result<Dialogue> open(const SocketAddress& address, const Options& options, int64_t deadline_ms, uint32_t unsent,
+                      wire::Preamble::Kind kind) {
+  auto fd = connectSocket(address, deadline_ms);
+  if (!fd.ok()) return fd.error();
+  if (address.family() != AF_UNIX) tuneTcp(fd.value().get(), options.dead_ms, unsent);
+  Dialogue dialogue(Stream(std::move(fd.value()), nullptr), deadline_ms);
+  wire::Preamble preamble;
+  preamble.kind = kind;
+  if (auto status = dialogue.put(&preamble, sizeof preamble); !status.ok()) return status.error();
+  return dialogue;
+}
+
+Result<Stream> openLane(const SocketAddress& address, const Options& options, int64_t deadline_ms,
+                        const LinkSecrets& secrets, const LinkId& id, uint32_t index, bool encrypt) {
+  auto opened = open(address, options, deadline_ms, wire::kMinSlice, wire::Preamble::Kind::kLane);
+  if (!opened.ok()) return opened.error();
+  Dialogue& dialogue = opened.value();
+  const wire::Ticket ticket = makeTicket(secrets, id, index);
+  wire::TicketReply reply;
+  if (auto status = dialogue.put(&ticket, sizeof ticket); !status.ok()) return status.error();
+  if (auto status = dialogue.get(&reply, sizeof reply); !status.ok()) return status.error();
+  if (!sameSecret(reply.mac, answerTicket(secrets, ticket).mac)) return Error{"a lane was answered by somebody else"};
+  if (encrypt) {
+    if (auto status = dialogue.startTls(laneIdentity(ticket), secrets.lane); !status.ok()) return status.error();
+  }
+  return std::move(dialogue.stream());
+}
+
+Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, const ConnectOptions& connect,
+                          int64_t deadline_ms) {
+  const Options& options = endpoint.options();
+  if (!options.keys && !address.loopback()) {
+    return Error{"beyond loopback a key is needed: olctl keygen makes one, the setting key names its file"};
+  }
+  const bool keyed = options.keys != nullptr;
+  auto opened =
+      open(address, options, deadline_ms, 0, keyed ? wire::Preamble::Kind::kTlsLink : wire::Preamble::Kind::kPlainLink);
+  if (!opened.ok()) return opened.error();
+  Dialogue& dialogue = opened.value();
+  if (keyed) {
+    const NamedKey& key = options.keys->own();
+    if (auto status = dialogue.startTls(key.name, key.secret); !status.ok()) return status.error();
+  }
+
+  struct {
+    wire::Header header;
+    wire::Hello hello;
+  } out;
+  out.hello = endpoint.hello();
+  const LinkId replaces = parseLinkId(connect.replaces);
+  std::copy(replaces.begin(), replaces.end(), out.hello.replaces);
+  out.header.frame = wire::Frame::kHello;
+  out.header.length = sizeof out.hello;
+  static_assert(sizeof out == sizeof(wire::Header) + sizeof(wire::Hello));
+  if (auto status = dialogue.put(&out, sizeof out); !status.ok()) return status.error();
+  LinkSetup setup;
+  wire::Hello& peer = setup.peer_hello;
+  if (auto status = dialogue.expect(wire::Frame::kHello, &peer, sizeof peer); !status.ok()) return status.error();
+  if (const std::string wrong = checkHello(peer); !wrong.empty()) return Error{fmt::format("its answer: {}", wrong)};
+  auto secrets = deriveSecrets(dialogue.stream(), peer);
+  if (!secrets.ok()) return secrets.error();
+
+  setup.options = options;
+  setup.id = linkIdOf(peer.link_id);
+  setup.domain = connect.domain;
+  setup.queue = std::dynamic_pointer_cast<EventQueue>(connect.queue);
+  setup.peer.node = peer.node;
+  setup.peer.key_name = keyed ? options.keys->own().name : "";
+  setup.peer.address = address.text();
+  setup.peer.tls = effectiveTls(peer, options);
+  setup.peer.same_host = !endpoint.bootId().empty() && endpoint.bootId() == peer.boot_id;
+  if (setup.peer.tls == Tls::kOff) dialogue.stream().endTls();
+
+  if (static_cast<LinkKind>(peer.choice) == LinkKind::kShm) {
+    auto link = connectShm(endpoint, std::move(setup), secrets.value(), deadline_ms);
+    if (!link.ok()) return link.error();
+    endpoint.addLink(link.value());
+    return LinkPtr(link.value());
+  }
+  std::vector<Stream> lanes;
+  for (uint32_t i = 0; i < peer.lanes; ++i) {
+    auto lane = openLane(address, options, deadline_ms, secrets.value(), setup.id, i, setup.peer.tls == Tls::kAll);
+    if (!lane.ok()) return Error{fmt::format("lane {}: {}", i, lane.error().message)};
+    lanes.push_back(std::move(lane.value()));
+  }
+  if (auto status = dialogue.expect(wire::Frame::kReady, nullptr, 0); !status.ok()) return status.error();
+  setup.peer.why = describeLink(setup.peer, peer.lanes);
+  auto link = TcpLink::make(std::move(setup), std::move(dialogue.stream()), std::move(lanes), endpoint.reactors());
+  endpoint.addLink(link);
+  link->start(false);
+  return LinkPtr(link);
+}
+
+}  // namespace
+
+Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address, const ConnectOptions& options) {
+  if (!options.domain || !std::dynamic_pointer_cast<EventQueue>(options.queue)) {
+    return Error{fmt::format("{}: a link needs a domain and a queue of an endpoint", address)};
+  }
+  const int64_t deadline_ms = nowMs() + endpoint.options().connect_ms;
+  std::vector<SocketAddress> addresses;
+  if (isUnix(address)) {
+    auto one = unixAddress(address.substr(5));
+    if (!one.ok()) return one.error();
+    addresses.push_back(one.value());
+  } else {
+    auto all = resolve(address, false);
+    if (!all.ok()) return all.error();
+    addresses = all.value();
+  }
+  std::string why;
+  for (const auto& each : addresses) {
+    if (!endpoint.reserveLink()) return Error{fmt::format("{}: too many links", address)};
+    auto link = connectTo(endpoint, each, options, deadline_ms);
+    if (link.ok()) return link;
+    endpoint.releaseLink();
+    why = link.error().message;
+  }
+  return Error{fmt::format("{}: {}", address, why)};
+}
+
+}  // namespace olpager::transport

@@ -1,0 +1,552 @@
+#include "coherence/transport/tcp/tcp_link.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace olpager::transport {
+namespace {
+
+constexpr size_t kControlBuffer = 64 << 10;
+constexpr size_t kLaneBudget = 4 << 20;  // read in one go before others get their turn
+
+}  // namespace
+
+struct TcpLink::Lane final {
+  Stream stream;
+  uint32_t number = 0;
+  Reactor* reactor = nullptr;
+  std::shared_ptr<Reactor::Source> source;
+
+  // Receiving: the reactor's thread only.
+  wire::Header header;
+  size_t header_have = 0;
+  iovec parts[kMaxLocalRanges + 1];  // the rest of the payload; room for the next header behind it
+  size_t parts_first = 0, parts_count = 0;
+  uint64_t payload_left = 0;
+  Pin target;                      // kPush: the memory
+  Outcome refused = Outcome::kOk;  // kPush: the payload is thrown away
+  std::vector<std::byte> scratch;
+
+  // Sending: under `sending`.
+  std::mutex sending;
+  bool active = false;   // a frame has begun
+  bool blocked = false;  // EPOLLOUT is asked for
+  bool closed = false;
+  wire::Header out_header;
+  iovec out[kMaxLocalRanges + 1];
+  size_t out_first = 0, out_count = 0;
+  Pin out_pin;
+};
+
+class TcpLink::ControlSource final : public Reactor::Source, public Pollable {
+ public:
+  explicit ControlSource(std::shared_ptr<TcpLink> link) : link_(std::move(link)) {}
+  void onEvents(uint32_t events) override {
+    if ((events & EPOLLOUT) != 0) {
+      std::lock_guard lock(link_->control_out_);
+      link_->flushControl();
+    }
+    if ((events & ~uint32_t{EPOLLOUT}) != 0) link_->readControl();
+  }
+  int pollFd() const override { return link_->control_.fd(); }
+  void drive() override { link_->readControl(); }
+  void leaveToWaiter(bool leave) override {
+    std::lock_guard lock(link_->control_out_);
+    if (link_->left_to_waiter_ == leave) return;
+    link_->left_to_waiter_ = leave;
+    link_->watchControl();
+  }
+
+ private:
+  const std::shared_ptr<TcpLink> link_;
+};
+
+namespace {
+
+class LaneSource final : public Reactor::Source {
+ public:
+  explicit LaneSource(std::function<void(uint32_t)> events) : events_(std::move(events)) {}
+  void onEvents(uint32_t events) override { events_(events); }
+
+ private:
+  const std::function<void(uint32_t)> events_;
+};
+
+}  // namespace
+
+TcpLink::TcpLink(LinkSetup setup, Stream control) : LinkCore(std::move(setup)), control_(std::move(control)) {}
+TcpLink::~TcpLink() = default;
+
+std::shared_ptr<TcpLink> TcpLink::make(LinkSetup setup, Stream control, std::vector<Stream> lanes,
+                                       const std::vector<Reactor*>& reactors) {
+  std::shared_ptr<TcpLink> link(new TcpLink(std::move(setup), std::move(control)));
+  const size_t first = link->setup_.id[0];  // links begin at different reactors
+  link->control_reactor_ = reactors[first % reactors.size()];
+  link->in_.resize(kControlBuffer + link->setup_.options.limits.message_bytes);
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    auto lane = std::make_unique<Lane>();
+    lane->stream = std::move(lanes[i]);
+    lane->number = static_cast<uint32_t>(i);
+    lane->reactor = reactors[(first + i) % reactors.size()];
+    link->lanes_.push_back(std::move(lane));
+  }
+  link->running_ = static_cast<uint32_t>(link->lanes_.size()) + 1;
+  return link;
+}
+
+void TcpLink::start(bool announce) {
+  auto self = std::static_pointer_cast<TcpLink>(shared_from_this());
+  if (announce) {
+    Completion up;
+    up.kind = Completion::Kind::kUp;
+    up.link = self;
+    setup_.queue->push(std::move(up));
+  }
+  control_source_ = std::make_shared<ControlSource>(self);
+  for (auto& lane : lanes_) {
+    lane->source =
+        std::make_shared<LaneSource>([self, raw = lane.get()](uint32_t events) { self->laneEvents(*raw, events); });
+    lane->reactor->add(lane->stream.fd(), EPOLLIN, lane->source);
+  }
+  control_reactor_->add(control_.fd(), EPOLLIN, control_source_);
+  control_reactor_->addTicker(weak_from_this());
+  setup_.queue->add(control_source_);
+}
+
+uint32_t TcpLink::sliceBytes(bool write, Class klass, uint64_t length) const {
+  const auto lanes = static_cast<uint32_t>(lanes_.size());
+  // All lanes together carry at most one slice of what is not urgent; urgent operations use all lanes at once.
+  uint64_t bytes = setup_.options.slice_bytes / lanes;
+  if (klass <= Class::kDemand) bytes = std::min<uint64_t>((length + lanes - 1) / lanes, setup_.options.slice_bytes);
+  bytes = (bytes + wire::kMinSlice - 1) / wire::kMinSlice * wire::kMinSlice;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(bytes, wire::kMinSlice, wire::kMaxSlice));
+}
+
+// ---- asking
+
+void TcpLink::issue() {
+  bool pushes = false, pulls = false;
+  for (Slice slice; nextSlice(slice);) {
+    Egress egress;
+    egress.header.klass = static_cast<uint8_t>(slice.klass);
+    egress.header.operation = slice.operation;
+    egress.header.index = slice.index;
+    egress.header.key = slice.key;
+    egress.header.offset = slice.offset;
+    egress.klass = slice.klass;
+    if (slice.write) {
+      egress.header.frame = wire::Frame::kPush;
+      egress.header.length = slice.bytes;
+      enqueue(egress);
+      pushes = true;
+    } else {
+      egress.header.frame = wire::Frame::kPull;
+      egress.header.bytes = slice.bytes;
+      std::lock_guard lock(control_out_);
+      append(&egress.header, sizeof egress.header);
+      pulls = true;
+    }
+  }
+  if (pulls) {
+    std::lock_guard lock(control_out_);
+    flushControl();
+  }
+  if (pushes) sendOnLanes();
+}
+
+void TcpLink::enqueue(Egress egress) {
+  std::lock_guard lock(egress_mutex_);
+  const Class klass = egress.klass;
+  egress_.push(klass, std::move(egress));
+  egress_size_.store(egress_.size());
+}
+
+// Gives idle lanes something to do. A lane that is busy takes more when it is done; its own thread goes on after the
+// first frame, so that the caller is soon free again.
+void TcpLink::sendOnLanes() {
+  const auto lanes = static_cast<uint32_t>(lanes_.size());
+  const uint32_t first = next_lane_.fetch_add(1, std::memory_order_relaxed);
+  for (uint32_t i = 0; i < lanes && egress_size_.load() != 0; ++i) {
+    Lane& lane = *lanes_[(first + i) % lanes];
+    std::lock_guard lock(lane.sending);
+    if (lane.blocked || lane.closed) continue;
+    lane.blocked = true;  // its own thread begins at once: the socket is writable
+    lane.reactor->modify(lane.stream.fd(), EPOLLIN | EPOLLOUT);
+  }
+}
+
+// ---- the first connection
+
+void TcpLink::transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) {
+  std::lock_guard lock(control_out_);
+  append(&header, sizeof header);
+  append(head.data(), head.size());
+  append(body.data(), body.size());
+  flushControl();
+}
+
+void TcpLink::append(const void* bytes, size_t length) {
+  const auto* from = static_cast<const std::byte*>(bytes);
+  out_.insert(out_.end(), from, from + length);
+}
+
+// Under control_out_. What the socket does not take now goes out when it is writable. An error shows when reading.
+void TcpLink::flushControl() {
+  bool blocked = false;
+  while (out_sent_ < out_.size() && control_.fd() >= 0) {
+    const iovec part{out_.data() + out_sent_, out_.size() - out_sent_};
+    const ssize_t put = control_.write(&part, 1);
+    if (put > 0) {
+      out_sent_ += static_cast<size_t>(put);
+      continue;
+    }
+    blocked = put == -EAGAIN;
+    if (!blocked) out_sent_ = out_.size();
+    break;
+  }
+  if (out_sent_ == out_.size()) {
+    out_.clear();
+    out_sent_ = 0;
+  } else if (out_sent_ > kControlBuffer) {
+    out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(out_sent_));
+    out_sent_ = 0;
+  }
+  if (blocked != out_blocked_) {
+    out_blocked_ = blocked;
+    watchControl();
+  }
+}
+
+void TcpLink::watchControl() {
+  const uint32_t in = left_to_waiter_ ? 0u : uint32_t{EPOLLIN};
+  const uint32_t out = out_blocked_ ? uint32_t{EPOLLOUT} : 0u;
+  control_reactor_->modify(control_.fd(), in | out);
+}
+
+void TcpLink::readControl() {
+  std::unique_lock lock(control_in_, std::try_to_lock);
+  if (!lock.owns_lock()) return;  // somebody is at it; what is left rings again
+  std::vector<Completion> completions;
+  std::string broken;
+  ssize_t got = 1;
+  while (broken.empty() && control_.fd() >= 0) {
+    const iovec part{in_.data() + in_used_, in_.size() - in_used_};
+    got = control_.read(&part, 1);
+    if (got <= 0) break;
+    heard();
+    in_used_ += static_cast<size_t>(got);
+    size_t done = 0;
+    while (broken.empty() && in_used_ - done >= sizeof(wire::Header)) {
+      wire::Header header;
+      std::memcpy(&header, in_.data() + done, sizeof header);
+      if (header.version != wire::kVersion) {
+        broken = fmt::format("a frame of version {}; this is version {}", header.version, wire::kVersion);
+      } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye)) {
+        broken =
+            fmt::format("a frame of {} bytes; the limit is {}", header.length, setup_.options.limits.message_bytes);
+      } else if (in_used_ - done - sizeof header >= header.length) {
+        broken = controlFrame(header, {in_.data() + done + sizeof header, header.length}, completions);
+        done += sizeof header + header.length;
+      } else {
+        break;
+      }
+    }
+    std::memmove(in_.data(), in_.data() + done, in_used_ - done);
+    in_used_ -= done;
+    // In the clear a short read has emptied the socket; more would ring again.
+    if (!control_.encrypted() && static_cast<size_t>(got) < part.iov_len) break;
+  }
+  lock.unlock();
+  setup_.queue->push(completions);
+  if (!broken.empty()) {
+    fail("the peer broke the protocol: " + broken, true);
+  } else if (got <= 0 && got != -EAGAIN) {
+    fail(fmt::format("the connection is lost: {}", control_.errorText(got)));
+  }
+}
+
+std::string TcpLink::controlFrame(const wire::Header& header, std::span<const std::byte> payload,
+                                  std::vector<Completion>& completions) {
+  switch (header.frame) {
+    case wire::Frame::kPull: {
+      if (header.length != 0) return "a request with a payload";
+      if (header.klass >= kClasses) return fmt::format("a read of unknown class {}", header.klass);
+      if (header.bytes == 0 || header.bytes > wire::kMaxSlice) return fmt::format("a slice of {} bytes", header.bytes);
+      if (egress_size_.load() >= setup_.options.limits.slices + setup_.options.operations)
+        return "too many slices asked for";
+      Pin pin;
+      const Outcome outcome = setup_.domain->pin(header.key, header.offset, header.bytes, kRemoteRead, pin);
+      if (outcome == Outcome::kBadRange) return "a read of memory that was never granted";
+      Egress egress;
+      egress.header = header;
+      egress.klass = static_cast<Class>(header.klass);
+      if (outcome != Outcome::kOk) {
+        egress.header.frame = wire::Frame::kRefuse;
+        egress.header.code = static_cast<uint32_t>(outcome);
+        transmit(egress.header, {}, {});
+        return "";
+      }
+      egress.header.frame = wire::Frame::kData;
+      egress.header.length = static_cast<uint32_t>(header.bytes);
+      enqueue(egress);
+      sendOnLanes();
+      return "";
+    }
+    case wire::Frame::kAck:
+    case wire::Frame::kRefuse: {
+      const bool ack = header.frame == wire::Frame::kAck;
+      if (header.length != 0 || (!ack && header.code != static_cast<uint32_t>(Outcome::kRevoked)))
+        return "a bad answer";
+      // A refusal can answer either; kAck only a write.
+      const Outcome outcome = ack ? Outcome::kOk : Outcome::kRevoked;
+      if (!answerSlice(header.operation, header.index, true, outcome) &&
+          (ack || !answerSlice(header.operation, header.index, false, outcome))) {
+        return "an answer to nothing";
+      }
+      issue();
+      return "";
+    }
+    case wire::Frame::kGoodbye: {
+      std::string text(reinterpret_cast<const char*>(payload.data()),
+                       std::min<size_t>(payload.size(), wire::kMaxGoodbye));
+      for (char& c : text) {
+        if (c < ' ' || c > '~') c = '?';
+      }
+      fail("the peer ended it: " + text);
+      return "";
+    }
+    default:
+      return control(header, payload, completions);
+  }
+}
+
+// ---- lanes: receiving
+
+void TcpLink::laneEvents(Lane& lane, uint32_t events) {
+  if ((events & EPOLLOUT) != 0) sendOnLane(lane);
+  if ((events & ~uint32_t{EPOLLOUT}) != 0 && !readLane(lane)) {
+    // Encrypted bytes may wait inside TLS, where epoll does not see them.
+    auto self = std::static_pointer_cast<TcpLink>(shared_from_this());
+    lane.reactor->post([self, &lane] { self->laneEvents(lane, EPOLLIN); });
+  }
+}
+
+// False: stopped for the sake of others although there may be more that epoll does not know of.
+bool TcpLink::readLane(Lane& lane) {
+  size_t budget = kLaneBudget;
+  while (state() == LinkState::kUp) {
+    // The rest of the payload and the next header in one call.
+    iovec* parts = lane.parts + lane.parts_first;
+    size_t count = lane.parts_count - lane.parts_first;
+    parts[count++] = {reinterpret_cast<std::byte*>(&lane.header) + lane.header_have,
+                      sizeof lane.header - lane.header_have};
+    const bool whole_header = lane.header_have == 0 && lane.payload_left != 0;
+    wire::Header next;
+    if (whole_header) parts[count - 1] = {&next, sizeof next};
+    const ssize_t got = lane.stream.read(parts, count);
+    if (got <= 0) {
+      if (got != -EAGAIN) lost(lane.stream, got, "a lane");
+      return true;
+    }
+    heard();
+    auto bytes = static_cast<uint64_t>(got);
+    size_t asked = 0;
+    for (size_t i = 0; i < count; ++i) asked += parts[i].iov_len;
+    if (lane.payload_left != 0) {
+      const uint64_t payload = std::min(bytes, lane.payload_left);
+      lane.parts_first = advance(lane.parts, lane.parts_first, lane.parts_count, payload);
+      lane.payload_left -= payload;
+      bytes -= payload;
+      if (lane.payload_left == 0) {
+        laneDone(lane);
+        lane.parts_first = lane.parts_count = 0;
+        if (whole_header) std::memcpy(&lane.header, &next, bytes);
+        lane.header_have = bytes;
+      }
+    } else {
+      lane.header_have += bytes;
+    }
+    if (lane.payload_left == 0 && lane.header_have == sizeof lane.header) {
+      lane.header_have = 0;
+      if (const std::string broken = laneFrame(lane); !broken.empty()) {
+        fail("the peer broke the protocol: " + broken, true);
+        return true;
+      }
+    }
+    if (!lane.stream.encrypted() && static_cast<size_t>(got) < asked) return true;
+    if (budget <= static_cast<size_t>(got)) return !lane.stream.encrypted();
+    budget -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+// A header is complete: where does its payload go?
+std::string TcpLink::laneFrame(Lane& lane) {
+  const wire::Header& header = lane.header;
+  if (header.version != wire::kVersion) return fmt::format("a frame of version {}", header.version);
+  if (header.length == 0 || header.length > wire::kMaxSlice) return fmt::format("a slice of {} bytes", header.length);
+  lane.refused = Outcome::kOk;
+  lane.parts_first = 0;
+  if (header.frame == wire::Frame::kData) {
+    if (!takeSlice(header.operation, header.index, header.length, lane.parts, lane.parts_count)) {
+      return "bytes that nobody asked for";
+    }
+  } else if (header.frame == wire::Frame::kPush) {
+    if (header.klass >= kClasses) return fmt::format("a write of unknown class {}", header.klass);
+    lane.refused = setup_.domain->pin(header.key, header.offset, header.length, kRemoteWrite, lane.target);
+    if (lane.refused == Outcome::kBadRange) return "a write to memory that was never granted";
+    lane.parts_count = 1;
+    if (lane.refused == Outcome::kOk) {
+      lane.parts[0] = {lane.target->base + header.offset, header.length};
+    } else {
+      lane.scratch.resize(wire::kMaxSlice);
+      lane.parts[0] = {lane.scratch.data(), header.length};
+    }
+  } else {
+    return fmt::format("a frame of kind {} on a lane", static_cast<unsigned>(header.frame));
+  }
+  lane.payload_left = header.length;
+  return "";
+}
+
+// A payload is complete.
+void TcpLink::laneDone(Lane& lane) {
+  if (lane.header.frame == wire::Frame::kData) {
+    answerSlice(lane.header.operation, lane.header.index, false, Outcome::kOk);
+    issue();
+    return;
+  }
+  lane.target.reset();
+  wire::Header answer;
+  answer.frame = lane.refused == Outcome::kOk ? wire::Frame::kAck : wire::Frame::kRefuse;
+  answer.code = static_cast<uint32_t>(lane.refused);
+  answer.operation = lane.header.operation;
+  answer.index = lane.header.index;
+  countServed(lane.header.length);
+  transmit(answer, {}, {});
+}
+
+// ---- lanes: sending
+
+// Takes the next frame; false when there is none. Under lane.sending.
+bool TcpLink::beginFrame(Lane& lane) {
+  for (;;) {
+    Egress next;
+    {
+      std::lock_guard lock(egress_mutex_);
+      if (egress_.empty()) return false;
+      next = egress_.pop();
+      egress_size_.store(egress_.size());
+    }
+    lane.out_header = next.header;
+    lane.out[0] = {&lane.out_header, sizeof lane.out_header};
+    lane.out_first = 0;
+    if (next.header.frame == wire::Frame::kPush) {
+      Slice slice;
+      slice.operation = next.header.operation;
+      slice.index = next.header.index;
+      lane.out_count = 1 + localBytes(slice, lane.out + 1);
+      if (lane.out_count == 1) continue;  // the operation ended with the link
+    } else {
+      const Outcome outcome =
+          setup_.domain->pin(next.header.key, next.header.offset, next.header.length, kRemoteRead, lane.out_pin);
+      if (outcome != Outcome::kOk) {  // taken back since it was asked for
+        next.header.frame = wire::Frame::kRefuse;
+        next.header.code = static_cast<uint32_t>(Outcome::kRevoked);
+        next.header.length = 0;
+        transmit(next.header, {}, {});
+        continue;
+      }
+      lane.out[1] = {lane.out_pin->base + next.header.offset, next.header.length};
+      lane.out_count = 2;
+      countServed(next.header.length);
+    }
+    lane.active = true;
+    return true;
+  }
+}
+
+void TcpLink::sendOnLane(Lane& lane) {
+  std::lock_guard lock(lane.sending);
+  if (lane.closed) return;
+  for (;;) {
+    if (!lane.active && !beginFrame(lane)) {
+      // The lane is idle from here on; what was queued meanwhile has to find it so, or be found now.
+      lane.blocked = false;
+      lane.reactor->modify(lane.stream.fd(), EPOLLIN);
+      if (egress_size_.load() == 0) return;
+      lane.blocked = true;
+      lane.reactor->modify(lane.stream.fd(), EPOLLIN | EPOLLOUT);
+      continue;
+    }
+    const ssize_t put = lane.stream.write(lane.out + lane.out_first, lane.out_count - lane.out_first);
+    if (put < 0) {
+      if (put != -EAGAIN) lane.closed = true;  // reading tells why
+      return;
+    }
+    lane.out_first = advance(lane.out, lane.out_first, lane.out_count, static_cast<size_t>(put));
+    if (lane.out_first == lane.out_count) {
+      lane.active = false;
+      lane.out_pin.reset();
+    }
+  }
+}
+
+// ---- the end
+
+// A connection is gone; if the peer said why, that is the reason.
+void TcpLink::lost(const Stream& stream, ssize_t result, const char* which) {
+  readControl();
+  fail(fmt::format("{} is lost: {}", which, stream.errorText(result)));
+}
+
+// Each connection is closed on its reactor's thread, when nobody else is at it; the last one reports.
+void TcpLink::stop(bool tell) {
+  auto self = std::static_pointer_cast<TcpLink>(shared_from_this());
+  if (tell) {
+    wire::Header goodbye;
+    goodbye.frame = wire::Frame::kGoodbye;
+    const std::string text = reason().substr(0, wire::kMaxGoodbye);
+    goodbye.length = static_cast<uint32_t>(text.size());
+    transmit(goodbye, std::as_bytes(std::span(text)), {});
+  }
+  for (auto& lane : lanes_) {
+    shutdown(lane->stream.fd(), SHUT_RDWR);
+    lane->reactor->post([self, raw = lane.get()] {
+      raw->reactor->remove(raw->stream.fd());
+      std::lock_guard lock(raw->sending);
+      raw->closed = true;
+      raw->out_pin.reset();
+      raw->target.reset();
+      // What was not sent yet is not sent any more.
+      const linger now{1, 0};
+      setsockopt(raw->stream.fd(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+      raw->stream.close();
+      self->oneStopped();
+    });
+  }
+  control_reactor_->post([self] {
+    self->setup_.queue->remove(self->control_source_.get());
+    self->control_reactor_->remove(self->control_.fd());
+    {
+      std::scoped_lock locks(self->control_in_, self->control_out_);
+      shutdown(self->control_.fd(), SHUT_WR);
+      self->control_.close();
+    }
+    self->oneStopped();
+  });
+}
+
+void TcpLink::oneStopped() {
+  if (running_.fetch_sub(1) != 1) return;
+  stopped();
+  // The sources hold the link, the link holds the sources.
+  control_source_.reset();
+  for (auto& lane : lanes_) lane->source.reset();
+}
+
+}  // namespace olpager::transport

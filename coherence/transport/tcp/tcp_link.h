@@ -1,0 +1,90 @@
+// A link over sockets: one connection for messages and requests, and lanes for bulk. Bytes go straight between sockets and
+// registered memory.
+//
+// Reads: a kPull for each slice goes out on the first connection; the answer comes as kData on whichever lane is free at
+// the peer. Writes: slices wait in egress_ and go out as kPush on whichever lane is free here; a kAck comes back on the first
+// connection. What the peer asks for waits in the same egress_.
+//
+// Threads: each connection is watched by one reactor, which alone receives on a lane. The first connection is read by its
+// reactor or by a thread that waits in the queue, under control_in_. Any thread may send, under a connection's send lock.
+//
+// Locks, in this order: control_in_ -> Lane::sending -> (egress_mutex_ | control_out_ | LinkCore::mutex_).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "coherence/transport/core/link_core.h"
+#include "coherence/transport/tcp/stream.h"
+
+namespace olpager::transport {
+
+class TcpLink final : public LinkCore {
+ public:
+  /// Streams that are connected and agreed on; the lanes in the order of their indices.
+  static std::shared_ptr<TcpLink> make(LinkSetup setup, Stream control, std::vector<Stream> lanes,
+                                       const std::vector<Reactor*>& reactors);
+  ~TcpLink() override;
+  /// Begins to receive. `first`: a completion that comes before all others.
+  void start(bool announce);
+
+ private:
+  struct Lane;
+  class ControlSource;
+  struct Egress {
+    wire::Header header;  // kData: the answer to the peer's pull; kPush: a slice of ours
+    Class klass = Class::kControl;
+  };
+
+  TcpLink(LinkSetup setup, Stream control);
+
+  uint32_t sliceBytes(bool write, Class klass, uint64_t length) const override;
+  void issue() override;
+  void transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) override;
+  void stop(bool tell) override;
+
+  void enqueue(Egress egress);
+  void sendOnLanes();
+
+  // The first connection.
+  void readControl();
+  std::string controlFrame(const wire::Header& header, std::span<const std::byte> payload,
+                           std::vector<Completion>& completions);
+  void append(const void* bytes, size_t length);
+  void flushControl();
+  void watchControl();
+
+  // Lanes.
+  void laneEvents(Lane& lane, uint32_t events);
+  bool readLane(Lane& lane);
+  std::string laneFrame(Lane& lane);
+  void laneDone(Lane& lane);
+  void sendOnLane(Lane& lane);
+  bool beginFrame(Lane& lane);
+  void lost(const Stream& stream, ssize_t result, const char* which);
+  void oneStopped();
+
+  Stream control_;
+  Reactor* control_reactor_ = nullptr;
+  std::shared_ptr<ControlSource> control_source_;
+  std::mutex control_in_;
+  std::vector<std::byte> in_;
+  size_t in_used_ = 0;
+  std::mutex control_out_;
+  std::vector<std::byte> out_;
+  size_t out_sent_ = 0;
+  bool out_blocked_ = false;     // EPOLLOUT is asked for, under control_out_
+  bool left_to_waiter_ = false;  // under control_out_ as well: both are the epoll flags
+  bool goodbye_seen_ = false;
+
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::mutex egress_mutex_;
+  EgressQueue<Egress> egress_;
+  std::atomic<size_t> egress_size_{0};
+  std::atomic<uint32_t> next_lane_{0};
+  std::atomic<uint32_t> running_{0};  // connections not yet stopped
+};
+
+}  // namespace olpager::transport

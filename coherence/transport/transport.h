@@ -1,0 +1,241 @@
+// Memory and messages between nodes: registered memory, one-sided reads and writes, ordered messages, completions.
+// docs/transport.md explains it as a whole; this header is the contract. It is shaped by RDMA: a Domain is a protection
+// domain, a Region a registration, a Link a connected pair of queues, a CompletionQueue one that may serve many links.
+//
+// Thread-safety: everything may be called from any thread at any time, unless it says otherwise.
+// Time: nothing here blocks, except connect(), wait() and the end of a Region, which say for how long.
+//
+// Ownership of memory. The bytes of an operation's local ranges belong to the transport from the call until the operation's
+// completion has been taken from the queue. A message is copied by send(). What a remote key names belongs to its owner, who
+// has to expect reads and writes (as far as granted) until the Region has ended or the link's kDown has been taken.
+//
+// Completions. Every read() and write() that returned kOk completes exactly once, also when the link fails. A write's kOk
+// means that any later read, by any node, returns its bytes. Operations of a link complete in no particular order; messages
+// of a link arrive in the order in which they were sent.
+//
+// Failure. A link fails as a whole and for good (a lost connection, a silent peer, a breach of the protocol). First
+// everything that could touch memory is stopped, on this side; then each outstanding operation completes with kLinkDown;
+// kDown comes last. What a failed write did to the target is unknown: any part of it may have landed, and what is still
+// on its way could land while the peer has not noticed. A new link with ConnectOptions::replaces closes that hole: the
+// peer has stopped the old link before the new one is up.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "coherence/transport/options.h"
+#include "coherence/transport/regions.h"
+
+namespace olpager::transport {
+
+/// How urgent a transfer is. Of a link's bytes, control and demand go first; prefetch is asked for only while no demand
+/// is outstanding; write-back keeps a small share always.
+enum class Class : uint8_t { kControl, kDemand, kPrefetch, kWriteBack };
+inline constexpr size_t kClasses = 4;
+
+/// Messages have room of their own at the receiver, by class, so that no class can keep another one out. Room for a
+/// reply is set aside when the request is sent: a reply never waits.
+enum class MessageClass : uint8_t { kNotice, kRequest, kReply, kStream };
+inline constexpr size_t kMessageClasses = 4;
+
+enum class Outcome : uint8_t {
+  kOk,
+  kLinkDown,  // the link has failed or was closed
+  kFull,      // too many operations outstanding: try again after a completion
+  kNoCredit,  // the receiver has no room for this class: a kCredit completion follows when it has
+  kBadRange,  // outside of what is registered or granted, or without the right
+  kTooLong,   // message or operation above the link's limits
+  kRevoked,   // the key was granted and has since been taken back (transports that can't tell fail the link)
+};
+const char* outcomeName(Outcome outcome);
+const char* className(Class klass);
+
+enum class LinkKind : uint8_t { kTcp, kShm, kVerbs };
+const char* linkKindName(LinkKind kind);
+
+struct PeerInfo {
+  LinkKind kind = LinkKind::kTcp;
+  std::string node;      // as the peer calls itself: not proved
+  std::string key_name;  // proved; "" without a key
+  std::string address;   // "10.0.0.2:7000", "unix:/..."
+  Tls tls = Tls::kOff;   // what is encrypted
+  bool same_host = false;
+  std::string why;  // one line: why this transport
+};
+
+/// What a link has done so far. Each value is read by itself.
+struct LinkStats {
+  uint64_t bytes_read[kClasses] = {};     // into local memory by read()
+  uint64_t bytes_written[kClasses] = {};  // from local memory by write()
+  uint64_t bytes_served = 0;              // read and written here by the peer through the link's threads
+  uint64_t reads = 0, writes = 0, slices = 0;
+  uint64_t messages_sent = 0, messages_received = 0;
+  uint64_t no_credit = 0;      // sends refused for want of room at the peer
+  uint64_t bounced_bytes = 0;  // shm: copied twice because the peer's memory can't be mapped
+};
+
+/// Bytes of a region here.
+struct LocalRange {
+  const Region* region = nullptr;
+  uint64_t offset = 0;
+  uint64_t length = 0;
+};
+
+/// Bytes of a region at the peer, whose owner sent its key.
+struct RemoteRange {
+  RemoteKey key;
+  uint64_t offset = 0;
+  uint64_t length = 0;
+};
+
+inline constexpr size_t kMaxLocalRanges = 64;
+inline constexpr uint64_t kMaxOperationBytes = 64ull << 20;
+
+enum class LinkState : uint8_t { kUp, kFailing, kDown };
+
+using OperationId = uint64_t;
+
+/// A connection to one peer. Ended by close() or by failure; destroying the last reference closes it.
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  /// Copies bytes from the peer's memory into local memory, or back. The local ranges, in order, have together the
+  /// length of the remote one. `context` comes back in the completion. kOk: a completion follows.
+  virtual Outcome read(std::span<const LocalRange> into, const RemoteRange& from, Class klass, uint64_t context,
+                       OperationId* id = nullptr) = 0;
+  virtual Outcome write(std::span<const LocalRange> from, const RemoteRange& into, Class klass, uint64_t context,
+                        OperationId* id = nullptr) = 0;
+  /// Makes an operation more urgent, as far as it has not been asked for yet (a demand now waits for a write-back's
+  /// frame, or for what was a prefetch). Without effect when it is done.
+  virtual void raise(OperationId id, Class klass) = 0;
+
+  /// Sends one message, `head` followed by `body`. Delivered once and in order, or the link fails.
+  virtual Outcome send(MessageClass klass, std::span<const std::byte> head, std::span<const std::byte> body = {}) = 0;
+  virtual uint32_t maxMessageBytes() const = 0;
+
+  virtual LinkState state() const = 0;
+  /// Why it is no longer up; "" while it is.
+  virtual std::string reason() const = 0;
+  /// Ends it here and tells the peer; completions follow as for a failure. Returns at once.
+  virtual void close(const std::string& reason) = 0;
+
+  virtual const PeerInfo& peer() const = 0;
+  /// Names the link for ConnectOptions::replaces, at both ends.
+  virtual std::string id() const = 0;
+  virtual LinkStats stats() const = 0;
+
+ private:
+  friend class Message;
+  virtual void messageTaken(MessageClass klass) = 0;
+};
+using LinkPtr = std::shared_ptr<Link>;
+
+/// A message that has arrived. Its room at the receiver is free again when it is destroyed.
+class Message {
+ public:
+  Message() = default;
+  Message(LinkPtr link, MessageClass klass, std::vector<std::byte> bytes)
+      : link_(std::move(link)), class_(klass), bytes_(std::move(bytes)) {}
+  Message(Message&& other) noexcept = default;
+  Message& operator=(Message&& other) noexcept {
+    free();
+    link_ = std::move(other.link_);
+    class_ = other.class_;
+    bytes_ = std::move(other.bytes_);
+    return *this;
+  }
+  ~Message() { free(); }
+
+  MessageClass messageClass() const { return class_; }
+  std::span<const std::byte> bytes() const { return bytes_; }
+  std::vector<std::byte>& mutableBytes() { return bytes_; }
+
+ private:
+  void free() {
+    if (link_) link_->messageTaken(class_);
+    link_.reset();
+  }
+  LinkPtr link_;
+  MessageClass class_ = MessageClass::kNotice;
+  std::vector<std::byte> bytes_;
+};
+
+/// What happened on a link. Holds the link alive.
+struct Completion {
+  enum class Kind : uint8_t {
+    kRead,
+    kWrite,
+    kMessage,  // `message`
+    kCredit,   // room again for messages of `message_class`, after kNoCredit
+    kUp,       // an accepted link: the first that is heard of it
+    kDown,     // the last that is heard of it; link->reason() says why
+  };
+  Kind kind = Kind::kDown;
+  Outcome outcome = Outcome::kOk;
+  MessageClass message_class = MessageClass::kNotice;
+  uint64_t context = 0;  // of the operation
+  uint64_t bytes = 0;    // of the operation
+  LinkPtr link;
+  Message message;
+};
+
+/// Where links put what happened. Bounded by the limits of the links that use it. Has to outlive nothing: links hold it.
+class CompletionQueue {
+ public:
+  virtual ~CompletionQueue() = default;
+  /// Takes up to `into.size()` completions; how many.
+  virtual size_t poll(std::span<Completion> into) = 0;
+  /// As poll, but waits for the first one; 0 only when the time is over. A thread that waits here also receives
+  /// messages itself, which saves a change of threads.
+  virtual size_t wait(std::span<Completion> into, std::chrono::microseconds timeout) = 0;
+  /// For the caller's own loop: readable while there is something to poll. Owned by the queue. Poll until 0 is returned
+  /// after each time that it was readable.
+  virtual int eventFd() = 0;
+};
+using QueuePtr = std::shared_ptr<CompletionQueue>;
+
+struct ConnectOptions {
+  DomainPtr domain;  // what the peer may touch, and where local ranges come from
+  QueuePtr queue;
+  std::string replaces;  // id() of an earlier link to the same node: stopped there before the new one is up
+};
+
+/// The acceptor's answer: where the new link belongs, or an Error whose line the peer is told.
+struct Accepted {
+  DomainPtr domain;
+  QueuePtr queue;
+};
+using AcceptFn = std::function<Result<Accepted>(const PeerInfo&)>;
+
+/// An address at which peers are accepted, until it is destroyed. Links that are up stay up.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  /// The address in the form that connect() takes, with the port that was chosen.
+  virtual const std::string& address() const = 0;
+};
+
+/// A node's part in the network: its threads, its keys, its links.
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+  virtual QueuePtr makeQueue() = 0;
+  /// Connects to "host:port" or "unix:/path". Waits for at most Options::connect_ms.
+  virtual Result<LinkPtr> connect(const std::string& address, const ConnectOptions& options) = 0;
+  /// Listens on "host:port" (port 0: any) or "unix:/path". `accept` runs on an I/O thread after the peer has proved its
+  /// key, and must not block. Refuses an address beyond loopback when there is no key.
+  virtual Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept) = 0;
+};
+
+/// Links of the endpoint are closed with it; queues, domains and the links themselves may live on.
+Result<std::unique_ptr<Endpoint>> makeEndpoint(const Options& options);
+
+}  // namespace olpager::transport

@@ -1,0 +1,125 @@
+#include "coherence/transport/trust/keys.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <set>
+
+#include "base/fd.h"
+
+namespace olpager::transport {
+namespace {
+
+constexpr size_t kMaxFile = 1 << 20;
+
+int hexDigit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+bool parseSecret(std::string_view text, Secret& into) {
+  if (text.size() != 2 * into.size()) return false;
+  for (size_t i = 0; i < into.size(); ++i) {
+    const int high = hexDigit(text[2 * i]), low = hexDigit(text[2 * i + 1]);
+    if (high < 0 || low < 0) return false;
+    into[i] = static_cast<uint8_t>(high << 4 | low);
+  }
+  return true;
+}
+
+}  // namespace
+
+KeyRing::~KeyRing() {
+  for (auto& key : keys_) forget(key.secret);
+}
+
+std::optional<Secret> KeyRing::find(const std::string& name) const {
+  for (const auto& key : keys_) {
+    if (key.name == name) return key.secret;
+  }
+  return std::nullopt;
+}
+
+Status checkKeyName(const std::string& name) {
+  const bool good = !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+  });
+  if (!good) return Error{fmt::format("'{}' is no name for a key: 1 to 64 letters, digits, '.', '_' or '-'", name)};
+  return {};
+}
+
+Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
+  const base::UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat about {};
+  if (!file || fstat(file.get(), &about) != 0) return Error{fmt::format("key file {}: {}", path, std::strerror(errno))};
+  if (!S_ISREG(about.st_mode)) return Error{fmt::format("key file {}: not a regular file", path)};
+  if (about.st_uid != geteuid() && about.st_uid != 0) {
+    return Error{
+        fmt::format("key file {}: belongs to user {}; it has to be this user's or root's", path, about.st_uid)};
+  }
+  if ((about.st_mode & 077) != 0) {
+    return Error{fmt::format("key file {}: others can read or change it (mode {:o}); run: chmod 600 {}", path,
+                             about.st_mode & 07777u, path)};
+  }
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got; (got = read(file.get(), buffer, sizeof buffer)) != 0;) {
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Error{fmt::format("key file {}: {}", path, std::strerror(errno))};
+    text.append(buffer, static_cast<size_t>(got));
+    if (text.size() > kMaxFile) return Error{fmt::format("key file {}: larger than {} bytes", path, kMaxFile)};
+  }
+  std::vector<NamedKey> keys;
+  std::set<std::string> names;
+  size_t number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    begin = end + 1;
+    ++number;
+    if (line.empty() || line.front() == '#') continue;
+    const size_t colon = line.find(':');
+    NamedKey key;
+    if (colon != std::string_view::npos) key.name = line.substr(0, colon);
+    if (!checkKeyName(key.name).ok() || !parseSecret(line.substr(colon + 1), key.secret)) {
+      return Error{fmt::format("key file {}:{}: not NAME:64 hexadecimal digits", path, number)};
+    }
+    if (!names.insert(key.name).second) {
+      return Error{fmt::format("key file {}:{}: a second key named {}", path, number, key.name)};
+    }
+    keys.push_back(std::move(key));
+  }
+  std::fill(text.begin(), text.end(), '\0');
+  if (keys.empty()) return Error{fmt::format("key file {}: no key in it", path)};
+  return std::shared_ptr<const KeyRing>(std::make_shared<KeyRing>(std::move(keys)));
+}
+
+Status createKeyFile(const std::string& path, const std::string& name) {
+  if (auto status = checkKeyName(name); !status.ok()) return status;
+  Secret secret;
+  randomBytes(secret);
+  std::string line = name + ":";
+  for (const uint8_t byte : secret) line += fmt::format("{:02x}", byte);
+  line += '\n';
+  forget(secret);
+  const base::UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file) return Error{fmt::format("{}: {}", path, std::strerror(errno))};
+  const ssize_t put = write(file.get(), line.data(), line.size());
+  const bool written = put == static_cast<ssize_t>(line.size()) && fsync(file.get()) == 0;
+  std::fill(line.begin(), line.end(), '\0');
+  if (!written) {
+    const int why = errno;
+    unlink(path.c_str());
+    return Error{fmt::format("{}: {}", path, std::strerror(why))};
+  }
+  return {};
+}
+
+}  // namespace olpager::transport

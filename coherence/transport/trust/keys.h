@@ -1,0 +1,41 @@
+// Keys with names. A file has one or several, a line each: NAME:64 hexadecimal digits. A node connects with the first of its
+// file and accepts all of it. Thread-safety: immutable once loaded.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "coherence/transport/trust/tls.h"
+
+namespace olpager::transport {
+
+struct NamedKey {
+  std::string name;  // letters, digits, '.', '_', '-'; at most 64
+  Secret secret{};
+};
+
+class KeyRing {
+ public:
+  explicit KeyRing(std::vector<NamedKey> keys) : keys_(std::move(keys)) {}
+  ~KeyRing();
+  KeyRing(const KeyRing&) = delete;
+  KeyRing& operator=(const KeyRing&) = delete;
+
+  const NamedKey& own() const { return keys_.front(); }
+  std::optional<Secret> find(const std::string& name) const;
+  size_t size() const { return keys_.size(); }
+
+ private:
+  std::vector<NamedKey> keys_;  // never empty
+};
+
+/// Refuses a file that others than its owner can read, or whose owner is neither this user nor root.
+Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path);
+/// A fresh key in a new file of mode 0600; an existing file is refused.
+Status createKeyFile(const std::string& path, const std::string& name);
+Status checkKeyName(const std::string& name);
+
+}  // namespace olpager::transport

@@ -1,0 +1,73 @@
+// One TLS 1.3 session over a socket, with a pre-shared key and an ephemeral Diffie-Hellman exchange (psk_dhe_ke) and nothing
+// else: no certificates, no resumption, no early data, no configuration file. The key's name is the PSK identity.
+//
+// Thread-safety: any thread; read and write take the session's lock. The socket is the caller's and non-blocking.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+
+struct ssl_st;
+
+namespace olpager::transport {
+
+using Secret = std::array<uint8_t, 32>;
+
+class TlsSession {
+ public:
+  /// Finds the key of an identity that a client claims.
+  using KeyFinder = std::function<std::optional<Secret>(const std::string& identity)>;
+
+  static Result<std::unique_ptr<TlsSession>> client(int fd, const std::string& identity, const Secret& key);
+  static Result<std::unique_ptr<TlsSession>> server(int fd, KeyFinder find);
+  ~TlsSession();
+
+  enum class Step : uint8_t { kDone, kRead, kWrite, kFailed };
+  /// Goes on with the handshake; kRead and kWrite: when the socket is ready for it.
+  Step handshake();
+  /// Of the client, once the handshake is done.
+  const std::string& identity() const { return identity_; }
+  /// Why it failed, for the log.
+  const std::string& error() const { return error_; }
+
+  /// As the system calls: bytes, 0 at the end, or a negative errno (-EAGAIN: later; -EPROTO: error()).
+  ssize_t read(void* into, size_t length);
+  ssize_t write(const void* from, size_t length);
+
+  /// Secrets that both ends derive from this session, by name.
+  Result<Secret> exportSecret(const char* name, std::span<const uint8_t> context);
+
+ private:
+  TlsSession() = default;
+  static Result<std::unique_ptr<TlsSession>> make(int fd, bool server);
+  struct Callbacks;
+  friend struct Callbacks;
+  ssize_t failure(int result);
+
+  std::mutex mutex_;
+  ssl_st* ssl_ = nullptr;
+  std::string identity_;
+  Secret key_{};
+  KeyFinder find_;
+  std::string error_;
+};
+
+/// HMAC-SHA256.
+Secret mac(const Secret& key, std::span<const uint8_t> first, std::span<const uint8_t> second = {});
+/// Without telling by its time where they differ.
+bool sameSecret(std::span<const uint8_t> a, std::span<const uint8_t> b);
+/// From the system; ends the process in the one case that it can't give any.
+void randomBytes(std::span<uint8_t> into);
+void forget(std::span<uint8_t> secret);
+
+}  // namespace olpager::transport

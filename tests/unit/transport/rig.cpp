@@ -1,0 +1,136 @@
+#include "tests/unit/transport/rig.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+
+namespace olpager::transport::test {
+
+Buffer::Buffer(uint64_t bytes, bool shared) : length(bytes) {
+  if (shared) {
+    fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    REQUIRE(ftruncate(fd, static_cast<off_t>(length)) == 0);
+    REQUIRE(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  }
+  void* got = mmap(nullptr, length, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
+  REQUIRE(got != MAP_FAILED);
+  base = static_cast<std::byte*>(got);
+}
+
+Buffer::~Buffer() {
+  munmap(base, length);
+  if (fd >= 0) close(fd);
+}
+
+std::byte Buffer::patternAt(uint64_t seed, uint64_t offset) {
+  const uint64_t mixed = (seed * 0x9e3779b97f4a7c15ull + (offset >> 3)) * 0xd6e8feb86659fd93ull;
+  return static_cast<std::byte>(mixed >> (8 + (offset & 7) * 6));
+}
+
+void Buffer::fill(uint64_t seed) {
+  for (uint64_t i = 0; i < length; ++i) base[i] = patternAt(seed, i);
+}
+
+bool Buffer::holds(uint64_t seed, uint64_t offset, uint64_t count) const {
+  for (uint64_t i = offset; i < offset + count; ++i) {
+    if (base[i] != patternAt(seed, i)) return false;
+  }
+  return true;
+}
+
+Side::Side(const Options& options) {
+  auto made = makeEndpoint(options);
+  REQUIRE(made.ok());
+  endpoint = std::move(made.value());
+  queue = endpoint->makeQueue();
+}
+
+RegionPtr Side::add(const Buffer& buffer, uint32_t access) {
+  auto region = registerMemory(domain, buffer.memory(), access);
+  REQUIRE(region.ok());
+  return std::move(region.value());
+}
+
+std::optional<Completion> Side::next(std::chrono::microseconds timeout) {
+  if (!early.empty()) {
+    Completion first = std::move(early.front());
+    early.pop_front();
+    return first;
+  }
+  Completion one;
+  if (queue->wait({&one, 1}, timeout) == 0) return std::nullopt;
+  return one;
+}
+
+Completion Side::await(Kind kind, std::chrono::microseconds timeout) {
+  for (auto each = early.begin(); each != early.end(); ++each) {
+    if (each->kind != kind) continue;
+    Completion found = std::move(*each);
+    early.erase(each);
+    return found;
+  }
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - std::chrono::steady_clock::now());
+    Completion one;
+    const bool got = left.count() > 0 && queue->wait({&one, 1}, left) != 0;
+    INFO("waiting for a completion of kind " << static_cast<int>(kind));
+    REQUIRE(got);
+    if (one.kind == kind) return one;
+    early.push_back(std::move(one));
+  }
+}
+
+Options optionsFor(Choice choice) {
+  Options options;
+  options.choice = choice;
+  return options;
+}
+
+Pair::Pair(const Options& server_options, const Options& client_options)
+    : server(server_options), client(client_options) {
+  auto listening = server.endpoint->listen("127.0.0.1:0", [this](const PeerInfo&) -> Result<Accepted> {
+    return Accepted{server.domain, server.queue};
+  });
+  if (!listening.ok()) FAIL(listening.error().message);
+  listener = std::move(listening.value());
+  up = connect();
+  peer = server.await(Kind::kUp).link;
+  REQUIRE(peer->id() == up->id());
+}
+
+Pair::~Pair() {
+  listener.reset();
+  server.early.clear();
+  client.early.clear();
+}
+
+LinkPtr Pair::connect(const std::string& replaces) {
+  auto link = client.endpoint->connect(listener->address(), {client.domain, client.queue, replaces});
+  if (!link.ok()) FAIL(link.error().message);
+  return link.value();
+}
+
+std::vector<std::byte> bytesOf(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string textOf(const Message& message) {
+  return {reinterpret_cast<const char*>(message.bytes().data()), message.bytes().size()};
+}
+
+RemoteRange whole(const RegionPtr& region) { return {region->key(), 0, region->length()}; }
+LocalRange wholeLocal(const RegionPtr& region) { return {region.get(), 0, region->length()}; }
+
+std::mt19937_64 seededRandom(const char* test) {
+  const char* given = std::getenv("OL_TEST_SEED");
+  const uint64_t seed = given != nullptr && *given != '\0' ? std::strtoull(given, nullptr, 0) : 20240611;
+  std::cout << test << ": OL_TEST_SEED=" << seed << "\n";
+  return std::mt19937_64(seed);
+}
+
+}  // namespace olpager::transport::test

@@ -1,0 +1,83 @@
+// Two endpoints in one process with a link between them, over real sockets, by either transport.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "coherence/transport/transport.h"
+#include "coherence/transport/trust/keys.h"
+#include "tests/catch.h"
+
+namespace olpager::transport::test {
+
+using namespace std::chrono_literals;
+using Kind = Completion::Kind;
+
+inline constexpr std::chrono::seconds kLong{20};  // what has to happen happens within
+
+struct Tcp {
+  static constexpr Choice kChoice = Choice::kTcp;
+  static constexpr LinkKind kKind = LinkKind::kTcp;
+};
+struct Shm {
+  static constexpr Choice kChoice = Choice::kShm;
+  static constexpr LinkKind kKind = LinkKind::kShm;
+};
+
+/// Memory of its own with a pattern that depends on the seed; `shared`: a sealed memfd.
+class Buffer {
+ public:
+  explicit Buffer(uint64_t length, bool shared = false);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  void fill(uint64_t seed);
+  /// Whether [offset, + length) is what fill(seed) put there.
+  bool holds(uint64_t seed, uint64_t offset, uint64_t length) const;
+  static std::byte patternAt(uint64_t seed, uint64_t offset);
+  Memory memory() const { return {base, length, fd, 0}; }
+
+  std::byte* base = nullptr;
+  const uint64_t length;
+  int fd = -1;
+};
+
+/// One side: an endpoint, a domain, a queue.
+struct Side {
+  explicit Side(const Options& options);
+  std::unique_ptr<Endpoint> endpoint;
+  DomainPtr domain = makeDomain();
+  QueuePtr queue;
+  RegionPtr add(const Buffer& buffer, uint32_t access);
+  /// The next completion of this kind; others that come before stay for later. Fails the test when none comes.
+  Completion await(Kind kind, std::chrono::microseconds timeout = kLong);
+  /// Any completion, or nothing in this time.
+  std::optional<Completion> next(std::chrono::microseconds timeout);
+  std::deque<Completion> early;
+};
+
+Options optionsFor(Choice choice);
+
+struct Pair {
+  explicit Pair(const Options& options) : Pair(options, options) {}
+  Pair(const Options& server_options, const Options& client_options);
+  ~Pair();
+  /// A further link of the same client.
+  LinkPtr connect(const std::string& replaces = "");
+
+  Side server, client;
+  std::unique_ptr<Listener> listener;
+  LinkPtr up;    // the client's end
+  LinkPtr peer;  // the server's end
+};
+
+std::vector<std::byte> bytesOf(const std::string& text);
+std::string textOf(const Message& message);
+RemoteRange whole(const RegionPtr& region);
+LocalRange wholeLocal(const RegionPtr& region);
+std::mt19937_64 seededRandom(const char* test);
+
+}  // namespace olpager::transport::test

@@ -1,0 +1,181 @@
+// What every transport promises, on each of them.
+#include <thread>
+
+#include "tests/unit/transport/rig.h"
+
+using namespace olpager;
+using namespace olpager::transport;
+using namespace olpager::transport::test;
+
+#ifdef OL_TEST_SHM
+#define TRANSPORTS Tcp, Shm
+#else
+#define TRANSPORTS Tcp
+#endif
+
+TEMPLATE_TEST_CASE("reads and writes move the right bytes", "[links]", TRANSPORTS) {
+  const bool shared = GENERATE(false, true);
+  Pair pair(optionsFor(TestType::kChoice));
+  REQUIRE(pair.up->peer().kind == TestType::kKind);
+  REQUIRE(pair.peer->peer().kind == TestType::kKind);
+  Buffer there(8 << 20, shared), here(8 << 20);
+  there.fill(1);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  const auto local = pair.client.add(here, kLocalOnly);
+
+  for (const uint64_t length :
+       {uint64_t{1}, uint64_t{4096}, uint64_t{65536}, uint64_t{65537}, uint64_t{2 << 20}, uint64_t{(8 << 20) - 13}}) {
+    const LocalRange into{local.get(), 13, length};
+    REQUIRE(pair.up->read({&into, 1}, {region->key(), 5, length}, Class::kDemand, length) == Outcome::kOk);
+    const auto done = pair.client.await(Kind::kRead);
+    REQUIRE(done.outcome == Outcome::kOk);
+    REQUIRE(done.context == length);
+    REQUIRE(done.bytes == length);
+    bool same = true;
+    for (uint64_t i = 0; i < length; ++i) same = same && here.base[13 + i] == Buffer::patternAt(1, 5 + i);
+    REQUIRE(same);
+  }
+
+  here.fill(2);
+  const LocalRange from = wholeLocal(local);
+  REQUIRE(pair.up->write({&from, 1}, whole(region), Class::kWriteBack, 7) == Outcome::kOk);
+  const auto done = pair.client.await(Kind::kWrite);
+  REQUIRE(done.outcome == Outcome::kOk);
+  REQUIRE(done.context == 7);
+  REQUIRE(there.holds(2, 0, there.length));
+}
+
+TEMPLATE_TEST_CASE("local ranges scatter and gather", "[links]", TRANSPORTS) {
+  auto random = seededRandom("scatter");
+  const bool shared = GENERATE(false, true);
+  Pair pair(optionsFor(TestType::kChoice));
+  Buffer there(4 << 20, shared), here(8 << 20);
+  there.fill(3);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  const auto local = pair.client.add(here, kLocalOnly);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<LocalRange> ranges;
+    uint64_t total = 0, place = 0;
+    const size_t count = 1 + random() % kMaxLocalRanges;
+    for (size_t i = 0; i < count; ++i) {
+      place += random() % 1000;
+      const uint64_t length = 1 + random() % 60000;
+      ranges.push_back({local.get(), place, length});
+      place += length;
+      total += length;
+    }
+    const uint64_t offset = random() % (there.length - total);
+    REQUIRE(pair.up->read(ranges, {region->key(), offset, total}, Class::kPrefetch, 0) == Outcome::kOk);
+    REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
+    uint64_t at = offset;
+    bool same = true;
+    for (const auto& range : ranges) {
+      for (uint64_t i = 0; i < range.length; ++i)
+        same = same && here.base[range.offset + i] == Buffer::patternAt(3, at++);
+    }
+    REQUIRE(same);
+    // And back to where they came from: nothing changes.
+    REQUIRE(pair.up->write(ranges, {region->key(), offset, total}, Class::kDemand, 0) == Outcome::kOk);
+    REQUIRE(pair.client.await(Kind::kWrite).outcome == Outcome::kOk);
+    REQUIRE(there.holds(3, 0, there.length));
+  }
+}
+
+TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", TRANSPORTS) {
+  Options options = optionsFor(TestType::kChoice);
+  options.stream = 8;
+  Pair pair(options);
+  int sent = 0, got = 0;
+  bool refused = false;
+  while (got < 1000) {
+    while (sent < 1000) {
+      const auto outcome = pair.up->send(MessageClass::kStream, bytesOf(std::to_string(sent)), bytesOf("!"));
+      if (outcome == Outcome::kNoCredit) {
+        refused = true;
+        break;
+      }
+      REQUIRE(outcome == Outcome::kOk);
+      ++sent;
+    }
+    REQUIRE(sent - got <= 8);
+    if (sent == got) {  // nothing is on its way: then room has to come back
+      REQUIRE(pair.client.await(Kind::kCredit).message_class == MessageClass::kStream);
+    } else {
+      const auto message = pair.server.await(Kind::kMessage);
+      REQUIRE(message.message_class == MessageClass::kStream);
+      REQUIRE(textOf(message.message) == std::to_string(got) + "!");
+      ++got;
+    }
+  }
+  REQUIRE(refused);
+  REQUIRE(pair.up->send(MessageClass::kNotice, std::vector<std::byte>(pair.up->maxMessageBytes() + 1)) ==
+          Outcome::kTooLong);
+  const std::vector<std::byte> longest(pair.up->maxMessageBytes(), std::byte{7});
+  REQUIRE(pair.up->send(MessageClass::kNotice, longest) == Outcome::kOk);
+  REQUIRE(pair.server.await(Kind::kMessage).message.bytes().size() == longest.size());
+}
+
+TEMPLATE_TEST_CASE("a reply has its room from the request on", "[links]", TRANSPORTS) {
+  Options options = optionsFor(TestType::kChoice);
+  options.requests = 4;
+  options.notices = 1;
+  Pair pair(options);
+  REQUIRE(pair.peer->send(MessageClass::kReply, bytesOf("to nothing")) == Outcome::kNoCredit);
+  for (int i = 0; i < 4; ++i) REQUIRE(pair.up->send(MessageClass::kRequest, bytesOf("?")) == Outcome::kOk);
+  REQUIRE(pair.up->send(MessageClass::kRequest, bytesOf("?")) == Outcome::kNoCredit);
+  for (int i = 0; i < 4; ++i) pair.server.await(Kind::kMessage);
+  // Taken, but not answered: still no room for more.
+  REQUIRE(!pair.client.next(50ms));
+  for (int i = 0; i < 4; ++i) REQUIRE(pair.peer->send(MessageClass::kReply, bytesOf("!")) == Outcome::kOk);
+  for (int i = 0; i < 4; ++i) {
+    auto reply = pair.client.await(Kind::kMessage);
+    REQUIRE(reply.message_class == MessageClass::kReply);
+  }
+  REQUIRE(pair.client.await(Kind::kCredit).message_class == MessageClass::kRequest);
+  REQUIRE(pair.up->send(MessageClass::kRequest, bytesOf("?")) == Outcome::kOk);
+  REQUIRE(textOf(pair.server.await(Kind::kMessage).message) == "?");
+}
+
+TEMPLATE_TEST_CASE("what is wrong is refused where it is asked", "[links]", TRANSPORTS) {
+  Pair pair(optionsFor(TestType::kChoice));
+  Buffer there(1 << 20), here(1 << 20);
+  const auto region = pair.server.add(there, kRemoteRead);
+  const auto local = pair.client.add(here, kLocalOnly);
+  const LocalRange all = wholeLocal(local), beyond{local.get(), 1, here.length}, none{nullptr, 0, here.length};
+  REQUIRE(pair.up->read({&beyond, 1}, whole(region), Class::kDemand, 0) == Outcome::kBadRange);
+  REQUIRE(pair.up->read({&none, 1}, whole(region), Class::kDemand, 0) == Outcome::kBadRange);
+  REQUIRE(pair.up->read({&all, 1}, {region->key(), 1, there.length}, Class::kDemand, 0) == Outcome::kBadRange);
+  REQUIRE(pair.up->read({&all, 1}, {region->key(), 0, there.length - 1}, Class::kDemand, 0) == Outcome::kBadRange);
+  REQUIRE(pair.up->state() == LinkState::kUp);
+}
+
+TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why", "[links]", TRANSPORTS) {
+  Pair pair(optionsFor(TestType::kChoice));
+  Buffer there(32 << 20), here(32 << 20);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  const auto local = pair.client.add(here, kLocalOnly);
+  const LocalRange all = wholeLocal(local);
+  constexpr uint64_t kCount = 40;
+  for (uint64_t i = 0; i < kCount; ++i) {
+    const auto outcome = i % 2 == 0 ? pair.up->read({&all, 1}, whole(region), Class::kPrefetch, i)
+                                    : pair.up->write({&all, 1}, whole(region), Class::kWriteBack, i);
+    REQUIRE(outcome == Outcome::kOk);
+  }
+  const bool here_first = GENERATE(true, false);
+  (here_first ? pair.up : pair.peer)->close("enough");
+  std::vector<int> seen(kCount);
+  for (;;) {
+    const auto one = pair.client.next(kLong);
+    REQUIRE(one);
+    if (one->kind == Kind::kDown) break;
+    REQUIRE((one->outcome == Outcome::kOk || one->outcome == Outcome::kLinkDown));
+    ++seen[one->context];
+  }
+  REQUIRE(seen == std::vector<int>(kCount, 1));
+  REQUIRE(!pair.client.next(50ms));
+  REQUIRE(pair.up->state() == LinkState::kDown);
+  REQUIRE(pair.up->read({&all, 1}, whole(region), Class::kDemand, 0) == Outcome::kLinkDown);
+  REQUIRE(pair.up->send(MessageClass::kNotice, {}) == Outcome::kLinkDown);
+  pair.server.await(Kind::kDown);
+  REQUIRE((here_first ? pair.peer : pair.up)->reason().find("enough") != std::string::npos);
+}
