@@ -49,10 +49,7 @@ void Access::addWord(uint64_t word) {
     push() = {word, 0, Mode::kReadWrite};
     return;
   }
-  const PoolState& state = *pool_.state_;
-  if (word - state.host_roots_low.load(std::memory_order_relaxed) <
-      state.host_roots_span.load(std::memory_order_relaxed))
-    host_words_.push_back(word);
+  if (pool_.state_->host_roots.contains(word)) host_words_.push_back(word);
 }
 
 void Access::addParameter(const void* bytes_at, size_t bytes) {
@@ -66,7 +63,12 @@ void Access::addParameter(const void* bytes_at, size_t bytes) {
 }
 
 void Access::addRange(uint64_t address, uint64_t bytes, Mode mode) {
-  if (bytes != 0 && pool_.contains(address)) push() = {address, bytes, mode};
+  if (bytes == 0) return;
+  if (pool_.contains(address)) {
+    push() = {address, bytes, mode};
+  } else if (mode != Mode::kRead && pool_.mayHoldRoot(address, bytes)) {
+    root_writes_.push_back({address, bytes, mode});
+  }
 }
 
 void Access::addHostSource(const void* host, uint64_t bytes, bool stable) {
@@ -90,7 +92,10 @@ void Access::collect(ReachSet& into) const {
 
 CUresult Access::acquire() {
   PoolState& state = *pool_.state_;
-  if (count_ == 0 && (!follows_pointers_ || !state.slow.load(std::memory_order_relaxed))) return CUDA_SUCCESS;
+  // A kernel that names nothing counts as well where module variables may lead it somewhere.
+  if (count_ == 0 && root_writes_.empty() &&
+      (!follows_pointers_ || (!state.slow.load(std::memory_order_relaxed) && state.device_roots.empty())))
+    return CUDA_SUCCESS;
   if (state.forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
   HazardSlot* slot = hazards().mine();
   StreamState* stream = state.streams.find(stream_);
@@ -160,7 +165,10 @@ CUresult Access::acquireSlow() {
       state.predictor.touch(region->id, signature);
     visit(region);
   }
-  bool reach_all = follows_pointers_ && state.options.reach == Reach::kAll;
+  // Module variables of a context that no engine lives in can't be scanned: they may name anything.
+  const bool unseen_roots =
+      follows_pointers_ && state.roots_written.contains(stream_.context) && state.engineIn(stream_.context) == nullptr;
+  bool reach_all = follows_pointers_ && (state.options.reach == Reach::kAll || unseen_roots);
   const auto reachEverything = [&] {
     mark = ++state.closure_mark;
     for (Region* region : reach) region->mark = mark;
@@ -182,13 +190,13 @@ CUresult Access::acquireSlow() {
     for (const RootEdge& edge : state.root_edges)
       if (Region* region = state.regions.at(edge.id); region->buffer_id == edge.buffer_id) visit(region);
     for (const uint64_t word : host_words_) {
-      for (const Root& root : state.roots) {
-        if (root.host == nullptr || word - root.address >= root.bytes) continue;
-        const uint64_t from = root.bytes <= kRootOnCpu ? 0 : (word - root.address) / 8 * 8;
+      state.forRootsAt(word, 1, [&](CUdeviceptr at, const Root& root) {
+        if (root.host == nullptr) return;
+        const uint64_t from = root.bytes <= kRootOnCpu ? 0 : (word - at) / 8 * 8;
         kernels::scanWords(static_cast<const char*>(root.host) + from, std::min(root.bytes - from, kRootOnCpu),
                            pool_.base(), pool_.end() - pool_.base(),
                            [&](uint64_t pointer) { visit(state.find(pointer)); });
-      }
+      });
     }
     for (size_t i = 0; i < reach.size(); ++i) {
       for (const uint32_t id : reach[i]->edges) visit(state.regions.at(id));
@@ -206,12 +214,20 @@ CUresult Access::acquireSlow() {
   bool waited = false;
   uint64_t began = 0;
   std::deque<std::pair<Engine*, Want>> wants;  // the engines keep pointers to them
+  // The engine that has to scan module variables before this kernel may follow them.
+  const auto rootsToScan = [&]() -> Engine* {
+    if (!follows_pointers_ || reach_all || !state.roots_written.contains(stream_.context)) return nullptr;
+    Engine* const engine = state.engineIn(stream_.context);
+    return engine == nullptr || engine->broken() ? nullptr : engine;
+  };
   const auto settled = [&] {
     for (const Extent* extent : needed)
       if (!usable(extent->state) && !extent->region->engine->broken()) return false;
-    if (follows_pointers_ && !reach_all)
+    if (follows_pointers_ && !reach_all) {
       for (const Region* region : reach)
         if (region->host_written && !region->engine->broken()) return false;
+      if (rootsToScan() != nullptr) return false;
+    }
     return true;
   };
   const auto wantOf = [&](Engine* engine) -> Want& {
@@ -239,6 +255,7 @@ CUresult Access::acquireSlow() {
       auto& to_scan = wantOf(region->engine).to_scan;
       if (std::find(to_scan.begin(), to_scan.end(), region) == to_scan.end()) to_scan.push_back(region);
     }
+    if (Engine* const engine = rootsToScan(); engine != nullptr) wantOf(engine).scan_roots = true;
     for (auto& [engine, want] : wants) engine->wake();
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
     for (auto& [engine, want] : wants) {
@@ -291,6 +308,7 @@ CUresult Access::acquireSlow() {
     std::sort(region->edges.begin(), region->edges.end());
     region->edges.erase(std::unique(region->edges.begin(), region->edges.end()), region->edges.end());
   }
+  if (!root_writes_.empty()) writesRoots(sources, number);
   number_ = number;
   stream_state_ = stream;
   hazards().mine()->enter();  // before the mutex is released: whoever marks an extent later waits for this
@@ -307,6 +325,31 @@ CUresult Access::acquireSlow() {
     engine->touched();
   }
   return CUDA_SUCCESS;
+}
+
+// Copies into module variables: what they put there is reached by every launch from now on.
+void Access::writesRoots(const std::vector<Region*>& sources, uint64_t number) {
+  PoolState& state = *pool_.state_;
+  for (const Use& write : root_writes_) {
+    state.forRootsAt(write.address, write.bytes, [&](CUdeviceptr, const Root& root) {
+      if (root.host != nullptr) return;
+      bool known = true;
+      for (const Region* source : sources) {
+        for (const uint32_t id : source->edges)
+          if (const Region* target = state.regions.at(id); !target->dead) state.addRootEdge(root.context, *target);
+        if (source->names_itself || source->in_dirty_list) state.addRootEdge(root.context, *source);
+        known &= !source->host_written;
+      }
+      if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
+        kernels::scanWords(host_source_, host_bytes_, pool_.base(), pool_.end() - pool_.base(), [&](uint64_t word) {
+          if (const Region* target = state.find(word); target != nullptr) state.addRootEdge(root.context, *target);
+        });
+      } else if (host_source_ != nullptr) {
+        known = false;
+      }
+      if (!known) state.noteRootsWritten(root.context, number);
+    });
+  }
 }
 
 void Access::submitted(CUresult result) {

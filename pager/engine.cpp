@@ -59,6 +59,7 @@ CUresult Engine::makeObjects() {
     if (result == CUDA_SUCCESS) result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
   if (result == CUDA_SUCCESS) result = driver.cuModuleLoadData(&module_, kernels::pagePassPtx());
   if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&pass_, module_, kernels::kPagePassKernel);
+  if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&scan_, module_, kernels::kScanKernel);
   if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&scan_roots_, module_, kernels::kScanRangesKernel);
   for (Scratch& scratch : scratch_) {
     void* memory = nullptr;
@@ -613,16 +614,16 @@ bool Engine::serveWants(Lock& lock) {
       }
       if (w >= wants_.size() || wants_[w] != want) return true;  // it left while the mutex was released
     }
-    for (const Region* region : want->to_scan) {
-      if (!region->host_written || want->scan_late) continue;
+    const bool roots = want->scan_roots && pool_.roots_written.contains(context_);
+    if (!want->scan_late && (roots || std::any_of(want->to_scan.begin(), want->to_scan.end(),
+                                                  [](const Region* region) { return region->host_written; }))) {
       if (now - want->since_ns > 5 * kPatienceNs) {
         want->scan_late = true;
         pool_.changed.notify_all();
-        break;
+      } else {
+        in_flight = true;
+        moved |= scanHostWritten(want->to_scan, roots);
       }
-      in_flight = true;
-      moved |= scanHostWritten(want->to_scan);
-      break;
     }
     if (promote(leaving)) moved = true;
     progress |= moved;

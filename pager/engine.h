@@ -37,6 +37,7 @@ struct Want {
   std::vector<Extent*> extents;  // to be mapped; those of the working set in VRAM
   std::vector<Region*> regions;  // all that the launch reaches here
   std::vector<Region*> to_scan;  // reached, and written by the host since their last scan
+  bool scan_roots = false;       // it may follow module variables that a copy wrote since their last scan
   uint64_t since_ns = 0;
   bool in_place = false;   // the time is over, or it can't fit: map the rest in place
   bool failed = false;     // neither could be had
@@ -134,7 +135,10 @@ class Engine {
     uint64_t bytes = 0;
     unsigned scratch = 0;
     bool scans_roots = false;
+    uint64_t roots_serial = 0;  // of the newest write to a root that the pass sees (PoolState::RootsWritten)
+    uint64_t completed = 0;     // all launches up to this one had completed when the pass began
     uint64_t bitmap_words = 0;
+    bool for_roots = false;      // a launch waits for the scan of the roots
     bool settles_floor = false;  // its grace period began after the time before `slow`
     CUevent event = nullptr;
   };
@@ -151,10 +155,11 @@ class Engine {
     kernels::ScanJob* roots = nullptr;
     bool busy = false;
   };
-  static constexpr uint64_t kRootJobs = 4096;  // roots that one pass scans
-  static constexpr uint64_t kLargestRoot = 16ull << 20;
-  static constexpr uint64_t kFoundBytes = 1u << 20;        // a bit for each page of 16 TiB
-  static constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
+  static constexpr size_t kRootJobs = 4096;                 // small roots that go in one launch
+  static constexpr uint64_t kSmallRoot = 1ull << 20;        // a larger one is worth a launch of its own
+  static constexpr uint64_t kLargestManaged = 16ull << 20;  // of a larger one a scan would move too much
+  static constexpr uint64_t kFoundBytes = 1u << 20;         // a bit for each page of 16 TiB
+  static constexpr uint64_t kHostAheadBytes = 1ull << 30;   // host chunks made ahead of need, for each size
 
   CUresult makeObjects();
   void destroyObjects();
@@ -178,14 +183,15 @@ class Engine {
   bool promote(const std::vector<Extent*>& extents);
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
   bool begin(std::unique_ptr<Batch> batch);
-  bool scanHostWritten(const std::vector<Region*>& regions);
+  bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
   bool startPass(Batch& batch, Lock& lock);
-  CUresult launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event, size_t roots = 0);
+  CUresult launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event);
+  CUresult launchRootScans(const Scratch& scratch, const std::vector<kernels::ScanJob>& roots, uint64_t range_pages);
   void finishPass(Batch& batch, Lock& lock);
   void findEdges(Batch& batch, Lock& lock);
   static void forgetEdges(const Scanned& scanned);
-  size_t listRoots(const Scratch& scratch, uint32_t* found) const;
-  bool noteRoots(const uint32_t* found, uint64_t words);
+  std::vector<kernels::ScanJob> listRoots(uint32_t* found) const;
+  bool noteRoots(const Batch& batch, const uint32_t* found);
   void spreadStamps();
   void noteFound(Region& region, const uint32_t* found, uint64_t words);
   void evict(Extent& extent, const ContentHash& hash, Lock& lock);
@@ -216,7 +222,7 @@ class Engine {
 
   CUstream in_stream_ = nullptr, out_stream_ = nullptr, pass_stream_ = nullptr;
   CUmodule module_ = nullptr;
-  CUfunction pass_ = nullptr, scan_roots_ = nullptr;
+  CUfunction pass_ = nullptr, scan_ = nullptr, scan_roots_ = nullptr;
   std::array<Scratch, 4> scratch_;
   std::vector<CUevent> events_;
 
@@ -232,6 +238,7 @@ class Engine {
   uint64_t incoming_ = 0;      // VRAM that batches and writes in flight will free
   uint64_t allocated_ = 0;     // pages of the engine's regions, in bytes
   size_t clock_hand_ = 0;
+  uint64_t roots_seen_ = 0;                       // number of the newest launch when the last pass over the roots ended
   std::array<uint32_t, kOrders> without_host_{};  // extents that have no host chunk
   std::array<uint32_t, kOrders> host_making_{};
   uint64_t planned_touches_ = 0, next_plan_ = 0, planned_round_ = 0, planned_room_ = 0;

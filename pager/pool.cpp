@@ -540,30 +540,30 @@ CUresult Pool::unpin(CUdeviceptr address) {
   return CUDA_SUCCESS;
 }
 
-void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host) {
+void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host, bool managed) {
   PoolState& state = *state_;
-  if (state.forked.load()) return;
+  if (state.forked.load() || bytes == 0) return;
   Lock lock(state.mutex);
-  state.roots.push_back({address, bytes, host, context});
-  if (host == nullptr) return;
-  const uint64_t span = state.host_roots_span.load();
-  const uint64_t low = span == 0 ? address : std::min<uint64_t>(state.host_roots_low.load(), address);
-  const uint64_t high = std::max<uint64_t>(span == 0 ? 0 : state.host_roots_low.load() + span, address + bytes);
-  state.host_roots_low.store(low);
-  state.host_roots_span.store(high - low);
+  if (!state.roots.try_emplace(address, Root{bytes, host, context, managed}).second) return;
+  (host != nullptr ? state.host_roots : state.device_roots).add(address, bytes);
+  // What it holds by now nobody has looked at.
+  if (host == nullptr) state.noteRootsWritten(context, state.launch_number.load());
 }
 
 void Pool::removeRoot(CUdeviceptr address) {
   PoolState& state = *state_;
   if (state.forked.load()) return;
   Lock lock(state.mutex);
-  const size_t erased = std::erase_if(
-      state.roots, [address](const Root& root) { return root.address == address && root.host == nullptr; });
-  std::erase_if(state.roots, [address](const Root& root) { return root.address == address; });
+  const auto found = state.roots.find(address);
+  if (found == state.roots.end()) return;
+  const bool of_device = found->second.host == nullptr;
+  state.roots.erase(found);
   // A pass may be reading it: the program takes it away next.
-  while (erased > 0 && state.root_scans > 0 && !state.stopped)
+  while (of_device && state.root_scans > 0 && !state.stopped)
     state.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
+
+bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const { return state_->device_roots.overlaps(address, bytes); }
 
 // --- streams and contexts ------------------------------------------------------------------------------------------------
 
@@ -622,7 +622,8 @@ void Pool::contextGone(CUcontext context) {
     entry.second->forgetAll();
     return true;
   });
-  std::erase_if(state.roots, [context](const Root& root) { return root.context == context; });
+  std::erase_if(state.roots, [context](const auto& root) { return root.second.context == context; });
+  state.roots_written.erase(context);
   // The engine that lived in the context moves to another one with memory of its device. With none left it goes; the next
   // allocation starts another.
   const auto found = std::find_if(state.engines.begin(), state.engines.end(),
@@ -647,6 +648,7 @@ void Pool::contextGone(CUcontext context) {
   for (auto& candidate : state.engines)
     if (candidate.get() == engine) going = std::move(candidate);
   std::erase(state.engines, nullptr);
+  std::erase_if(state.root_edges, [&](const RootEdge& edge) { return edge.keeper == going.get(); });
   lock.unlock();
   going->stop();
   going->releaseAll();

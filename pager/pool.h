@@ -87,6 +87,7 @@ struct StreamKey {
 };
 
 struct Allocation;   // private
+struct Region;       // private
 struct StreamState;  // private
 class Engine;        // private: one device's residency engine
 struct PoolState;    // private
@@ -151,9 +152,13 @@ class Pool {
   CUresult unpin(CUdeviceptr address);
 
   /// Module globals and constants, and mapped pinned memory: [address, + bytes) outside the range may hold pointers into
-  /// it that kernels follow. `host` is non-null when the CPU can read it there.
-  void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host);
+  /// it that kernels follow. `host` is non-null when the CPU can read it there. `managed`: it moves to who touches it, so a
+  /// large one (above 16 MiB) is not looked at. Roots do not overlap; one that is added again stays as it is.
+  void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host, bool managed = false);
   void removeRoot(CUdeviceptr address);
+  /// False when no root in device memory overlaps [address, + bytes): a copy there is none of the pager's business. A few
+  /// nanoseconds; may be true of what lies between roots.
+  bool mayHoldRoot(uint64_t address, uint64_t bytes) const;
 
   // --- streams and contexts ----------------------------------------------------------------------------------------
   /// Before the driver destroys a stream.
@@ -199,7 +204,8 @@ class Access {
   /// Every 8-byte word at 4-byte steps of a kernel parameter (or an `extra` buffer) that lies in the range names an
   /// allocation; the launch reads and writes it. `bytes` may be below 8 (then nothing).
   void addParameter(const void* bytes_at, size_t bytes);
-  /// An exact range, known from the function's specification. 0 bytes or an address outside the range: nothing.
+  /// An exact range, known from the function's specification. 0 bytes: nothing. Of an address outside the range only that
+  /// it is written matters, where a root may lie.
   void addRange(uint64_t address, uint64_t bytes, Mode mode);
   /// The operation copies `bytes` from host memory, whose words may be addresses of the range that kernels follow later.
   /// `stable`: the bytes can't change before the copy is made (pageable source, or a synchronous copy).
@@ -207,7 +213,7 @@ class Access {
   /// Everything that a graph reaches.
   void addReach(const ReachSet& set);
   /// True when something was named.
-  bool any() const { return count_ != 0; }
+  bool any() const { return count_ != 0 || !root_writes_.empty(); }
   /// For a launch recorded by a capture or put in a graph node: what it names, instead of acquire().
   void collect(ReachSet& into) const;
 
@@ -229,6 +235,7 @@ class Access {
   const Use& use(unsigned i) const { return i < kInlineUses ? inline_[i] : more_[i - kInlineUses]; }
   void addWord(uint64_t word);
   CUresult acquireSlow();
+  void writesRoots(const std::vector<Region*>& sources, uint64_t number);
 
   Pool& pool_;
   StreamKey stream_;
@@ -240,6 +247,7 @@ class Access {
   Use inline_[kInlineUses];
   std::vector<Use> more_;             // beyond kInlineUses
   std::vector<uint64_t> host_words_;  // parameters that may lie in a root that the CPU reads
+  std::vector<Use> root_writes_;      // what is written where roots in device memory may lie
   unsigned count_ = 0;
   StreamState* stream_state_ = nullptr;  // set while acquired
   uint64_t number_ = 0;                  // of this operation, while acquired

@@ -75,6 +75,17 @@ void drainUnmarked(PoolState& state, uint64_t number) {
   }
 }
 
+void PoolState::addRootEdge(CUcontext context, const Region& region) {
+  const Engine* keeper = engineIn(context);
+  for (RootEdge& edge : root_edges) {
+    if (edge.id != region.id || edge.keeper != keeper) continue;
+    edge.buffer_id = region.buffer_id;
+    edge.missed = 0;
+    return;
+  }
+  root_edges.push_back({region.id, region.buffer_id, keeper});
+}
+
 void PoolState::updateSlow() {
   const bool now = outside != 0 || options.reach == Reach::kAll;
   if (now == slow.load(std::memory_order_relaxed)) return;

@@ -3,6 +3,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -47,19 +49,45 @@ class RegionTable {
 };
 
 /// Memory outside the range in which kernels may find pointers into it. Device memory (module globals) is scanned by the
-/// GPU in each pass, and what it names is reached by every launch; memory that the CPU reads is scanned by a launch that
-/// names it.
+/// GPU in each pass, and what it names is reached by every launch; what a copy puts there counts at once. Memory that the
+/// CPU reads is scanned by a launch that names it.
 struct Root {
-  CUdeviceptr address;
   uint64_t bytes;
   const void* host;
   CUcontext context;
+  bool managed;  // moves when it is touched: a large one is not scanned
 };
 
-/// What a root names, as of the last pass. The id may be another region's by now.
+/// What a root in device memory names, as of the last passes. The id may be another region's by now.
 struct RootEdge {
   uint32_t id;
   uint64_t buffer_id;
+  const Engine* keeper;  // whose passes scan that root
+  unsigned missed = 0;   // passes in a row that did not find it
+};
+
+/// Addresses between the lowest and the highest of what was added. Grows only; added to under the mutex, read without.
+class AddressSpan {
+ public:
+  void add(uint64_t address, uint64_t size) {
+    const uint64_t before = bytes_.load(), low = low_.load();
+    const uint64_t first = before == 0 ? address : std::min(low, address);
+    // In this order: a reader that sees one of the two alone sees a span that holds the one before.
+    bytes_.store(std::max(before == 0 ? 0 : low + before, address + size) - first, std::memory_order_release);
+    low_.store(first, std::memory_order_release);
+  }
+  bool empty() const { return bytes_.load(std::memory_order_relaxed) == 0; }
+  bool contains(uint64_t address) const {
+    const uint64_t low = low_.load(std::memory_order_acquire);
+    return address - low < bytes_.load(std::memory_order_relaxed);
+  }
+  bool overlaps(uint64_t address, uint64_t size) const {
+    const uint64_t low = low_.load(std::memory_order_acquire), bytes = bytes_.load(std::memory_order_relaxed);
+    return address - low < bytes || (bytes != 0 && low - address < size);
+  }
+
+ private:
+  std::atomic<uint64_t> low_{0}, bytes_{0};
 };
 
 struct SmallAllocation {
@@ -125,13 +153,20 @@ struct PoolState {
   std::map<std::pair<CUdevice, CUcontext>, std::unique_ptr<space::SlabAllocator>> slabs;
   std::unordered_map<uint64_t, SmallAllocation> small;
   std::vector<std::unique_ptr<Engine>> engines;
-  std::vector<Region*> dirty;  // reached since their last scan
-  std::vector<Root> roots;
-  std::vector<RootEdge> root_edges;  // of the device's memory among them
-  unsigned root_scans = 0;           // passes in flight that read it
-  /// Where roots lie that the CPU reads: [low, low + span). Read by launches without the mutex.
-  std::atomic<uint64_t> host_roots_low{0};
-  std::atomic<uint64_t> host_roots_span{0};
+  std::vector<Region*> dirty;         // reached since their last scan
+  std::map<CUdeviceptr, Root> roots;  // by first address
+  std::vector<RootEdge> root_edges;   // of the device's memory among them
+  unsigned root_scans = 0;            // passes in flight that read it
+  /// Contexts of roots in device memory whose contents are not known. A kernel in such a context waits until a pass that
+  /// began after the operations up to `number` were done has scanned them. `serial` differs each time.
+  struct RootsWritten {
+    uint64_t number;
+    uint64_t serial;
+  };
+  std::map<CUcontext, RootsWritten> roots_written;
+  uint64_t root_writes = 0;  // serials given out
+  /// Where roots lie that the CPU reads, and those in device memory. Read by operations without the mutex.
+  AddressSpan host_roots, device_roots;
   std::vector<DeferredFree> deferred;
   std::unordered_set<CUdeviceptr> deferred_addresses;  // of the same
   std::vector<Region*> new_slabs, empty_slabs;         // made or emptied by a slab allocator, seen to after it returned
@@ -166,6 +201,22 @@ struct PoolState {
   }
   /// `slow` as the extents say.
   void updateSlow();
+  Engine* engineIn(CUcontext context) const {
+    for (const auto& engine : engines)
+      if (engine->context() == context) return engine.get();
+    return nullptr;
+  }
+  void noteRootsWritten(CUcontext context, uint64_t number) { roots_written[context] = {number, ++root_writes}; }
+  /// Roots in device memory of `context` name `region`: every launch reaches it from now on.
+  void addRootEdge(CUcontext context, const Region& region);
+  /// Calls visit(address, root) for each root that overlaps [address, + bytes).
+  template <typename Visit>
+  void forRootsAt(uint64_t address, uint64_t bytes, Visit visit) const {
+    auto it = roots.upper_bound(address);
+    if (it != roots.begin()) --it;
+    for (; it != roots.end() && (it->first <= address || it->first - address < bytes); ++it)
+      if (it->first >= address || address - it->first < it->second.bytes) visit(it->first, it->second);
+  }
 };
 
 /// Synchronises contexts with launches in per-thread default streams that only their threads could have marked. `number`:

@@ -8,6 +8,7 @@
 //
 // A launch that comes for a victim before it is unmapped takes it back (cancelRetiring).
 #include <algorithm>
+#include <unordered_map>
 
 #include "base/log.h"
 #include "pager/engine.h"
@@ -19,6 +20,7 @@ namespace olpager::pager {
 namespace {
 constexpr uint64_t kBatchBytes = 128ull << 20;
 constexpr size_t kCandidates = 4096;
+constexpr unsigned kMissedRoots = 3;  // passes, see Engine::noteRoots
 
 // Who goes first: the higher class, then the higher key.
 struct Score {
@@ -118,7 +120,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
 
 // The batch sets out, if there is anything in it.
 bool Engine::begin(std::unique_ptr<Batch> batch) {
-  if (batch->victims.empty() && batch->scan_for.empty()) return false;
+  if (batch->victims.empty() && batch->scan_for.empty() && !batch->for_roots) return false;
   batch->settles_floor = pool_.floor_pending;
   hazards().snapshot(batch->hazards);
   batches_.push_back(std::move(batch));
@@ -137,12 +139,13 @@ bool Engine::promote(const std::vector<Extent*>& extents) {
   return begin(std::move(batch));
 }
 
-// Regions that the host wrote are scanned before a kernel follows pointers in them.
-bool Engine::scanHostWritten(const std::vector<Region*>& regions) {
+// Regions and roots that the host wrote are scanned before a kernel follows pointers in them.
+bool Engine::scanHostWritten(const std::vector<Region*>& regions, bool roots) {
   if (broken_ || batches_.size() >= scratch_.size()) return false;
   for (const auto& batch : batches_)
-    if (!batch->scan_for.empty()) return false;
+    if (!batch->scan_for.empty() || batch->for_roots) return false;
   auto batch = std::make_unique<Batch>();
+  batch->for_roots = roots;
   for (Region* region : regions)
     if (region->host_written && region->engine == this) batch->scan_for.emplace_back(region, 0);
   return begin(std::move(batch));
@@ -167,7 +170,7 @@ bool Engine::advanceBatches(Lock& lock) {
       // What a launch took back needs no more waiting for.
       std::erase_if(batch.victims,
                     [](const Extent* extent) { return extent == nullptr || extent->state != ExtentState::kRetiring; });
-      if (batch.victims.empty() && batch.scan_for.empty()) {
+      if (batch.victims.empty() && batch.scan_for.empty() && !batch.for_roots) {
         batches_.erase(batches_.begin() + static_cast<ptrdiff_t>(b));
         return true;
       }
@@ -187,6 +190,9 @@ bool Engine::advanceBatches(Lock& lock) {
       uint64_t stamp = pool_.floor;
       for (const Extent* extent : batch.victims) stamp = std::max(stamp, extent->region->stamp.load());
       for (const auto& entry : batch.scan_for) stamp = std::max(stamp, entry.first->stamp.load());
+      if (const auto written = pool_.roots_written.find(context_);
+          batch.for_roots && written != pool_.roots_written.end())
+        stamp = std::max(stamp, written->second.number);
       if (broken_ || pool_.streams.quiet(stamp)) {
         if (startPass(batch, lock)) return true;
       } else {
@@ -261,7 +267,12 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   batch.scanned.clear();
 
   std::vector<Region*> still_dirty;
+  const bool roots_alone = batch.victims.empty() && batch.scan_for.empty();
   for (Region* region : pool_.dirty) {
+    if (roots_alone) {
+      still_dirty.push_back(region);
+      continue;
+    }
     if (region->dead || region->engine == nullptr) {
       region->in_dirty_list = false;
       continue;
@@ -302,19 +313,26 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   // What the roots name is kept apart from what pages name, where the bitmap has room for both.
   uint32_t* const root_found = scratch->found + (2 * bitmap_words * sizeof(uint32_t) <= kFoundBytes ? bitmap_words : 0);
   batch.bitmap_words = bitmap_words;
-  const size_t roots = listRoots(*scratch, root_found);
-  batch.scans_roots = roots > 0;
+  const std::vector<kernels::ScanJob> roots = listRoots(root_found);
+  batch.scans_roots = !roots.empty();
   if (batch.scans_roots) ++pool_.root_scans;
+  batch.completed = floor;
+  if (const auto written = pool_.roots_written.find(context_);
+      written != pool_.roots_written.end() && pool_.streams.quiet(written->second.number)) {
+    batch.roots_serial = written->second.serial;
+    if (!batch.scans_roots) pool_.roots_written.erase(written);  // they are gone
+  }
   lock.unlock();
   std::fill_n(scratch->found, bitmap_words, 0u);
   std::fill_n(root_found, bitmap_words, 0u);
-  const CUresult result = launchPass(*scratch, jobs, used_pages, batch.event, roots);
+  CUresult result = launchRootScans(*scratch, roots, used_pages);
+  if (result == CUDA_SUCCESS) result = launchPass(*scratch, jobs, used_pages, batch.event);
   lock.lock();
   if (result != CUDA_SUCCESS) lost(result);
   return true;
 }
 
-CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event, size_t roots) {
+CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event) {
   uint32_t widest = 1;
   for (size_t i = 0; i < jobs; ++i) widest = std::max(widest, scratch.jobs[i].pages);
   kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(scratch.jobs), pool_.map->base(), range_pages,
@@ -327,45 +345,75 @@ CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_
     result = pool_.driver.cuLaunchKernel(pass_, widest, static_cast<unsigned>(std::min(kGridY, jobs - at)), 1,
                                          kernels::kPagePassThreads, 1, 1, 0, pass_stream_, pointers, nullptr);
   }
-  if (roots > 0 && result == CUDA_SUCCESS) {
-    auto root_jobs = reinterpret_cast<uint64_t>(scratch.roots);
-    void* root_pointers[] = {&root_jobs, &parameters.range_base, &parameters.range_pages};
-    result = pool_.driver.cuLaunchKernel(scan_roots_, 4, static_cast<unsigned>(roots), 1, kernels::kPagePassThreads, 1,
-                                         1, 0, pass_stream_, root_pointers, nullptr);
-  }
   if (result == CUDA_SUCCESS && event != nullptr) result = pool_.driver.cuEventRecord(event, pass_stream_);
   return result;
 }
 
-// Module globals and the like: all of the context's that are in device memory. A large one is managed memory as a rule,
-// which a scan would move to the GPU.
-size_t Engine::listRoots(const Scratch& scratch, uint32_t* found) const {
-  size_t count = 0;
-  for (const Root& root : pool_.roots) {
-    if (root.host != nullptr || root.context != context_ || root.bytes > kLargestRoot || count == kRootJobs) continue;
-    const uint64_t first = (root.address + 7) / 8 * 8;
-    const uint64_t end = root.address + root.bytes;
-    if (first + 8 > end) continue;
-    scratch.roots[count++] = {first, reinterpret_cast<uint64_t>(found), (end - first) / 8};
+// Small roots share a launch, as many as the buffer holds; each of the others has one of its own.
+CUresult Engine::launchRootScans(const Scratch& scratch, const std::vector<kernels::ScanJob>& roots,
+                                 uint64_t range_pages) {
+  const DriverApi& driver = pool_.driver;
+  constexpr unsigned kThreads = kernels::kPagePassThreads;
+  uint64_t range_base = pool_.map->base();
+  CUresult result = CUDA_SUCCESS;
+  size_t shared = 0;
+  for (const kernels::ScanJob& root : roots) {
+    if (result != CUDA_SUCCESS) return result;
+    if (root.words <= kSmallRoot / 8 && shared < kRootJobs) {
+      scratch.roots[shared++] = root;
+      continue;
+    }
+    kernels::ScanParameters scan{root.address, root.words, range_base, range_pages, root.found};
+    void* pointers[] = {&scan.address, &scan.words, &scan.range_base, &scan.range_pages, &scan.found};
+    const auto blocks = static_cast<unsigned>(std::clamp<uint64_t>(root.words / (16 * kThreads), 1, 2048));
+    result = driver.cuLaunchKernel(scan_, blocks, 1, 1, kThreads, 1, 1, 0, pass_stream_, pointers, nullptr);
   }
-  return count;
+  if (shared == 0 || result != CUDA_SUCCESS) return result;
+  auto jobs = reinterpret_cast<uint64_t>(scratch.roots);
+  void* pointers[] = {&jobs, &range_base, &range_pages};
+  return driver.cuLaunchKernel(scan_roots_, 4, static_cast<unsigned>(shared), 1, kThreads, 1, 1, 0, pass_stream_,
+                               pointers, nullptr);
+}
+
+// Module globals and the like: all of the context's that are in device memory.
+std::vector<kernels::ScanJob> Engine::listRoots(uint32_t* found) const {
+  std::vector<kernels::ScanJob> jobs;
+  for (const auto& [address, root] : pool_.roots) {
+    if (root.host != nullptr || root.context != context_) continue;
+    if (root.managed && root.bytes > kLargestManaged) {
+      base::warnOnce("managed root",
+                     "pointers to paged memory that lie in managed memory (above 16MiB in one "
+                     "allocation) are not followed: a kernel that relies on them needs OL_REACH=all");
+      continue;
+    }
+    const uint64_t first = (address + 7) / 8 * 8;
+    const uint64_t end = address + root.bytes;
+    if (first + 8 <= end) jobs.push_back({first, reinterpret_cast<uint64_t>(found), (end - first) / 8});
+  }
+  return jobs;
 }
 
 // Takes over what the roots name. True when something is new: launches in flight may be following it.
-bool Engine::noteRoots(const uint32_t* found, uint64_t words) {
-  std::vector<RootEdge> edges;
+bool Engine::noteRoots(const Batch& batch, const uint32_t* found) {
   bool news = false;
-  for (uint64_t w = 0; w < words; ++w) {
+  std::unordered_map<uint32_t, size_t> known;  // edges of this engine's, by region
+  for (size_t i = 0; i < pool_.root_edges.size(); ++i) {
+    RootEdge& edge = pool_.root_edges[i];
+    if (edge.keeper != this) continue;
+    ++edge.missed;
+    known[edge.id] = i;
+  }
+  for (uint64_t w = 0; w < batch.bitmap_words; ++w) {
     for (uint32_t bits = found[w]; bits != 0; bits &= bits - 1) {
       const uint64_t page = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
       Region* target = pool_.find(pool_.map->base() + page * kPageBytes);
       if (target == nullptr || target->dead) continue;
-      const auto same = [target](const RootEdge& edge) {
-        return edge.id == target->id && edge.buffer_id == target->buffer_id;
-      };
-      if (std::any_of(edges.begin(), edges.end(), same)) continue;
-      edges.push_back({target->id, target->buffer_id});
-      if (std::any_of(pool_.root_edges.begin(), pool_.root_edges.end(), same)) continue;
+      const auto [at, fresh] = known.try_emplace(target->id, pool_.root_edges.size());
+      if (fresh) pool_.root_edges.push_back({target->id, target->buffer_id, this});
+      RootEdge& edge = pool_.root_edges[at->second];
+      edge.missed = 0;
+      if (!fresh && edge.buffer_id == target->buffer_id) continue;
+      edge.buffer_id = target->buffer_id;
       news = true;
       const uint64_t newest = pool_.launch_number.load();
       uint64_t before = target->stamp.load();
@@ -373,12 +421,23 @@ bool Engine::noteRoots(const uint32_t* found, uint64_t words) {
       }
     }
   }
-  // Other engines' roots stay as they are.
-  std::erase_if(pool_.root_edges, [this](const RootEdge& edge) {
+  // A kernel that ran meanwhile may have moved a pointer from where the scan had not been yet to where it had: what was not
+  // found is forgotten when nothing ran, or when it was missed again and again, each time by a pass that began when all that
+  // had run beside the one before was over.
+  const uint64_t newest = pool_.launch_number.load();
+  const bool alone = batch.completed >= newest;
+  const bool later = batch.completed >= roots_seen_;
+  if (later) roots_seen_ = newest;
+  std::erase_if(pool_.root_edges, [&](RootEdge& edge) {
     const Region* region = pool_.regions.at(edge.id);
-    return region->dead || region->buffer_id != edge.buffer_id || region->engine == this;
+    if (region->dead || region->buffer_id != edge.buffer_id) return true;
+    if (edge.keeper != this || edge.missed == 0) return false;
+    if (!later) --edge.missed;
+    return alone || edge.missed >= kMissedRoots;
   });
-  pool_.root_edges.insert(pool_.root_edges.end(), edges.begin(), edges.end());
+  const auto written = pool_.roots_written.find(context_);
+  if (written != pool_.roots_written.end() && written->second.serial == batch.roots_serial)
+    pool_.roots_written.erase(written);
   return news;
 }
 
@@ -490,7 +549,7 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
     --pool_.root_scans;
     // Before findEdges uses the bitmap again.
     const bool apart = 2 * batch.bitmap_words * sizeof(uint32_t) <= kFoundBytes;
-    root_news = !broken_ && noteRoots(scratch.found + (apart ? batch.bitmap_words : 0), batch.bitmap_words);
+    root_news = !broken_ && noteRoots(batch, scratch.found + (apart ? batch.bitmap_words : 0));
   }
   if (any) {
     findEdges(batch, lock);

@@ -92,6 +92,9 @@ def _wrapper(symbol):
         return f"extract::{name}({', '.join(['sink'] + [Expression.emit(e) for e in arguments])});"
 
     touches = " || ".join(f"pool.contains({address(p)})" for p, _ in direct)
+    for parameter, annotation in direct:
+        if annotation.word != "read":  # where pointers may come to lie that kernels follow
+            touches += f" || pool.mayHoldRoot({address(parameter)}, bounded({annotation.bracket.cpp()}))"
     writes = any(a.word != "read" for _, a in direct)
     adds = ""
     for parameter, annotation in direct:
@@ -145,7 +148,9 @@ constexpr uint64_t bounded(uint64_t bytes) {{ return std::min(bytes, uint64_t{{1
 class Touching : public extract::RangeSink {{
  public:
   explicit Touching(const Pool& pool) : pool_(pool) {{}}
-  void add(uint64_t address, uint64_t, extract::Use) override {{ found_ = found_ || pool_.contains(address); }}
+  void add(uint64_t address, uint64_t bytes, extract::Use use) override {{
+    found_ = found_ || pool_.contains(address) || (use != extract::Use::kRead && pool_.mayHoldRoot(address, bounded(bytes)));
+  }}
   void addFrom(uint64_t address) override {{ add(address, 0, extract::Use::kReadWrite); }}
   uint64_t arrayElementBytes(CUarray) override {{ return 1; }}
   bool found() const {{ return found_; }}

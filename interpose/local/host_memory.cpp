@@ -75,7 +75,7 @@ void noteManaged(CUdeviceptr address, uint64_t bytes) {
   }
   olpager::pager::add(olpager::pager::counters().managed_allocations);
   olpager::pager::add(olpager::pager::counters().managed_bytes, bytes);
-  running->addRoot(currentContext(), address, bytes, nullptr);
+  running->addRoot(currentContext(), address, bytes, nullptr, true);
 }
 
 // Before the memory goes: nobody may look at it any more.

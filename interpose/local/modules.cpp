@@ -26,6 +26,7 @@
 #include "base/fatbin/fatbin.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "interpose/local/context.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/param_layout.h"
 #include "interpose/local/relief.h"
@@ -295,6 +296,29 @@ void registerModuleOf(CUfunction function, CUcontext context) {
   if (image != nullptr) registerImage(owner, image, context);
 }
 
+void registerVariable(const void* handle, CUdeviceptr address, size_t bytes, bool managed) {
+  pager::Pool* running = pool();
+  const CUcontext context = currentContext();
+  if (running == nullptr || context == nullptr) return;
+  std::shared_ptr<Image> image;
+  {
+    std::lock_guard lock(state().mutex);
+    if (const auto alias = state().aliases.find(handle); alias != state().aliases.end()) handle = alias->second;
+    const auto found = state().images.find(handle);
+    if (found == state().images.end()) return;  // a kernel's launch will tell of it
+    image = found->second;
+  }
+  registerImage(handle, image, context);
+  if (bytes < kSmallestRoot) return;
+  {
+    std::lock_guard lock(state().mutex);
+    std::vector<CUdeviceptr>& known = image->roots[context];
+    if (std::find(known.begin(), known.end(), address) != known.end()) return;
+    known.push_back(address);  // one that the image's own list of names lacks
+  }
+  running->addRoot(context, address, bytes, nullptr, managed);
+}
+
 void modulesOfContextGone(CUcontext context) {
   std::vector<CUdeviceptr> dropped;
   {
@@ -386,6 +410,37 @@ OLPAGER_HOOK(cuLibraryUnload)(CUlibrary library) {
   if (pool() != nullptr) imageGone(library);
   const CUresult result = driver().cuLibraryUnload(library);
   if (result == CUDA_SUCCESS) loanGone(library);
+  return result;
+}
+
+// Whoever asks where a variable is will copy to it, perhaps before any kernel of the module runs.
+OLPAGER_HOOK(cuModuleGetGlobal_v2)(CUdeviceptr* out, size_t* bytes, CUmodule module, const char* name) {
+  const CUresult result = driver().cuModuleGetGlobal_v2(out, bytes, module, name);
+  size_t size = 0;
+  CUdeviceptr address = 0;
+  if (result == CUDA_SUCCESS && out != nullptr && pool() != nullptr &&
+      driver().cuModuleGetGlobal_v2(&address, &size, module, name) == CUDA_SUCCESS)
+    registerVariable(module, address, size, false);
+  return result;
+}
+
+OLPAGER_HOOK(cuLibraryGetGlobal)(CUdeviceptr* out, size_t* bytes, CUlibrary library, const char* name) {
+  const CUresult result = driver().cuLibraryGetGlobal(out, bytes, library, name);
+  size_t size = 0;
+  CUdeviceptr address = 0;
+  if (result == CUDA_SUCCESS && out != nullptr && pool() != nullptr &&
+      driver().cuLibraryGetGlobal(&address, &size, library, name) == CUDA_SUCCESS)
+    registerVariable(library, address, size, false);
+  return result;
+}
+
+OLPAGER_HOOK(cuLibraryGetManaged)(CUdeviceptr* out, size_t* bytes, CUlibrary library, const char* name) {
+  const CUresult result = driver().cuLibraryGetManaged(out, bytes, library, name);
+  size_t size = 0;
+  CUdeviceptr address = 0;
+  if (result == CUDA_SUCCESS && out != nullptr && pool() != nullptr &&
+      driver().cuLibraryGetManaged(&address, &size, library, name) == CUDA_SUCCESS)
+    registerVariable(library, address, size, true);
   return result;
 }
 

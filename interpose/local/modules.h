@@ -11,6 +11,10 @@ namespace olpager::local {
 /// the variables of its module known to the pager. Cheap when that was done before.
 void registerModuleOf(CUfunction function, CUcontext context);
 
+/// The program was told where a variable of module or library `handle` is in the current context: it may copy to it before
+/// any kernel of the module runs. Makes all variables of the image known to the pager, and this one in any case.
+void registerVariable(const void* handle, CUdeviceptr address, size_t bytes, bool managed);
+
 /// The context is about to be destroyed, and its instances of all modules with it.
 void modulesOfContextGone(CUcontext context);
 

@@ -22,11 +22,15 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions&, const DriverApi&)
   return pool;
 }
 Pool::~Pool() = default;
+bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const {
+  return address < kRoot + kRootBytes && bytes > 0 && (address >= kRoot || kRoot - address < bytes);
+}
 
 Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), stream_(stream) { g_record.stream = stream; }
 Access::~Access() = default;
 void Access::addRange(uint64_t address, uint64_t bytes, Mode mode) {
-  if (bytes != 0 && pool_.contains(address)) g_record.ranges.push_back({address, bytes, static_cast<int>(mode)});
+  if (bytes != 0 && (pool_.contains(address) || (mode != Mode::kRead && pool_.mayHoldRoot(address, bytes))))
+    g_record.ranges.push_back({address, bytes, static_cast<int>(mode)});
 }
 void Access::addParameter(const void* bytes_at, size_t bytes) {
   uint64_t word = 0;

@@ -32,6 +32,9 @@ struct Record {
 
 inline constexpr uint64_t kPoolBase = 0x2100'0000'0000;
 inline constexpr uint64_t kPoolEnd = kPoolBase + (1ull << 40);
+/// A module's variable.
+inline constexpr uint64_t kRoot = 0x7e00'0000'0000;
+inline constexpr uint64_t kRootBytes = 64;
 inline CUcontext const kContext = reinterpret_cast<CUcontext>(0x77);
 
 extern Record g_record;

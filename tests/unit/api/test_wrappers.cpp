@@ -181,6 +181,33 @@ TEST_CASE("structures and arrays of operations") {
   CHECK(g_record.words == std::vector<uint64_t>{kA});
 }
 
+TEST_CASE("what is written where module variables lie is told, what is read there is not") {
+  CHECK(call(&ol_local_cuMemcpyHtoD_v2, kRoot, kHost, 8) == CUDA_SUCCESS);
+  expect({{kRoot, 8, kWrite}}, Symbol::kCuMemcpyHtoD_v2, CU_STREAM_LEGACY);
+  CHECK(g_record.sources == std::vector<RecordedSource>{{kHost, 8, true}});
+  CHECK(call(&ol_local_cuMemcpyHtoDAsync_v2, kRoot - 8, kHost, 16, kStream) == CUDA_SUCCESS);
+  expect({{kRoot - 8, 16, kWrite}}, Symbol::kCuMemcpyHtoDAsync_v2, kStream);
+  CHECK(g_record.sources == std::vector<RecordedSource>{{kHost, 16, false}});
+  CHECK(call(&ol_local_cuMemcpyDtoDAsync_v2, kRoot + 8, kA, 8, kStream) == CUDA_SUCCESS);
+  expect({{kRoot + 8, 8, kWrite}, {kA, 8, kRead}}, Symbol::kCuMemcpyDtoDAsync_v2, kStream);
+  CHECK(call(&ol_local_cuMemsetD32_v2, kRoot, 0u, 2) == CUDA_SUCCESS);
+  expect({{kRoot, 8, kWrite}}, Symbol::kCuMemsetD32_v2, CU_STREAM_LEGACY);
+  CHECK(call(&ol_local_cuMemcpyDtoH_v2, kHost, kRoot, 8) == CUDA_SUCCESS);
+  CHECK(g_record.steps == "d");
+  CHECK(call(&ol_local_cuMemcpyHtoD_v2, kRoot - 8, kHost, 8) == CUDA_SUCCESS);
+  CHECK(g_record.steps == "d");
+
+  CUDA_MEMCPY3D copy = {};
+  copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+  copy.srcHost = kHost;
+  copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+  copy.dstDevice = kRoot;
+  copy.WidthInBytes = 16;
+  copy.Height = copy.Depth = 1;
+  CHECK(call(&ol_local_cuMemcpy3DAsync_v2, &copy, kStream) == CUDA_SUCCESS);
+  CHECK(g_record.ranges.size() == 1);
+}
+
 TEST_CASE("what enter refuses is not called, and what the driver answers is told") {
   g_enter_result = CUDA_ERROR_OUT_OF_MEMORY;
   CHECK(call(&ol_local_cuMemcpyDtoD_v2, kA, kB, 64) == CUDA_ERROR_OUT_OF_MEMORY);

@@ -13,7 +13,8 @@ __device__ u64* g_table[4];
 extern "C" {
 
 __global__ void fill(u64* to, u64 count, u64 step, u64 seed) {
-  for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) to[i * step] = mix(seed + i);
+  for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+    to[i * step] = mix(seed + i);
 }
 
 __global__ void addTo(u64* to, u64 count, u64 step, u64 value) {
@@ -21,7 +22,8 @@ __global__ void addTo(u64* to, u64 count, u64 step, u64 value) {
 }
 
 __global__ void copyTo(u64* to, const u64* from, u64 count, u64 step) {
-  for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) to[i * step] = from[i * step];
+  for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+    to[i * step] = from[i * step];
 }
 
 /// out[0] = sum of two buffers' values.
@@ -71,5 +73,13 @@ __global__ void readLong(u64* out, const volatile u64* from, u64 rounds) {
 
 __global__ void setGlobal(u64* pointer) { g_pointer = pointer; }
 __global__ void readGlobal(u64* out) { *out = *g_pointer; }
+/// Spends about `rounds` iterations, then adds 1 to what the variable leads to.
+__global__ void addToGlobalLate(u64 rounds) {
+  u64 x = rounds + 1;
+  for (u64 i = 0; i < rounds; ++i) x = x * 6364136223846793005ull + 1442695040888963407ull;
+  if (x != 0 && threadIdx.x == 0) *g_pointer += 1;
+}
+/// What the pointer at `place` leads to.
+__global__ void readThrough(u64* out, u64** place) { *out = **place; }
 __global__ void readGlobalTable(u64* out, u64 at) { *out = *g_table[at]; }
 }

@@ -1,4 +1,5 @@
 // Pointers that lie in memory: what a launch reaches besides what it names.
+#include <cstring>
 #include <thread>
 
 #include "tests/unit/pager/rig.h"
@@ -163,6 +164,136 @@ TEST_CASE("pointers in a module's variables are followed", "[pager][pointers][ro
     CHECK(rig.get(out) == 99);
   }
   rig.pool().removeRoot(global);
+}
+
+TEST_CASE("what a copy puts into a module's variable is followed at once", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  CUdeviceptr global = 0;
+  size_t bytes = 0;
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  rig.pool().addRoot(rig.context(), global, bytes, nullptr);
+  CHECK(rig.pool().mayHoldRoot(global, 1));
+  CHECK(rig.pool().mayHoldRoot(global - 4, 8));
+  CHECK_FALSE(rig.pool().mayHoldRoot(global - 4, 4));
+  CHECK_FALSE(rig.pool().mayHoldRoot(global + bytes, 8));
+  const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB), written = rig.allocate(2 * kMiB);
+  void* pinned = nullptr;
+  REQUIRE(driver().api.cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
+  CUdeviceptr foreign = 0;  // memory of the driver's own
+  REQUIRE(driver().api.cuMemAlloc_v2(&foreign, 4096) == CUDA_SUCCESS);
+  std::vector<CUdeviceptr> targets;
+  for (uint64_t i = 0; i < 5; ++i) {
+    targets.push_back(rig.allocate(2 * kMiB));
+    rig.put(targets.back() + 64, 1000 + i);
+  }
+  const CUdeviceptr names[5] = {targets[0] + 64, targets[1] + 64, targets[2] + 64, targets[3] + 64, targets[4] + 64};
+  rig.put(table, names[2]);
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, written, &names[3], 8, false) == CUDA_SUCCESS);  // nobody looks at it
+  REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(foreign, &names[4], 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  rig.press();
+  for (uint64_t i = 0; i < 5; ++i) {
+    INFO("copy " << i);
+    switch (i) {
+      case 0:  // from the program's memory, there until the call returns
+        REQUIRE(rig.copyIn(CU_STREAM_LEGACY, global, &names[0], 8, true) == CUDA_SUCCESS);
+        break;
+      case 1:  // from memory that is read later
+        std::memcpy(pinned, &names[1], 8);
+        REQUIRE(rig.copyIn(CU_STREAM_LEGACY, global, pinned, 8, false) == CUDA_SUCCESS);
+        break;
+      case 2:
+        REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, global, table, 8) == CUDA_SUCCESS);
+        break;
+      case 3:
+        REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, global, written, 8) == CUDA_SUCCESS);
+        break;
+      default: {
+        Access access(rig.pool(), rig.key(CU_STREAM_LEGACY));
+        access.addRange(global, 8, Mode::kWrite);
+        access.addHostSource(reinterpret_cast<const void*>(foreign), 8, false);  // what lies outside of the pool
+        REQUIRE(access.acquire() == CUDA_SUCCESS);
+        REQUIRE(driver().api.cuMemcpyDtoDAsync_v2(global, foreign, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+        access.submitted(CUDA_SUCCESS);
+      }
+    }
+    rig.launch(CU_STREAM_LEGACY, "readGlobal", out);
+    rig.synchronize();
+    CHECK(rig.get(out) == 1000 + i);
+    rig.press();  // and it stays known when the target leaves again
+    rig.launch(CU_STREAM_LEGACY, "readGlobal", out);
+    rig.synchronize();
+    CHECK(rig.get(out) == 1000 + i);
+    rig.press();
+  }
+  rig.pool().removeRoot(global);
+  REQUIRE(driver().api.cuMemFree_v2(foreign) == CUDA_SUCCESS);
+  REQUIRE(driver().api.cuMemFreeHost(pinned) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a variable that is made known late is scanned before a kernel follows it", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  CUdeviceptr global = 0;
+  size_t bytes = 0;
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
+  rig.put(target + 64, 99);
+  rig.press();
+  const uint64_t word = target + 64;
+  REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(global, &word, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  REQUIRE(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  rig.pool().addRoot(rig.context(), global, bytes, nullptr);
+  rig.launch(CU_STREAM_LEGACY, "readGlobal", out);
+  rig.synchronize();
+  CHECK(rig.get(out) == 99);
+}
+
+TEST_CASE("a kernel that names nothing keeps what a variable leads it to", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  CUdeviceptr global = 0;
+  size_t bytes = 0;
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  rig.pool().addRoot(rig.context(), global, bytes, nullptr);
+  const CUstream stream = rig.makeStream();
+  const CUdeviceptr target = rig.allocate(2 * kMiB);
+  rig.put(target + 64, 5);
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, global, std::vector<uint64_t>{target + 64}.data(), 8, true) == CUDA_SUCCESS);
+  rig.synchronize();
+  // Everything is in VRAM when it begins, and it looks at the target late.
+  rig.launch(stream, "addToGlobalLate", uint64_t{40000000});
+  for (uint64_t i = 0; i < 16; ++i) rig.put(rig.allocate(2 * kMiB), i);  // copies bring nothing back
+  REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+  CHECK(rig.get(target + 64) == 6);
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
+
+TEST_CASE("large and many variables are looked at", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB, .seconds = 120});
+  const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
+  rig.put(target + 64, 77);
+  CUdeviceptr global = 0, memory = 0;
+  size_t bytes = 0;
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  // Of the kind that variables are: memory of the driver's own.
+  REQUIRE(driver().api.cuMemAlloc_v2(&memory, 20 * kMiB) == CUDA_SUCCESS);
+  REQUIRE(driver().api.cuMemsetD8Async(memory, 0, 20 * kMiB, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  CUdeviceptr place = 0;
+  SECTION("one of 20 MiB") {
+    rig.pool().addRoot(rig.context(), memory, 20 * kMiB, nullptr);
+    place = memory + 18 * kMiB;
+  }
+  SECTION("five thousand") {
+    for (uint64_t i = 0; i < 5000; ++i) rig.pool().addRoot(rig.context(), memory + i * 64, 16, nullptr);
+    place = memory + 4999 * 64 + 8;
+  }
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, place, std::vector<uint64_t>{target + 64}.data(), 8, true) == CUDA_SUCCESS);
+  rig.synchronize();
+  rig.press();
+  rig.press();
+  rig.launch(CU_STREAM_LEGACY, "readThrough", out, place);
+  rig.synchronize();
+  CHECK(rig.get(out) == 77);
+  rig.end();
 }
 
 TEST_CASE("pointers in pinned memory that a launch names are followed", "[pager][pointers][roots]") {
