@@ -12,12 +12,6 @@ namespace olpager::pager {
 
 namespace {
 
-void raise(std::atomic<uint64_t>& value, uint64_t to) {
-  uint64_t now = value.load(std::memory_order_relaxed);
-  while (now < to && !value.compare_exchange_weak(now, to, std::memory_order_release, std::memory_order_relaxed)) {
-  }
-}
-
 constexpr uint64_t kScanOnCpu = 64 << 10;
 constexpr uint64_t kRootOnCpu = 64 << 20;  // of a larger one, as much from where the launch names it
 
@@ -92,10 +86,9 @@ void Access::collect(ReachSet& into) const {
 
 CUresult Access::acquire() {
   PoolState& state = *pool_.state_;
-  // A kernel that names nothing counts as well where module variables may lead it somewhere.
-  if (count_ == 0 && root_writes_.empty() &&
-      (!follows_pointers_ || (!state.slow.load(std::memory_order_relaxed) && state.device_roots.empty())))
-    return CUDA_SUCCESS;
+  // A kernel that names nothing counts as well: a module variable or a texture, which may be gone before it ends, can lead it
+  // somewhere.
+  if (count_ == 0 && root_writes_.empty() && !follows_pointers_) return CUDA_SUCCESS;
   if (state.forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
   HazardSlot* slot = hazards().mine();
   StreamState* stream = state.streams.find(stream_);

@@ -31,6 +31,13 @@
 
 namespace olpager::pager {
 
+/// Raises a number that several threads raise.
+inline void raise(std::atomic<uint64_t>& value, uint64_t to) {
+  uint64_t now = value.load(std::memory_order_relaxed);
+  while (now < to && !value.compare_exchange_weak(now, to, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+}
+
 /// One for each thread that launches, a cache line of its own. 0: idle; else a number that is different at each entry.
 struct alignas(64) HazardSlot {
   std::atomic<uint64_t> word{0};

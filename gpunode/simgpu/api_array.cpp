@@ -1,10 +1,7 @@
-// CUDA arrays, and texture and surface objects over them. Kernels with texture instructions are refused when their
-// module is loaded; the objects exist so that programs which only make them, or copy through arrays, run.
+// CUDA arrays: memory that only copies, textures and surfaces see.
 #include "gpunode/simgpu/api.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 
 #include "gpunode/simgpu/array.h"
 #include "gpunode/simgpu/context.h"
@@ -48,6 +45,14 @@ CUresult create(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR& descriptor) {
   if (out == nullptr || descriptor.Width == 0) return CUDA_ERROR_INVALID_VALUE;
   if ((descriptor.Flags & ~kArrayFlags) != 0) return notSupported("cuArray3DCreate with these flags");
   if (element == 0) return notSupported("cuArray3DCreate with this format");
+  const bool layered = (descriptor.Flags & CUDA_ARRAY3D_LAYERED) != 0;
+  const bool cube = (descriptor.Flags & CUDA_ARRAY3D_CUBEMAP) != 0;
+  if (descriptor.Depth != 0 && descriptor.Height == 0 && !layered) return CUDA_ERROR_INVALID_VALUE;
+  if (layered && descriptor.Depth == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (cube && (descriptor.Width != descriptor.Height || descriptor.Depth == 0 || descriptor.Depth % 6 != 0 ||
+               (!layered && descriptor.Depth != 6))) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   auto array = std::make_shared<Array>();
   array->descriptor = descriptor;
   array->element_bytes = element;
@@ -77,44 +82,6 @@ CUresult find(CUarray handle, const void* out, std::shared_ptr<Array>* array) {
   *array = Driver::get().arrays.find(handle);
   if (*array == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   return out != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-/// What a texture or surface object was made from.
-struct TextureObject {
-  CUDA_RESOURCE_DESC resource{};
-  CUDA_TEXTURE_DESC texture{};
-  CUDA_RESOURCE_VIEW_DESC view{};
-};
-
-HandleTable<TextureObject>& textures() {
-  static auto* const table = new HandleTable<TextureObject>(HandleKind::kTexture);
-  return *table;
-}
-HandleTable<TextureObject>& surfaces() {
-  static auto* const table = new HandleTable<TextureObject>(HandleKind::kSurface);
-  return *table;
-}
-
-CUresult checkResource(const CUDA_RESOURCE_DESC& resource) {
-  CUdevice device = 0;
-  if (const CUresult result = cuCtxGetDevice(&device)) return result;
-  switch (resource.resType) {
-    case CU_RESOURCE_TYPE_ARRAY:
-      return Driver::get().arrays.find(resource.res.array.hArray) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-    case CU_RESOURCE_TYPE_LINEAR:
-      return arrayElementBytes(resource.res.linear.format, resource.res.linear.numChannels) != 0 &&
-                     Driver::get().memory.known(resource.res.linear.devPtr) && resource.res.linear.devPtr % 512 == 0
-                 ? CUDA_SUCCESS
-                 : CUDA_ERROR_INVALID_VALUE;
-    case CU_RESOURCE_TYPE_PITCH2D:
-      return arrayElementBytes(resource.res.pitch2D.format, resource.res.pitch2D.numChannels) != 0 &&
-                     Driver::get().memory.known(resource.res.pitch2D.devPtr) &&
-                     resource.res.pitch2D.pitchInBytes % 32 == 0
-                 ? CUDA_SUCCESS
-                 : CUDA_ERROR_INVALID_VALUE;
-    default:
-      return notSupported("texture objects over mipmapped arrays");
-  }
 }
 
 }  // namespace
@@ -158,71 +125,4 @@ CUresult CUDAAPI cuArrayDestroy(CUarray handle) {
   if (array == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   (void)context->synchronize();
   return Driver::get().memory.free(array->base, AllocationKind::kArray);
-}
-
-// --- texture and surface objects
-// --------------------------------------------------------------------------------------
-
-CUresult CUDAAPI cuTexObjectCreate(CUtexObject* out, const CUDA_RESOURCE_DESC* resource,
-                                   const CUDA_TEXTURE_DESC* texture, const CUDA_RESOURCE_VIEW_DESC* view) {
-  if (out == nullptr || resource == nullptr || texture == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = checkResource(*resource)) return result;
-  auto object = std::make_shared<TextureObject>();
-  object->resource = *resource;
-  object->texture = *texture;
-  if (view != nullptr) object->view = *view;
-  *out = textures().add(std::move(object));
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuTexObjectDestroy(CUtexObject object) {
-  if (const CUresult result = requireInit()) return result;
-  return textures().remove(object) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult CUDAAPI cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC* out, CUtexObject object) {
-  if (const CUresult result = requireInit()) return result;
-  const auto found = textures().find(object);
-  if (out == nullptr || found == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *out = found->resource;
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC* out, CUtexObject object) {
-  if (const CUresult result = requireInit()) return result;
-  const auto found = textures().find(object);
-  if (out == nullptr || found == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *out = found->texture;
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* out, CUtexObject object) {
-  if (const CUresult result = requireInit()) return result;
-  const auto found = textures().find(object);
-  if (out == nullptr || found == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *out = found->view;
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuSurfObjectCreate(CUsurfObject* out, const CUDA_RESOURCE_DESC* resource) {
-  if (out == nullptr || resource == nullptr || resource->resType != CU_RESOURCE_TYPE_ARRAY)
-    return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = checkResource(*resource)) return result;
-  auto object = std::make_shared<TextureObject>();
-  object->resource = *resource;
-  *out = surfaces().add(std::move(object));
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuSurfObjectDestroy(CUsurfObject object) {
-  if (const CUresult result = requireInit()) return result;
-  return surfaces().remove(object) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult CUDAAPI cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC* out, CUsurfObject object) {
-  if (const CUresult result = requireInit()) return result;
-  const auto found = surfaces().find(object);
-  if (out == nullptr || found == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *out = found->resource;
-  return CUDA_SUCCESS;
 }

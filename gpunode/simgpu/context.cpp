@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "gpunode/simgpu/array.h"
 #include "gpunode/simgpu/device.h"
 #include "gpunode/simgpu/mem_pool.h"
+#include "gpunode/simgpu/texture_objects.h"
 
 namespace olpager::simgpu {
 
@@ -213,6 +215,8 @@ void Context::teardown() {
     barrier_ = nullptr;
   }
   for (auto& stream : streams) Driver::get().streams.remove(stream->handle());
+  Driver::get().arrays.removeIf([this](const Array& array) { return array.context == handle(); });
+  forgetTextures(handle());
   Driver::get().memory.freeContext(*this);
   error_ = CUDA_SUCCESS;
   cancel = false;

@@ -79,6 +79,16 @@ class HandleTable {
   std::shared_ptr<T> remove(Handle* handle) {
     return remove(reinterpret_cast<uint64_t>(handle));
   }
+  bool empty() const {
+    std::shared_lock lock(mutex_);
+    return objects_.empty();
+  }
+  /// Takes out every object that `gone` says true for.
+  template <typename Gone>
+  void removeIf(Gone gone) {
+    std::unique_lock lock(mutex_);
+    std::erase_if(objects_, [&](const auto& entry) { return gone(*entry.second); });
+  }
   std::vector<std::shared_ptr<T>> all() const {
     std::shared_lock lock(mutex_);
     std::vector<std::shared_ptr<T>> out;

@@ -141,9 +141,10 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
   }
   if (freedInOrder(address)) return CUDA_ERROR_INVALID_VALUE;
   RelaxedCapture relaxed;
+  AllocationInfo info;
+  if (running->describe(address, &info) && info.base == address) forgetPointerState(address);
   const CUresult result = running->freeAsync(address, key);
   if (result != CUDA_SUCCESS) return result;
-  forgetPointerState(address);
   noteFreedInOrder(address);
   return CUDA_SUCCESS;
 }

@@ -15,10 +15,16 @@ namespace olpager::local {
 
 namespace {
 
+// What an object pins. The allocation may be freed before the object is destroyed, and its address given out again.
+struct Pin {
+  CUdeviceptr address;
+  uint64_t buffer_id;
+};
+
 struct PinnedUsers {
   std::mutex mutex;
   std::set<CUdeviceptr> for_life;  // bases
-  std::map<unsigned long long, std::vector<CUdeviceptr>> objects;
+  std::map<unsigned long long, std::vector<Pin>> objects;
 };
 
 PinnedUsers& state() {
@@ -54,25 +60,36 @@ CUresult pinForLife(CUdeviceptr address) {
 }
 
 void forgetPointerState(CUdeviceptr base) {
-  bool pinned = false;
+  pager::Pool* running = pool();
+  pager::AllocationInfo info;
+  const bool known = running != nullptr && running->describe(base, &info);
+  std::vector<CUdeviceptr> pinned;
   {
     std::lock_guard lock(state().mutex);
-    pinned = state().for_life.erase(base) != 0;
+    if (state().for_life.erase(base) != 0) pinned.push_back(base);
+    for (auto& [object, pins] : state().objects) {
+      std::erase_if(pins, [&](const Pin& pin) {
+        if (!known || pin.buffer_id != info.buffer_id) return false;
+        pinned.push_back(pin.address);
+        return true;
+      });
+    }
   }
   forgetFromPool(base);
-  if (pager::Pool* running = pool(); running != nullptr && pinned) (void)running->unpin(base);
+  for (const CUdeviceptr address : pinned)
+    if (running != nullptr) (void)running->unpin(address);
 }
 
-CUresult pinForObject(unsigned long long object, CUdeviceptr address) {
-  {
-    std::lock_guard lock(state().mutex);
-    state().objects[object].push_back(address);
-  }
-  return CUDA_SUCCESS;
+void pinForObject(unsigned long long object, CUdeviceptr address) {
+  pager::Pool* running = pool();
+  pager::AllocationInfo info;
+  if (running == nullptr || !running->describe(address, &info)) return;
+  std::lock_guard lock(state().mutex);
+  state().objects[object].push_back({address, info.buffer_id});
 }
 
 void objectGone(unsigned long long object) {
-  std::vector<CUdeviceptr> pinned;
+  std::vector<Pin> pinned;
   {
     std::lock_guard lock(state().mutex);
     const auto found = state().objects.find(object);
@@ -81,8 +98,10 @@ void objectGone(unsigned long long object) {
     state().objects.erase(found);
   }
   pager::Pool* running = pool();
-  for (CUdeviceptr address : pinned) {
-    if (running != nullptr) (void)running->unpin(address);
+  for (const Pin& pin : pinned) {
+    pager::AllocationInfo info;
+    if (running != nullptr && running->describe(pin.address, &info) && info.buffer_id == pin.buffer_id)
+      (void)running->unpin(pin.address);
   }
 }
 
@@ -106,7 +125,8 @@ CUresult createPinned(const CUDA_RESOURCE_DESC* resource, Create create, unsigne
     (void)running->unpin(address);
     return result;
   }
-  return pinForObject(*key, address);
+  pinForObject(*key, address);
+  return result;
 }
 
 // A texture reference keeps its memory until it is bound anew: there is no call that ends it.
@@ -123,8 +143,11 @@ CUresult bindPinned(CUtexref reference, CUdeviceptr address, Native native) {
   const CUresult result = native();
   if (result == CUDA_SUCCESS) objectGone(key);
   if (!running->contains(address)) return result;
-  if (result == CUDA_SUCCESS) return pinForObject(key, address);
-  (void)running->unpin(address);
+  if (result == CUDA_SUCCESS) {
+    pinForObject(key, address);
+  } else {
+    (void)running->unpin(address);
+  }
   return result;
 }
 

@@ -12,11 +12,12 @@ namespace olpager::local {
 /// Pins the allocation that holds `address` for as long as it lives (or forgetPointerState); once for each address.
 CUresult pinForLife(CUdeviceptr address);
 
-/// The allocation with this base is freed: its pins and flags are gone with it.
+/// The allocation with this base is about to be freed: its pins and flags are gone with it.
 void forgetPointerState(CUdeviceptr base);
 
-/// Pins for a texture or surface object until objectGone.
-CUresult pinForObject(unsigned long long object, CUdeviceptr address);
+/// `address`, which is pinned, stays so until objectGone, or until its allocation is freed.
+void pinForObject(unsigned long long object, CUdeviceptr address);
+/// The texture or surface object is destroyed: what it pinned may go once the launches of before have ended.
 void objectGone(unsigned long long object);
 
 }  // namespace olpager::local

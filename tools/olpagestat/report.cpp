@@ -99,7 +99,8 @@ const std::vector<Row>& rows() {
       {"used in place", [](const auto& d) { return gauge(d.in_place_bytes); }},
       {"pinned in VRAM",
        [](const auto& d) {
-         return fmt::format("{} in {}", formatSize(valueOf(d.pinned_bytes)), valueOf(d.pinned_extents));
+         return fmt::format("{} in {}, peak {}", formatSize(valueOf(d.pinned_bytes)), valueOf(d.pinned_extents),
+                            formatSize(valueOf(d.pinned_bytes.peak)));
        }},
       {"launches", [](const auto& d) { return number(d.launches); }},
       {"  hit rate", [](const auto& d) { return share(valueOf(d.launches_resident), valueOf(d.launches)); }},

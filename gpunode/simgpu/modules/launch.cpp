@@ -7,6 +7,7 @@
 #include "gpunode/simgpu/device.h"
 #include "gpunode/simgpu/event.h"
 #include "gpunode/simgpu/modules/occupancy.h"
+#include "gpunode/simgpu/texture_objects.h"
 
 namespace olpager::simgpu {
 namespace {
@@ -151,6 +152,7 @@ class LaunchOp final : public StreamOp {
     config.grid_id = grids.fetch_add(1, std::memory_order_relaxed);
     config.stack_bytes = static_cast<uint32_t>(
         std::clamp<size_t>(context.limit(CU_LIMIT_STACK_SIZE), config.stack_bytes, size_t{1} << 30));
+    config.textures = textures_.get();
     int multiprocessors = 0;
     device.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &multiprocessors);
     config.sm_count = static_cast<uint32_t>(multiprocessors);
@@ -174,6 +176,7 @@ class LaunchOp final : public StreamOp {
 
  private:
   const std::shared_ptr<const KernelLaunch> launch_;
+  const std::unique_ptr<ptx::TextureTable> textures_ = texturesForLaunch();
 };
 
 }  // namespace

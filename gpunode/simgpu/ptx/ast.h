@@ -90,7 +90,8 @@ struct Operand {
   std::int32_t label = -1;     ///< kLabel
   std::uint64_t value = 0;     ///< immediate (two's complement) or float bits; kAddress, kSymbol: offset
   std::string_view text;       ///< as written (kSpecial: the register's name)
-  std::vector<Operand> items;  ///< kVector, kList; kRegister followed by `|q`: the second
+  std::vector<Operand> items;  ///< kVector, kList; kRegister or kVector followed by `|q`: the last;
+                               ///< kAddress: what follows the base, as in `[texture, {coordinates}]`
 };
 
 struct Instruction {

@@ -88,18 +88,12 @@ void findJoins(Cfg& cfg) {
 /// the old value.
 template <typename Use, typename Def>
 void operandsOf(const Instruction& instr, Use use, Def def) {
-  static constexpr std::array<std::string_view, 24> kNoResult = {"st",         "red",
-                                                                 "bra",        "brx",
-                                                                 "call",       "bar",
-                                                                 "barrier",    "ret",
-                                                                 "exit",       "trap",
-                                                                 "prefetch",   "prefetchu",
-                                                                 "discard",    "applypriority",
-                                                                 "cp",         "mbarrier",
-                                                                 "membar",     "fence",
-                                                                 "brkpt",      "nanosleep",
-                                                                 "pmevent",    "griddepcontrol",
-                                                                 "setmaxnreg", "stackrestore"};
+  static constexpr std::array<std::string_view, 25> kNoResult = {
+      "st",        "red",      "sust",           "bra",        "brx",
+      "call",      "bar",      "barrier",        "ret",        "exit",
+      "trap",      "prefetch", "prefetchu",      "discard",    "applypriority",
+      "cp",        "mbarrier", "membar",         "fence",      "brkpt",
+      "nanosleep", "pmevent",  "griddepcontrol", "setmaxnreg", "stackrestore"};
   if (instr.guard >= 0) use(instr.guard);
   const bool result = std::find(kNoResult.begin(), kNoResult.end(), instr.parts[0]) == kNoResult.end();
   const auto visit = [](const auto& self, const Operand& operand, const auto& fn) -> void {

@@ -362,6 +362,7 @@ std::uint32_t FunctionDecoder::predicateResult(const Operand& op) {
 
 FunctionDecoder::Address FunctionDecoder::address(const Operand& op) {
   if (op.kind != OperandKind::kAddress) fail("address expected");
+  if (!op.items.empty()) unsupported();
   Address result;
   if (op.reg >= 0) {
     const std::uint32_t bytes = slotBytes(function_.registers[static_cast<std::size_t>(op.reg)].type);

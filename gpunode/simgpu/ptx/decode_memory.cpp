@@ -72,6 +72,7 @@ void FunctionDecoder::parameterAccess(bool is_store, Type type, std::uint32_t ve
   const Operand& where = operand(is_store ? 0 : 1);
   const Operand& data = operand(is_store ? 1 : 0);
   if (where.kind != OperandKind::kAddress) fail("address expected");
+  if (!where.items.empty()) unsupported();
   if (where.symbol.index < 0) {  // through a register: only a kernel's parameters have addresses
     if (is_store || !function_.is_entry) unsupported();
     return memoryAccess(false, Space::kGeneric, type, vector, 0, kParamWindow);

@@ -148,6 +148,9 @@ class FunctionDecoder {
   void copyAsync(Modifiers& mods);
   void mbarrier(Modifiers& mods);
   void mapa(Modifiers& mods);
+  void texture(Modifiers& mods);
+  void surface(Modifiers& mods);
+  void texturePlace(const Operand& where, TextureShape shape, std::size_t written, bool integer, std::uint32_t* regs);
   void shuffle(Modifiers& mods);
   void vote(Modifiers& mods);
   void match(Modifiers& mods);

@@ -128,7 +128,7 @@ std::string describe(const LaunchResult& result, const Kernel& kernel) {
       what = std::string("misaligned ") + (result.write ? "store to " : "load from ") + address;
       break;
     case LaunchStatus::kTrap:
-      what = "trap";
+      what = result.message.empty() ? "trap" : "trap: " + result.message;
       break;
     case LaunchStatus::kAssert:
       what = "assertion failed";

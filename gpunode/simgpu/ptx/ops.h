@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "gpunode/simgpu/ptx/program.h"
+#include "gpunode/simgpu/ptx/texture.h"
 
 namespace olpager::simgpu::ptx {
 
@@ -285,6 +286,55 @@ OpFn cvtaOp(Convert kind, std::uint32_t to_bytes, std::uint32_t from_bytes);
 OpFn isspacepOp(Space space);
 /// Copies r[2] bytes from generic/global r[1] + imm to shared r[0]; r[3] source bytes register or kNoTarget.
 OpFn copyAsyncOp();
+
+/// A texture read; packed into Op::imm.
+struct TextureKind {
+  TextureShape shape = TextureShape::k1D;
+  bool integer_coordinates = false;
+  bool gather = false;        ///< tld4
+  std::uint32_t channel = 0;  ///< of a gather
+
+  bool layered() const { return shape == TextureShape::kLayered1D || shape == TextureShape::kLayered2D; }
+  std::uint64_t pack() const {
+    return static_cast<std::uint64_t>(shape) | std::uint64_t{integer_coordinates} << 8 | std::uint64_t{gather} << 9 |
+           std::uint64_t{channel} << 10;
+  }
+  static TextureKind unpack(std::uint64_t bits) {
+    return {static_cast<TextureShape>(bits & 0xFF), (bits >> 8 & 1) != 0, (bits >> 9 & 1) != 0,
+            static_cast<std::uint32_t>(bits >> 10 & 3)};
+  }
+};
+/// r[0..3] result, r[4..6] coordinates, r[7] layer, r[8] handle, r[9] predicate or kNoTarget.
+OpFn textureOp();
+
+enum class SurfaceBounds : std::uint8_t { kTrap, kClamp, kZero };
+/// A surface load or store; packed into Op::imm.
+struct SurfaceKind {
+  TextureShape shape = TextureShape::k1D;
+  bool store = false;
+  SurfaceBounds bounds = SurfaceBounds::kTrap;
+  std::uint32_t vector = 1;
+  std::uint32_t element_bytes = 4;
+  std::uint32_t reg_bytes = 4;
+
+  bool layered() const { return shape == TextureShape::kLayered1D || shape == TextureShape::kLayered2D; }
+  std::uint64_t pack() const {
+    return static_cast<std::uint64_t>(shape) | std::uint64_t{store} << 8 | static_cast<std::uint64_t>(bounds) << 16 |
+           std::uint64_t{vector} << 24 | std::uint64_t{element_bytes} << 32 | std::uint64_t{reg_bytes} << 40;
+  }
+  static SurfaceKind unpack(std::uint64_t bits) {
+    const auto byte = [&](unsigned shift) { return static_cast<std::uint32_t>(bits >> shift & 0xFF); };
+    return {static_cast<TextureShape>(byte(0)),
+            byte(8) != 0,
+            static_cast<SurfaceBounds>(byte(16)),
+            byte(24),
+            byte(32),
+            byte(40)};
+  }
+};
+/// r[0..3] data, r[4..6] coordinates (x in bytes), r[7] layer, r[8] handle.
+OpFn surfaceOp();
+
 /// mbarrier operations on 64-bit words in shared memory.
 enum class Mbarrier : std::uint8_t { kInit, kInval, kArrive, kArriveDrop, kTestWait, kTestWaitParity, kPending };
 OpFn mbarrierOp(Mbarrier kind);

@@ -218,7 +218,7 @@ class Parser {
 
   void nameOperand(Instruction& instr, Operand& result, const Token& name);
 
-  Operand address(const Instruction& instr);
+  Operand address(Instruction& instr);
 
   std::vector<Token> tokens_;
   std::size_t pos_ = 0;

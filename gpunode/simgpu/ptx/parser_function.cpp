@@ -272,6 +272,7 @@ Operand Parser::operand(Instruction& instr) {
       result.items.push_back(operand(instr));
       if (!accept(',') && !peek().is(close)) fail(std::string("'") + close + "' expected");
     }
+    if (result.kind == OperandKind::kVector && accept('|')) result.items.push_back(operand(instr));
     return result;
   }
   if (accept('[')) return address(instr);
@@ -346,7 +347,7 @@ void Parser::nameOperand(Instruction& instr, Operand& result, const Token& name)
       PendingLabel{name.text, name.line, false, function_->code.size(), instr.operands.size()});
 }
 
-Operand Parser::address(const Instruction& instr) {
+Operand Parser::address(Instruction& instr) {
   Operand result;
   result.kind = OperandKind::kAddress;
   if (peek().kind == TokenKind::kWord) {
@@ -366,7 +367,7 @@ Operand Parser::address(const Instruction& instr) {
     result.value = expectInteger();
   }
   // `[texture, {coordinates}]` and the like.
-  if (peek().is(',')) fail("instruction '" + std::string(instr.opcode) + "' is not supported");
+  while (accept(',')) result.items.push_back(operand(instr));
   expect(']');
   return result;
 }

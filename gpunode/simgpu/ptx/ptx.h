@@ -86,6 +86,8 @@ struct GlobalInfo {
   std::vector<Relocation> relocations;
 };
 
+class TextureTable;  // texture.h
+
 struct Program;  // decoded code: private to the interpreter
 struct CodeFunction;
 
@@ -211,6 +213,7 @@ struct LaunchConfig {
   std::uint32_t sm_count = 16;            ///< %nsmid
   std::uint32_t resident_blocks = 64;     ///< blocks time-sliced at once when they do not finish (not cooperative)
   std::uint64_t grid_id = 0;              ///< %gridid
+  TextureTable* textures = nullptr;       ///< null: there are no texture and surface objects
 };
 
 inline constexpr std::uint32_t kGridWorkspaceBytes = 4096;

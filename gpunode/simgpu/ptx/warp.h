@@ -25,6 +25,7 @@
 #include "gpunode/simgpu/ptx/memory.h"
 #include "gpunode/simgpu/ptx/program.h"
 #include "gpunode/simgpu/ptx/ptx.h"
+#include "gpunode/simgpu/ptx/texture.h"
 
 namespace olpager::simgpu::ptx {
 
@@ -301,6 +302,8 @@ struct Worker {
 
   Launch& launch;
   Tlb tlb;
+  ObjectCache<Texture> textures;
+  ObjectCache<Surface> surfaces;
   std::uint32_t id = 0;
   std::uint64_t instructions = 0;
 };

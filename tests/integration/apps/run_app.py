@@ -35,6 +35,7 @@ def arguments():
     parser.add_argument("--va-size", help="its size")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--no-paging-expected", action="store_true")
+    parser.add_argument("--pins", action="store_true", help="through the pager, something has to be pinned in VRAM")
     parser.add_argument("--timeout", type=float, default=45)
     parser.add_argument("--olrun")
     parser.add_argument("--sim-native", required=True, help="folder with the simulated GPU's libcuda.so.1")
@@ -110,6 +111,9 @@ def main():
         if counted(errors, "evictions") + counted(errors, "in place") == 0 and not parked:
             print("nothing was evicted, used in place or kept in host memory: this tested no paging")
             return 1
+    if options.pins and options.mode != "native" and not re.search(r"^\s*pinned in VRAM .*peak [1-9]", errors, re.MULTILINE):
+        print("nothing was pinned in VRAM")
+        return 1
     return 0
 
 

@@ -36,8 +36,22 @@ TEST_CASE("ptx: what is not known is named with its line", "[ptx]") {
   CHECK(errorOf(kHeader + ".extern .func (.param .b64 r) malloc (.param .b64 n);\n" +
                 ".entry k()\n{\n.param .b64 a;\n.param .b64 b;\ncall (b), malloc, (a);\nret;\n}\n") ==
         "m:9: call of 'malloc', which the module does not define in 'call'");
-  CHECK(errorOf(kernel("tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f3}, [%rd1, {%r1}];")) ==
-        "m:10: instruction 'tex.1d.v4.f32.s32' is not supported");
+  for (const char* const refused :
+       {"tex.cube.v4.f32.f32", "tex.acube.v4.f32.f32", "tex.2dms.v4.f32.s32", "tex.base.2d.v4.f32.f32",
+        "tex.2d.v2.f16x2.f32", "tex.1d.v4.f32.u32", "tld4.r.cube.v4.f32.f32", "tld4.r.3d.v4.f32.f32"}) {
+    CHECK(errorOf(kernel(std::string(refused) + " {%f1, %f2, %f3, %f3}, [%rd1, {%f1, %f2}];")) ==
+          std::string("m:10: instruction '") + refused + "' is not supported");
+  }
+  for (const char* const refused :
+       {"suld.p.2d.v4.b32.trap {%r1, %r2, %r3, %r4}, [%rd1, {%r1, %r2}];", "suq.width.b32 %r1, [%rd1];",
+        "txq.width.b32 %r1, [%rd1];", "sured.b.add.2d.u32.trap [%rd1, {%r1, %r2}], %r3;",
+        "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f3}, [%rd1, %rd2, {%f1, %f2}];", "ld.global.f32 %f1, [%rd1, {%r1}];"}) {
+    const std::string instruction(refused);
+    CHECK(errorOf(kernel(instruction)) ==
+          "m:10: instruction '" + instruction.substr(0, instruction.find(' ')) + "' is not supported");
+  }
+  CHECK(errorOf(kernel("tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f3}, [%rd1, {%f1}];")).find("wrong number of coordinates") !=
+        std::string::npos);
   CHECK(errorOf(kHeader + ".global .texref t;\n").find("texref") != std::string::npos);
   CHECK(errorOf("") == "");
   CHECK(errorOf(kernel("\"unfinished")).find("string without end") != std::string::npos);

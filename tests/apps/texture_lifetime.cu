@@ -1,0 +1,94 @@
+// A kernel that reads a texture names nothing but its handle. The object is destroyed while the kernel waits, other
+// memory is used until nothing of the texture's would be left in VRAM, and then the kernel reads.
+#include <chrono>
+
+#include "common.h"
+
+struct Box {
+  volatile uint32_t go;
+  volatile uint32_t done;
+  volatile uint32_t gave_up;
+  uint32_t sum;
+};
+
+// No pointer among the parameters leads to memory of the device.
+__global__ void sumLater(cudaTextureObject_t texture, Box* box, int count, uint32_t limit) {
+  uint32_t waited = 0;
+  while (box->go == 0 && ++waited < limit) {
+  }
+  if (box->go == 0) {
+    box->gave_up = 1;
+    return;
+  }
+  uint32_t sum = 0;
+  for (int i = 0; i < count; i += 1024) sum += tex1Dfetch<unsigned>(texture, i);
+  box->sum = sum;
+  __threadfence_system();
+  box->done = 1;
+}
+
+int main(int argc, char** argv) {
+  const apps::Options options = apps::parse(argc, argv);
+  constexpr int kCount = 1 << 20;  // 4 MiB
+  Box* box;
+  RUNTIME_OK(cudaHostAlloc(&box, sizeof *box, cudaHostAllocMapped));
+  cudaStream_t reader, other;
+  RUNTIME_OK(cudaStreamCreateWithFlags(&reader, cudaStreamNonBlocking));
+  RUNTIME_OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+  const size_t piece = 2 << 20;
+  std::vector<void*> rest;
+  // Before the first round everything is in VRAM.
+  for (uint32_t round = 0; round < 3; ++round) {
+    uint32_t* words;
+    RUNTIME_OK(cudaMalloc(&words, kCount * 4));
+    std::vector<uint32_t> host(kCount);
+    uint32_t expected = 0;
+    for (int i = 0; i < kCount; ++i) host[i] = apps::word(i, uint32_t(options.seed) + round);
+    for (int i = 0; i < kCount; i += 1024) expected += host[i];
+    // What is known of the memory and of the reader's stream is over and done with before the kernel is launched.
+    RUNTIME_OK(cudaMemcpyAsync(words, host.data(), kCount * 4, cudaMemcpyHostToDevice, other));
+    RUNTIME_OK(cudaStreamSynchronize(other));
+    if (!rest.empty()) apps::fill(rest[0], piece, 0, reader);
+    RUNTIME_OK(cudaStreamSynchronize(reader));
+    for (size_t i = 0; i < rest.size(); ++i) apps::fill(rest[i], piece, uint32_t(i), other);
+    RUNTIME_OK(cudaStreamSynchronize(other));
+    cudaResourceDesc resource{};
+    resource.resType = cudaResourceTypeLinear;
+    resource.res.linear.devPtr = words;
+    resource.res.linear.desc = cudaCreateChannelDesc<unsigned>();
+    resource.res.linear.sizeInBytes = kCount * 4;
+    cudaTextureDesc how{};
+    how.readMode = cudaReadModeElementType;
+    cudaTextureObject_t texture = 0;
+    RUNTIME_OK(cudaCreateTextureObject(&texture, &resource, &how, nullptr));
+    box->go = box->done = box->gave_up = 0;
+    sumLater<<<1, 1, 0, reader>>>(texture, box, kCount, 400'000'000);
+    RUNTIME_OK(cudaGetLastError());
+    (void)cudaStreamQuery(reader);
+    RUNTIME_OK(cudaDestroyTextureObject(texture));
+    while (rest.size() * piece < options.bytes) {
+      void* more;
+      RUNTIME_OK(cudaMalloc(&more, piece));
+      rest.push_back(more);
+    }
+    for (size_t i = 0; i < rest.size(); ++i) apps::fill(rest[i], piece, uint32_t(i), other);
+    RUNTIME_OK(cudaStreamSynchronize(other));
+    box->go = 1;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (box->done == 0 && box->gave_up == 0) {
+      const cudaError_t state = cudaStreamQuery(reader);
+      CHECK(state == cudaSuccess || state == cudaErrorNotReady, "round %u: the reading kernel ended with %s", round,
+            cudaGetErrorString(state));
+      CHECK(std::chrono::steady_clock::now() < deadline, "round %u: no end within 30 s", round);
+    }
+    RUNTIME_OK(cudaStreamSynchronize(reader));
+    CHECK(box->gave_up == 0, "round %u: the kernel waited for too long", round);
+    CHECK(box->sum == expected, "round %u: sum %#x, expected %#x", round, box->sum, expected);
+    RUNTIME_OK(cudaFree(words));
+  }
+  for (size_t i = 0; i < rest.size(); ++i) {
+    apps::verify(rest[i], piece, uint32_t(i), 0, "other memory");
+    RUNTIME_OK(cudaFree(rest[i]));
+  }
+  return apps::ok("texture_lifetime");
+}
