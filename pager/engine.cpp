@@ -640,7 +640,9 @@ bool Engine::serveWants(Lock& lock) {
       continue;
     }
     const bool hopeless = !in_flight && incoming_ == 0 && batches_.empty();
-    if (!want->in_place && (broken_ || hopeless || now - want->since_ns > kPatienceNs)) {
+    // Who needs VRAM waits for kernels that have it, as long as there are some.
+    const uint64_t patience = want->in_vram && !hopeless ? kRefusedAfterNs : kPatienceNs;
+    if (!want->in_place && (broken_ || (hopeless && !want->in_vram) || now - want->since_ns > patience)) {
       want->in_place = true;
       want->since_ns = now;
       progress = true;

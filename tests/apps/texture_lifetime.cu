@@ -1,6 +1,9 @@
 // A kernel that reads a texture names nothing but its handle. The object is destroyed while the kernel waits, other
 // memory is used until nothing of the texture's would be left in VRAM, and then the kernel reads.
+//
+// And the other way round: an object is made while a kernel that has all of the VRAM goes on for a while.
 #include <chrono>
+#include <thread>
 
 #include "common.h"
 
@@ -25,6 +28,68 @@ __global__ void sumLater(cudaTextureObject_t texture, Box* box, int count, uint3
   box->sum = sum;
   __threadfence_system();
   box->done = 1;
+}
+
+// Has four buffers, and waits.
+__global__ void holdBuffers(uint32_t* a, uint32_t* b, uint32_t* c, uint32_t* d, Box* box, uint32_t limit) {
+  uint32_t waited = 0;
+  while (box->go == 0 && ++waited < limit) {
+  }
+  a[0] = b[0] = c[0] = d[0] = waited;
+  __threadfence_system();
+  box->done = 1;
+}
+
+__global__ void sumNow(cudaTextureObject_t texture, uint32_t* out, int count) {
+  uint32_t sum = 0;
+  for (int i = 0; i < count; i += 1024) sum += tex1Dfetch<unsigned>(texture, i);
+  *out = sum;
+}
+
+cudaTextureObject_t textureOver(uint32_t* words, int count) {
+  cudaResourceDesc resource{};
+  resource.resType = cudaResourceTypeLinear;
+  resource.res.linear.devPtr = words;
+  resource.res.linear.desc = cudaCreateChannelDesc<unsigned>();
+  resource.res.linear.sizeInBytes = size_t(count) * 4;
+  cudaTextureDesc how{};
+  how.readMode = cudaReadModeElementType;
+  cudaTextureObject_t texture = 0;
+  RUNTIME_OK(cudaCreateTextureObject(&texture, &resource, &how, nullptr));
+  return texture;
+}
+
+// A quarter of `bytes` is what fits when it pages: four buffers of a quarter of that.
+void madeWhileHeld(const apps::Options& options, Box* box, cudaStream_t holder, cudaStream_t other) {
+  const size_t piece = options.bytes / 16;
+  uint32_t *buffers[4], *words, *out;
+  for (uint32_t*& buffer : buffers) RUNTIME_OK(cudaMalloc(&buffer, piece));
+  RUNTIME_OK(cudaMalloc(&words, piece));
+  RUNTIME_OK(cudaHostAlloc(&out, 4, cudaHostAllocMapped));
+  const auto count = int(piece / 4);
+  std::vector<uint32_t> host(count);
+  uint32_t expected = 0;
+  for (int i = 0; i < count; ++i) host[i] = apps::word(i, uint32_t(options.seed) + 9);
+  for (int i = 0; i < count; i += 1024) expected += host[i];
+  RUNTIME_OK(cudaMemcpy(words, host.data(), piece, cudaMemcpyHostToDevice));
+  RUNTIME_OK(cudaDeviceSynchronize());
+  box->go = box->done = 0;
+  holdBuffers<<<1, 1, 0, holder>>>(buffers[0], buffers[1], buffers[2], buffers[3], box, 400'000'000);
+  RUNTIME_OK(cudaGetLastError());
+  (void)cudaStreamQuery(holder);
+  std::thread later([box] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+    box->go = 1;
+  });
+  const cudaTextureObject_t texture = textureOver(words, count);
+  sumNow<<<1, 1, 0, other>>>(texture, out, count);
+  RUNTIME_OK(cudaStreamSynchronize(other));
+  later.join();
+  RUNTIME_OK(cudaStreamSynchronize(holder));
+  CHECK(*out == expected, "an object made while VRAM was held: sum %#x, expected %#x", *out, expected);
+  RUNTIME_OK(cudaDestroyTextureObject(texture));
+  for (uint32_t* buffer : buffers) RUNTIME_OK(cudaFree(buffer));
+  RUNTIME_OK(cudaFree(words));
 }
 
 int main(int argc, char** argv) {
@@ -52,15 +117,7 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaStreamSynchronize(reader));
     for (size_t i = 0; i < rest.size(); ++i) apps::fill(rest[i], piece, uint32_t(i), other);
     RUNTIME_OK(cudaStreamSynchronize(other));
-    cudaResourceDesc resource{};
-    resource.resType = cudaResourceTypeLinear;
-    resource.res.linear.devPtr = words;
-    resource.res.linear.desc = cudaCreateChannelDesc<unsigned>();
-    resource.res.linear.sizeInBytes = kCount * 4;
-    cudaTextureDesc how{};
-    how.readMode = cudaReadModeElementType;
-    cudaTextureObject_t texture = 0;
-    RUNTIME_OK(cudaCreateTextureObject(&texture, &resource, &how, nullptr));
+    const cudaTextureObject_t texture = textureOver(words, kCount);
     box->go = box->done = box->gave_up = 0;
     sumLater<<<1, 1, 0, reader>>>(texture, box, kCount, 400'000'000);
     RUNTIME_OK(cudaGetLastError());
@@ -90,5 +147,6 @@ int main(int argc, char** argv) {
     apps::verify(rest[i], piece, uint32_t(i), 0, "other memory");
     RUNTIME_OK(cudaFree(rest[i]));
   }
+  madeWhileHeld(options, box, reader, other);
   return apps::ok("texture_lifetime");
 }
