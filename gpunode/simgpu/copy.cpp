@@ -352,12 +352,6 @@ CUresult checkMemset(const Device& device, const CUDA_MEMSET_NODE_PARAMS& set) {
              : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult checkMemset(const CUDA_MEMSET_NODE_PARAMS& set) {
-  std::shared_ptr<Context> context;
-  const CUresult result = requireContext(&context);
-  return result == CUDA_SUCCESS ? checkMemset(context->device(), set) : result;
-}
-
 CUresult submitMemset(const CUDA_MEMSET_NODE_PARAMS& set, CUstream handle, bool per_thread, CopyWait wait) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;

@@ -39,7 +39,5 @@ std::unique_ptr<StreamOp> makeBatchOp(std::vector<CUstreamBatchMemOpParams> ops)
 /// As the driver checks them when the call is made, for the device that does them.
 CUresult checkCopy(const Device& device, const CUDA_MEMCPY3D& copy);
 CUresult checkMemset(const Device& device, const CUDA_MEMSET_NODE_PARAMS& set);
-/// For the current context's device.
-CUresult checkMemset(const CUDA_MEMSET_NODE_PARAMS& set);
 
 }  // namespace olpager::simgpu

@@ -21,12 +21,13 @@ namespace {
 // A node's operation, as an access that never runs: only what it names is wanted.
 class NodeReach final : public extract::RangeSink {
  public:
-  explicit NodeReach(Pool& running) : access_(running, StreamKey{}) {}
+  explicit NodeReach(Pool& running) : access_(running, StreamKey{}), mapped_(running, holdKey()) {}
 
   void add(uint64_t address, uint64_t bytes, extract::Use use) override {
     access_.addRange(address, bytes, static_cast<Mode>(use));
+    mapped_.addRange(address, bytes, Mode::kRead);  // nothing is written now
   }
-  void addFrom(uint64_t address) override { access_.addRange(address, 1, Mode::kReadWrite); }
+  void addFrom(uint64_t address) override { add(address, 1, extract::Use::kReadWrite); }
   uint64_t arrayElementBytes(CUarray array) override {
     CUDA_ARRAY3D_DESCRIPTOR descriptor{};
     if (driver().cuArray3DGetDescriptor_v2(&descriptor, array) != CUDA_SUCCESS) return 1;
@@ -47,8 +48,31 @@ class NodeReach final : public extract::RangeSink {
     return set;
   }
 
+  // The driver's call, with the memory of a copy or memset mapped: it looks at their addresses when it is told of them. That
+  // they can't be mapped is no reason to refuse: the node runs later, and the driver has the answer.
+  template <typename Native>
+  CUresult withMapped(Native native) {
+    bool held = false;
+    if (mapped_.any() && holdable_) {
+      RelaxedCapture relaxed;
+      held = mapped_.acquire() == CUDA_SUCCESS;
+    }
+    const CUresult result = native();
+    if (held) mapped_.submitted(result);
+    return result;
+  }
+
  private:
+  StreamKey holdKey() {
+    const CUcontext context = currentContext();
+    const CUstream stream = context != nullptr ? holdStream(context) : nullptr;
+    holdable_ = stream != nullptr;
+    return {context, stream, 0};
+  }
+
   Access access_;
+  bool holdable_ = false;  // before the next: it is made by holdKey()
+  Access mapped_;
 };
 
 // Each takes the parameters of one kind of node; NULL parameters are the driver's to refuse.
@@ -85,63 +109,51 @@ void describe(NodeReach& node, const CUgraphNodeParams* p) {
   }
 }
 
-template <typename Params>
-ReachSet reachOf(Pool& running, const Params* params) {
-  NodeReach node(running);
-  describe(node, params);
-  return node.reach();
-}
-
-// A node is added: `native` is the driver's call.
-template <typename Params, typename Native>
-CUresult addNode(CUgraphNode* out, CUgraph graph, const Params* params, Native native) {
+// A node is added or changed: `native` is the driver's call, `done(reach)` what follows when it succeeded.
+template <typename Params, typename Native, typename Done>
+CUresult withNode(Params* params, Native native, Done done) {
   Pool* running = pool();
   if (running == nullptr || params == nullptr) return native();
-  // Before the call: the driver may write into the parameters.
-  const ReachSet reach = reachOf(*running, params);
-  const CUresult result = native();
-  if (result == CUDA_SUCCESS && out != nullptr) graphNodeReaches(graph, *out, reach);
+  NodeReach node(*running);
+  describe(node, params);
+  const ReachSet reach = node.reach();  // before the call: the driver may write into the parameters
+  const CUresult result = node.withMapped(native);
+  if (result == CUDA_SUCCESS) done(reach);
   return result;
+}
+
+template <typename Params, typename Native>
+CUresult addNode(CUgraphNode* out, CUgraph graph, const Params* params, Native native) {
+  return withNode(params, native, [&](const ReachSet& reach) {
+    if (out != nullptr) graphNodeReaches(graph, *out, reach);
+  });
 }
 
 template <typename Params, typename Native>
 CUresult setNode(CUgraphNode node, const Params* params, Native native) {
-  Pool* running = pool();
-  if (running == nullptr || params == nullptr) return native();
-  const ReachSet reach = reachOf(*running, params);
-  const CUresult result = native();
-  if (result == CUDA_SUCCESS) graphNodeReaches(nullptr, node, reach);
-  return result;
+  return withNode(params, native, [&](const ReachSet& reach) { graphNodeReaches(nullptr, node, reach); });
 }
 
 template <typename Params, typename Native>
 CUresult setExecNode(CUgraphExec exec, CUgraphNode node, const Params* params, Native native) {
-  Pool* running = pool();
-  if (running == nullptr || params == nullptr) return native();
-  const ReachSet reach = reachOf(*running, params);
-  const CUresult result = native();
-  if (result == CUDA_SUCCESS) execNodeReaches(exec, node, reach);
-  return result;
+  return withNode(params, native, [&](const ReachSet& reach) { execNodeReaches(exec, node, reach); });
 }
 
 // The form of adding nodes that takes every kind.
 template <typename Native>
 CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, Native native) {
-  Pool* running = pool();
-  if (running == nullptr || params == nullptr) return native();
-  const ReachSet reach = reachOf(*running, params);
-  const CUresult result = native();
-  if (result != CUDA_SUCCESS || out == nullptr) return result;
-  if (params->type == CU_GRAPH_NODE_TYPE_GRAPH) {
-    graphHasChild(graph, *out, params->graph.graph, false);
-  } else if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
-    for (unsigned i = 0; params->conditional.phGraph_out != nullptr && i < params->conditional.size; ++i) {
-      graphHasChild(graph, *out, params->conditional.phGraph_out[i], true);
+  return withNode(params, native, [&](const ReachSet& reach) {
+    if (out == nullptr) return;
+    if (params->type == CU_GRAPH_NODE_TYPE_GRAPH) {
+      graphHasChild(graph, *out, params->graph.graph, false);
+    } else if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+      for (unsigned i = 0; params->conditional.phGraph_out != nullptr && i < params->conditional.size; ++i) {
+        graphHasChild(graph, *out, params->conditional.phGraph_out[i], true);
+      }
+    } else {
+      graphNodeReaches(graph, *out, reach);
     }
-  } else {
-    graphNodeReaches(graph, *out, reach);
-  }
-  return result;
+  });
 }
 
 constexpr bool deviceLaunched(unsigned long long flags) {
@@ -175,8 +187,7 @@ CUresult launchGraph(CUgraphExec exec, CUstream stream, bool per_thread, Native 
 
 }  // namespace
 
-// --- nodes
-// --------------------------------------------------------------------------------------------------------------
+// --- nodes -----------------------------------------------------------------------------------------------------------
 
 OLPAGER_HOOK(cuGraphAddKernelNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
@@ -269,8 +280,7 @@ OLPAGER_HOOK(cuGraphDestroy)(CUgraph graph) {
   return result;
 }
 
-// --- executable graphs
-// --------------------------------------------------------------------------------------------------
+// --- executable graphs -----------------------------------------------------------------------------------------------
 
 OLPAGER_HOOK(cuGraphInstantiate)
 (CUgraphExec* out, CUgraph graph, CUgraphNode* error, char* log, size_t bytes) {

@@ -31,19 +31,6 @@ HoldStreams& holdStreams() {
   return *instance;
 }
 
-CUstream holdStream(CUcontext context) {
-  HoldStreams& all = holdStreams();
-  {
-    std::lock_guard lock(all.mutex);
-    const auto found = all.streams.find(context);
-    if (found != all.streams.end()) return found->second;
-  }
-  CUstream stream = nullptr;
-  if (driver().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS) return nullptr;
-  std::lock_guard lock(all.mutex);
-  return all.streams.emplace(context, stream).first->second;
-}
-
 // Holds all that `access` names, on `key`.
 CUresult hold(const pager::Access& access, const pager::StreamKey& key) {
   pager::ReachSet reach;
@@ -71,6 +58,19 @@ CUresult acquire(pager::Access& access, const pager::StreamKey& stream) {
 }
 
 }  // namespace
+
+CUstream holdStream(CUcontext context) {
+  HoldStreams& all = holdStreams();
+  {
+    std::lock_guard lock(all.mutex);
+    const auto found = all.streams.find(context);
+    if (found != all.streams.end()) return found->second;
+  }
+  CUstream stream = nullptr;
+  if (driver().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS) return nullptr;
+  std::lock_guard lock(all.mutex);
+  return all.streams.emplace(context, stream).first->second;
+}
 
 // A kernel that names nothing may still follow pointers that lie in its module's variables: the pager is always asked.
 // A captured operation does not run now: its memory joins the capture's reach and is made resident when the graph runs.

@@ -60,15 +60,17 @@ CUresult memcpySpec(const CUDA_MEMCPY3D* params, CUcontext handle, CaptureNode* 
     return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Context> context;
   if (const CUresult error = contextOf(handle, &context); error != CUDA_SUCCESS) return error;
+  // As the driver: what a node names has to be there when the node is made.
+  if (const CUresult error = checkCopy(context->device(), *params); error != CUDA_SUCCESS) return error;
   *out = {CU_GRAPH_NODE_TYPE_MEMCPY, context->handle(), *params};
   return CUDA_SUCCESS;
 }
 
 CUresult memsetSpec(const CUDA_MEMSET_NODE_PARAMS_v1* params, CUcontext handle, CaptureNode* out) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult error = checkMemset(*params); error != CUDA_SUCCESS) return error;
   std::shared_ptr<Context> context;
   if (const CUresult error = contextOf(handle, &context); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = checkMemset(context->device(), *params); error != CUDA_SUCCESS) return error;
   *out = {CU_GRAPH_NODE_TYPE_MEMSET, context->handle(), *params};
   return CUDA_SUCCESS;
 }

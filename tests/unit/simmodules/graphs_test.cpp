@@ -297,6 +297,37 @@ TEST_CASE("graphs by calls: all kinds of nodes in order") {
   CHECK(cuGraphDestroy(graph) == CUDA_ERROR_INVALID_VALUE);
 }
 
+TEST_CASE("a copy or memset node over an address where nothing is mapped is refused when it is made") {
+  GraphGpu gpu;
+  CUdeviceptr nowhere = 0;
+  CU(cuMemAddressReserve(&nowhere, 2 << 20, 0, 0, 0));
+  CUgraph graph = nullptr;
+  CU(cuGraphCreate(&graph, 0));
+  CUDA_MEMSET_NODE_PARAMS set{nowhere, 0, 9, 4, 1, 1};
+  CUgraphNode node = nullptr;
+  CHECK(cuGraphAddMemsetNode(&node, graph, nullptr, 0, &set, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+  CUDA_MEMCPY3D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = nowhere;
+  copy.dstDevice = gpu.sum;
+  copy.WidthInBytes = 4;
+  copy.Height = copy.Depth = 1;
+  CHECK(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+  std::swap(copy.srcDevice, copy.dstDevice);
+  CHECK(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(nodesOf(graph).empty());
+  copy.dstDevice = gpu.sum;
+  CU(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, gpu.context));
+  copy.dstDevice = nowhere;
+  CHECK(cuGraphMemcpyNodeSetParams(node, &copy) == CUDA_ERROR_INVALID_VALUE);
+  CUgraphExec exec = nullptr;
+  CU(cuGraphInstantiate(&exec, graph, 0));
+  CHECK(cuGraphExecMemcpyNodeSetParams(exec, node, &copy, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+  CU(cuGraphExecDestroy(exec));
+  CU(cuGraphDestroy(graph));
+  CU(cuMemAddressFree(nowhere, 2 << 20));
+}
+
 TEST_CASE("an instance takes over a graph of the same shape and names what differs") {
   GraphGpu gpu;
   const auto capture = [&](int by, int count) {

@@ -1,0 +1,112 @@
+// Copy and memset nodes made by the API over memory that has left VRAM by then: added, with parameters set in the graph
+// and in the executable graph, in one and two dimensions, between device and pinned memory. The driver looks at the
+// addresses when it is told of them, and the operation runs much later.
+#include "common.h"
+
+constexpr size_t kPiece = size_t{2} << 20;
+constexpr size_t kWords = 4096;  // of each buffer that are worked on
+
+int main(int argc, char** argv) {
+  const apps::Options options = apps::parse(argc, argv);
+  const uint32_t seed = uint32_t(options.seed);
+  constexpr int kBuffers = 6;
+  uint32_t* buffers[kBuffers];
+  for (int b = 0; b < kBuffers; ++b) {
+    RUNTIME_OK(cudaMalloc(&buffers[b], kPiece));
+    apps::fill(buffers[b], kPiece, seed + uint32_t(b));
+  }
+  uint32_t* pinned;
+  RUNTIME_OK(cudaMallocHost(&pinned, kWords * 4));
+  apps::Pressure pressure(options.bytes);
+  const auto away = [&] {  // what is not used by this leaves VRAM
+    pressure.apply();
+    RUNTIME_OK(cudaDeviceSynchronize());
+  };
+  cudaStream_t stream;
+  RUNTIME_OK(cudaStreamCreate(&stream));
+  cudaGraph_t graph;
+  RUNTIME_OK(cudaGraphCreate(&graph, 0));
+  cudaGraphNode_t one, two, set, down, any;
+
+  away();
+  RUNTIME_OK(
+      cudaGraphAddMemcpyNode1D(&one, graph, nullptr, 0, buffers[1], buffers[0], kWords * 4, cudaMemcpyDeviceToDevice));
+  away();
+  cudaMemcpy3DParms rows{};
+  rows.srcPtr = make_cudaPitchedPtr(buffers[2], 512, 256, 16);
+  rows.dstPtr = make_cudaPitchedPtr(buffers[3], 256, 256, 16);
+  rows.extent = make_cudaExtent(256, 16, 1);
+  rows.kind = cudaMemcpyDeviceToDevice;
+  RUNTIME_OK(cudaGraphAddMemcpyNode(&two, graph, &one, 1, &rows));
+  away();
+  cudaMemsetParams fill{};
+  fill.dst = buffers[4], fill.elementSize = 4, fill.width = 1000, fill.height = 1, fill.value = seed * 3;
+  RUNTIME_OK(cudaGraphAddMemsetNode(&set, graph, &two, 1, &fill));
+  away();
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&down, graph, &set, 1, pinned, buffers[1], kWords * 4, cudaMemcpyDeviceToHost));
+  away();
+  cudaGraphNodeParams params{};
+  params.type = cudaGraphNodeTypeMemset;
+  params.memset.dst = buffers[5], params.memset.elementSize = 1, params.memset.width = 999, params.memset.height = 1;
+  params.memset.value = 7;
+#if CUDART_VERSION >= 13000
+  RUNTIME_OK(cudaGraphAddNode(&any, graph, &down, nullptr, 1, &params));
+#else
+  RUNTIME_OK(cudaGraphAddNode(&any, graph, &down, 1, &params));
+#endif
+  away();
+  cudaGraphExec_t exec;
+  RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
+
+  std::vector<uint32_t> got(kWords);
+  const auto check = [&](int source, int rows_from, int rows_to, int zeroed, uint32_t value, const char* what) {
+    std::memset(pinned, 0, kWords * 4);
+    away();
+    RUNTIME_OK(cudaGraphLaunch(exec, stream));
+    RUNTIME_OK(cudaStreamSynchronize(stream));
+    apps::verifyHost(pinned, kWords * 4, seed + uint32_t(source), 0, what);
+    std::vector<uint32_t> from(kWords);
+    RUNTIME_OK(cudaMemcpy(from.data(), buffers[rows_from], kWords * 4, cudaMemcpyDeviceToHost));
+    RUNTIME_OK(cudaMemcpy(got.data(), buffers[rows_to], kWords * 4, cudaMemcpyDeviceToHost));
+    for (int row = 0; row < 16; ++row)
+      CHECK(std::memcmp(&got[size_t(row) * 64], &from[size_t(row) * 128], 256) == 0, "%s: row %d", what, row);
+    RUNTIME_OK(cudaMemcpy(got.data(), buffers[zeroed], kWords * 4, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < 1000; ++i) CHECK(got[i] == value, "%s: set word %d is %#x", what, i, got[i]);
+    RUNTIME_OK(cudaMemcpy(got.data(), buffers[5], 999, cudaMemcpyDeviceToHost));
+    CHECK(got[0] == 0x07070707 && got[248] == 0x07070707, "%s: bytes of the last node", what);
+  };
+  check(0, 2, 3, 4, seed * 3, "as added");
+
+  // The executable graph alone.
+  away();
+  RUNTIME_OK(
+      cudaGraphExecMemcpyNodeSetParams1D(exec, one, buffers[1], buffers[2], kWords * 4, cudaMemcpyDeviceToDevice));
+  away();
+  rows.dstPtr = make_cudaPitchedPtr(buffers[0], 256, 256, 16);
+  RUNTIME_OK(cudaGraphExecMemcpyNodeSetParams(exec, two, &rows));
+  away();
+  fill.dst = buffers[3], fill.value = seed * 5;
+  RUNTIME_OK(cudaGraphExecMemsetNodeSetParams(exec, set, &fill));
+  check(2, 2, 0, 3, seed * 5, "set in the executable graph");
+
+  // The graph, made executable again.
+  away();
+  apps::fill(buffers[0], kPiece, seed + 50);
+  away();
+  RUNTIME_OK(cudaGraphMemcpyNodeSetParams1D(one, buffers[1], buffers[0], kWords * 4, cudaMemcpyDeviceToDevice));
+  away();
+  rows.srcPtr = make_cudaPitchedPtr(buffers[1], 512, 256, 16);
+  rows.dstPtr = make_cudaPitchedPtr(buffers[2], 256, 256, 16);
+  RUNTIME_OK(cudaGraphMemcpyNodeSetParams(two, &rows));
+  away();
+  fill.dst = buffers[4], fill.value = seed * 11;
+  RUNTIME_OK(cudaGraphMemsetNodeSetParams(set, &fill));
+  RUNTIME_OK(cudaGraphExecDestroy(exec));
+  RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
+  check(50, 1, 2, 4, seed * 11, "set in the graph");
+
+  pressure.check();
+  RUNTIME_OK(cudaGraphExecDestroy(exec));
+  RUNTIME_OK(cudaGraphDestroy(graph));
+  return apps::ok("graph_nodes over %d buffers", kBuffers);
+}
