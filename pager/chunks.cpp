@@ -2,9 +2,12 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 
 #include "base/log.h"
+#include "pager/clock.h"
+#include "pager/counters/counters.h"
 
 namespace olpager::pager {
 
@@ -24,6 +27,8 @@ CUmemAllocationProp hostProperties(int numa_node) {
   return properties;
 }
 
+constexpr uint64_t kLongestRetryNs = 60'000'000'000;
+
 CUmemAccessDesc readWrite(CUmemLocationType type, int id, bool read_only = false) {
   CUmemAccessDesc access{};
   access.location = {type, id};
@@ -32,6 +37,22 @@ CUmemAccessDesc readWrite(CUmemLocationType type, int id, bool read_only = false
 }
 
 }  // namespace
+
+// Of the host tier: pages in use and kept free, of all devices.
+void ChunkStore::countHost(uint64_t made) {
+  auto& figure = counters().host_used_bytes;
+  if (made >= host_made_) {
+    add(figure, made - host_made_);
+  } else {
+    subtract(figure, host_made_ - made);
+  }
+  host_made_ = made;
+}
+
+void ChunkStore::setVramBudget(uint64_t bytes) {
+  vram_budget_ = bytes;
+  set(counters().device(static_cast<unsigned>(device_)).vram_budget_bytes, bytes);
+}
 
 void ChunkStore::probeHost(int numa_node) {
   numa_node_ = numa_node < 0 ? 0 : numa_node;
@@ -142,6 +163,10 @@ VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
     vram_free_ -= bytes;
     return chunk;
   }
+  if (vram_withheld_ > 0 && nowNs() >= retry_ns_) {
+    setVramBudget(vram_budget_ + vram_withheld_);
+    vram_withheld_ = 0;
+  }
   if (vramAvailable() < bytes) return nullptr;
   // Room in the budget: perhaps only as free chunks of other orders, which go back to the driver first.
   uint64_t excess = vram_made_ + bytes > vram_budget_ ? vram_made_ + bytes - vram_budget_ : 0;
@@ -162,12 +187,21 @@ VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
   lock.lock();
   if (chunk == nullptr) {
     vram_made_ -= bytes;
-    // The driver has less than the budget says (another program took it): live with what there is.
+    // The driver has less than the budget says (another program took it): live with what there is, and ask again later.
     if (vram_budget_ > vram_made_ && vram_made_ > 0) {
-      vram_budget_ = vram_made_;
-      base::logWarn("device %d: the driver has no more VRAM, budget lowered to %llu MiB", device_,
-                    static_cast<unsigned long long>(vram_budget_ >> 20));
+      vram_withheld_ += vram_budget_ - vram_made_;
+      retry_ns_ = nowNs() + retry_after_ns_;
+      const bool first = retry_after_ns_ == kFirstRetryNs;
+      retry_after_ns_ = std::min(retry_after_ns_ * 2, kLongestRetryNs);
+      setVramBudget(vram_made_);
+      if (first)
+        base::logWarn("device %d: the driver has no more VRAM for now, budget lowered to %llu MiB", device_,
+                      static_cast<unsigned long long>(vram_budget_ >> 20));
     }
+  } else if (retry_after_ns_ != kFirstRetryNs) {
+    retry_after_ns_ = kFirstRetryNs;
+    base::logInfo("device %d: the driver has VRAM again, budget %llu MiB", device_,
+                  static_cast<unsigned long long>(vram_budget_ >> 20));
   }
   return chunk;
 }
@@ -197,20 +231,20 @@ bool ChunkStore::makeHostAhead(unsigned order, Lock& lock) {
         doomed_host_.push_back(free_host_[other].back());
         free_host_[other].pop_back();
         const uint64_t other_bytes = kPageBytes << other;
-        host_made_ -= other_bytes;
+        countHost(host_made_ - other_bytes);
         host_free_ -= other_bytes;
         excess -= std::min(excess, other_bytes);
       }
     }
     if (excess > 0) return false;
   }
-  host_made_ += bytes;
+  countHost(host_made_ + bytes);
   destroyDoomed(lock);
   lock.unlock();
   HostChunk* chunk = makeHost(order);
   lock.lock();
   if (chunk == nullptr) {
-    host_made_ -= bytes;
+    countHost(host_made_ - bytes);
     return false;
   }
   giveHost(chunk);
@@ -261,7 +295,7 @@ uint64_t ChunkStore::lend(uint64_t bytes, Lock& lock) {
     }
   vram_made_ -= lent;
   vram_free_ -= lent;
-  vram_budget_ -= lent;
+  setVramBudget(vram_budget_ - lent);
   destroyDoomed(lock);
   return lent;
 }
@@ -269,7 +303,10 @@ uint64_t ChunkStore::lend(uint64_t bytes, Lock& lock) {
 void ChunkStore::releaseAllFree(Lock& lock) {
   releaseFreeVram(UINT64_MAX, lock);
   for (auto& free : free_host_) {
-    for (HostChunk* chunk : free) host_made_ -= kPageBytes << chunk->order, doomed_host_.push_back(chunk);
+    for (HostChunk* chunk : free) {
+      countHost(host_made_ - (kPageBytes << chunk->order));
+      doomed_host_.push_back(chunk);
+    }
     free.clear();
   }
   host_free_ = 0;

@@ -20,19 +20,25 @@ namespace olpager::pager {
 using Lock = std::unique_lock<std::mutex>;
 
 inline constexpr unsigned kOrders = 5;  // 2, 4, 8, 16 and 32 MiB
+/// VRAM that the driver did not have is asked for again after this time, then after twice as long, up to a minute.
+inline constexpr uint64_t kFirstRetryNs = 1'000'000'000;
 
 class ChunkStore {
  public:
   ChunkStore(const DriverApi& driver, CUdevice device) : driver_(driver), device_(device) {}
 
   void setBudgets(uint64_t vram_bytes, uint64_t host_bytes) { vram_budget_ = vram_bytes, host_limit_ = host_bytes; }
+  ~ChunkStore() { countHost(0); }
+  ChunkStore(const ChunkStore&) = delete;
+  ChunkStore& operator=(const ChunkStore&) = delete;
   uint64_t vramBudget() const { return vram_budget_; }
   uint64_t hostLimit() const { return host_limit_; }
   /// Finds out what kind of host memory this machine gives. The device's context is current.
   void probeHost(int numa_node);
   bool hostMappable() const { return host_mappable_; }
 
-  /// A free VRAM chunk, made if the budget has room, from free chunks of other orders if need be. nullptr: evict first.
+  /// A free VRAM chunk, made if the budget has room, from free chunks of other orders if need be. nullptr: evict first. When
+  /// the driver has less than the budget says, the budget is lowered for a while (some seconds, longer each time).
   VramChunk* takeVram(unsigned order, Lock& lock);
   void giveVram(VramChunk* chunk);
   /// A free host chunk or a new one. nullptr: the host tier is full, or the system gave none.
@@ -64,7 +70,7 @@ class ChunkStore {
   /// that they are not made again. Returns the bytes.
   uint64_t lend(uint64_t bytes, Lock& lock);
   /// The driver has it back.
-  void takeBack(uint64_t bytes) { vram_budget_ += bytes; }
+  void takeBack(uint64_t bytes) { setVramBudget(vram_budget_ + bytes); }
   /// Chunks that count as released and that the driver has not got yet.
   bool releasing() const { return destroying_ > 0 || !doomed_vram_.empty(); }
   uint64_t vramMade() const { return vram_made_; }
@@ -83,10 +89,14 @@ class ChunkStore {
   HostChunk* makeHost(unsigned order);
   void destroyHost(HostChunk* chunk);
   void destroyDoomed(Lock& lock);
+  void countHost(uint64_t made);
+  void setVramBudget(uint64_t bytes);
 
   const DriverApi& driver_;
   CUdevice device_;
   uint64_t vram_budget_ = 0, vram_made_ = 0, vram_free_ = 0;
+  uint64_t vram_withheld_ = 0;  // of the budget: the driver did not have it. Tried again at:
+  uint64_t retry_ns_ = 0, retry_after_ns_ = kFirstRetryNs;
   uint64_t host_limit_ = 0, host_made_ = 0, host_free_ = 0;
   bool host_mappable_ = false;
   int numa_node_ = 0;

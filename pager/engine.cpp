@@ -18,6 +18,8 @@ constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
 constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
 constexpr uint64_t kLongestRunNs = 1'000'000;
+constexpr uint64_t kRefusalPauseNs = 100'000'000;  // between fetches after the driver refused one
+constexpr uint64_t kRefusalBytes = 16ull << 20;    // of free chunks that it then gets back
 constexpr auto kPollPause = std::chrono::microseconds(10);
 }  // namespace
 
@@ -215,6 +217,30 @@ bool Engine::reached(CUevent event) {
   return true;
 }
 
+/// The driver refused a call that brings an extent in. Launches that wait get it in place meanwhile.
+void Engine::refused(const char* what, CUresult result) {
+  if (endsContext(result)) return lost(result);
+  refused_until_ns_ = nowNs() + kRefusalPauseNs;
+  ++refusals_;
+  base::warnOnce("fetch refused",
+                 "device %d: the driver refused to %s memory in VRAM (CUDA error %d); it stays in host "
+                 "memory until the driver can",
+                 device_, what, static_cast<int>(result));
+}
+
+/// Maps a chunk where its extent is. Short of memory, the driver gets free chunks back before the second try.
+CUresult Engine::mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock) {
+  CUresult result = CUDA_SUCCESS;
+  for (int tries = 0; tries < 2; ++tries) {
+    lock.unlock();
+    result = chunks_.mapAt(extent.address, extent.bytes(), chunk.handle, extent.read_only);
+    lock.lock();
+    if (result == CUDA_SUCCESS) refusals_ = 0;
+    if (result == CUDA_SUCCESS || endsContext(result) || chunks_.releaseFreeVram(kRefusalBytes, lock) == 0) break;
+  }
+  return result;
+}
+
 void Engine::lost(CUresult result) {
   if (broken_) return;
   broken_ = true;
@@ -303,10 +329,8 @@ bool Engine::mapEmpty(Extent& extent, Lock& lock) {
     setState(extent, ExtentState::kEmpty);
     return false;
   }
-  lock.unlock();
-  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), chunk->handle, extent.read_only);
-  lock.lock();
-  if (result != CUDA_SUCCESS) {
+  if (const CUresult result = mapVram(extent, *chunk, lock); result != CUDA_SUCCESS) {
+    if (endsContext(result)) lost(result);
     chunks_.giveVram(chunk);
     setState(extent, ExtentState::kEmpty);
     return false;
@@ -378,10 +402,7 @@ void Engine::adopt(VmmHandle& handle) {
 void Engine::attach(Extent& extent, Lock& lock) {
   if (extent.vram != nullptr) {
     setState(extent, ExtentState::kMoving);
-    lock.unlock();
-    const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle, extent.read_only);
-    lock.lock();
-    if (result != CUDA_SUCCESS) lost(result);
+    if (const CUresult result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS) lost(result);
     setState(extent, ExtentState::kVram);
   } else if (extent.host != nullptr && extent.host_valid) {
     setState(extent, ExtentState::kParked);
@@ -443,7 +464,7 @@ void Engine::noteUsed(Extent& extent, bool used) {
 }
 
 bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
-  if (extent.state != ExtentState::kParked || broken_) return false;
+  if (extent.state != ExtentState::kParked || broken_ || nowNs() < refused_until_ns_) return false;
   setState(extent, ExtentState::kFetching);
   VramChunk* chunk = chunks_.takeVram(extent.order, lock);
   if (chunk == nullptr) {
@@ -456,10 +477,11 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   const DriverApi& driver = pool_.driver;
   CUresult result = driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
                                                 extent.bytes(), in_stream_);
-  if (result == CUDA_SUCCESS) result = driver.cuEventRecord(event, in_stream_);
+  const bool copying = result == CUDA_SUCCESS;
+  if (copying) result = driver.cuEventRecord(event, in_stream_);
   lock.lock();
   if (result != CUDA_SUCCESS) {
-    lost(result);
+    copying ? lost(result) : refused("copy", result);  // nobody would know when the chunk is free again
     events_.push_back(event);
     chunks_.giveVram(chunk);
     extent.vram = nullptr;
@@ -487,11 +509,9 @@ bool Engine::finishFetches(Lock& lock) {
   events_.push_back(copy.event);
   Extent& extent = *copy.extent;
   fetching_bytes_ -= extent.bytes();
-  lock.unlock();
-  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle, extent.read_only);
-  lock.lock();
+  const CUresult result = mapVram(extent, *extent.vram, lock);
   if (result != CUDA_SUCCESS || broken_) {
-    lost(result);
+    if (!broken_) refused("map", result);
     noteUsed(extent, false);
     chunks_.giveVram(extent.vram);
     extent.vram = nullptr;
@@ -517,10 +537,7 @@ bool Engine::finishWrites(Lock& lock) {
   add(figures_->bytes_out, extent.bytes());
   add(figures_->evictions_written);
   if (extent.region->wanted > 0) {  // a launch came for it meanwhile
-    lock.unlock();
-    const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.vram->handle, extent.read_only);
-    lock.lock();
-    if (result == CUDA_SUCCESS) {
+    if (mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
       setState(extent, ExtentState::kVram);
       return true;
     }
@@ -627,7 +644,7 @@ bool Engine::serveWants(Lock& lock) {
     }
     if (promote(leaving)) moved = true;
     progress |= moved;
-    if (moved) want->since_ns = now;
+    if (moved && refusals_ == 0) want->since_ns = now;
     demand_short_ += missing;
     if (want->in_vram && !leaving.empty() && now - want->since_ns > kRefusedAfterNs) {
       want->failed = true;  // launches that never end reach it where it is

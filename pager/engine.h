@@ -178,6 +178,7 @@ class Engine {
 
   bool startFetch(Extent& extent, bool ahead, Lock& lock);
   bool mapEmpty(Extent& extent, Lock& lock);
+  CUresult mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock);
   bool mapInPlace(Extent& extent, Lock& lock);
   bool isHeld(const Region& region) const;
   bool promote(const std::vector<Extent*>& extents);
@@ -200,6 +201,7 @@ class Engine {
   void giveHost(Extent& extent);
   uint64_t dropLowerCopies(uint64_t bytes);
   CUevent takeEvent();
+  void refused(const char* what, CUresult result);
   bool reached(CUevent event);
   void lost(CUresult result);
   uint64_t windowBytes() const;
@@ -217,8 +219,10 @@ class Engine {
   bool stop_ = false;
   bool pausing_ = false;  // nothing new is begun: the engine moves to another context
   bool idle_ = false;
-  bool broken_ = false;     // the context is lost: nothing moves any more
-  bool host_full_ = false;  // said once
+  bool broken_ = false;            // the context is lost: nothing moves any more
+  bool host_full_ = false;         // said once
+  unsigned refusals_ = 0;          // of the driver's, in a row
+  uint64_t refused_until_ns_ = 0;  // the driver refused a fetch: none is begun before
 
   CUstream in_stream_ = nullptr, out_stream_ = nullptr, pass_stream_ = nullptr;
   CUmodule module_ = nullptr;
@@ -230,7 +234,7 @@ class Engine {
   std::deque<Copy> writing_;
   std::deque<std::unique_ptr<Batch>> batches_;
   std::vector<Want*> wants_;  // oldest first
-  size_t serving_ = 0;        // of wants_: what this one and older ones need is no victim, where nothing is used in place
+  size_t serving_ = 0;  // of wants_: what this one and older ones need is no victim, where nothing is used in place
   std::vector<std::shared_ptr<Relief>> reliefs_;
   uint64_t fetching_bytes_ = 0;
   uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet

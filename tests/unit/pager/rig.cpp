@@ -108,7 +108,9 @@ Rig::Rig(const RigOptions& options) : watchdog_(options.seconds), options_(optio
   given.vram.bytes = options.vram;
   given.host.bytes = options.host;
   given.reach = options.reach;
-  auto pool = Pool::create(given, gpu.api);
+  DriverApi api = gpu.api;
+  if (options.alter != nullptr) options.alter(api);
+  auto pool = Pool::create(given, api);
   if (!pool.ok()) FAIL(pool.error().message);
   pool_ = std::move(pool).value();
 }
@@ -120,9 +122,7 @@ void Rig::end() {
   context_ = nullptr;
 }
 
-Rig::~Rig() {
-  end();
-}
+Rig::~Rig() { end(); }
 
 CUfunction Rig::kernel(const char* name) {
   CUfunction function = nullptr;

@@ -184,8 +184,9 @@ TEST_CASE("a dozen threads whose launches hardly fit together", "[pager][threads
   std::vector<std::string> wrong(12);
   std::vector<std::thread> threads;
   for (uint64_t i = 0; i < wrong.size(); ++i)
-    threads.emplace_back(
-        [&, i] { wrong[i] = live(rig, {rig.context(), CU_STREAM_PER_THREAD, 100 + i}, seed * 100 + i, 40, 8 * kMiB); });
+    threads.emplace_back([&, i] {
+      wrong[i] = live(rig, {rig.context(), CU_STREAM_PER_THREAD, 100 + i}, seed * 100 + i, 40, 8 * kMiB);
+    });
   for (std::thread& thread : threads) thread.join();
   for (const std::string& what : wrong) CHECK(what == "");
 }
