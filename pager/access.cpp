@@ -284,8 +284,9 @@ CUresult Access::acquireSlow() {
   for (unsigned i = 0; !follows_pointers_ && i < count_; ++i) {
     if (use(i).mode == Mode::kRead) continue;
     Region* region = state.find(use(i).address);
-    state.markDirty(region);
+    bool known = host_source_ != nullptr || !sources.empty();  // what pointers come in
     for (const Region* source : sources) {
+      known &= !source->in_dirty_list && !source->host_written;
       if (source == region) continue;
       region->edges.insert(region->edges.end(), source->edges.begin(), source->edges.end());
       if (source->names_itself || source->in_dirty_list) region->edges.push_back(source->id);
@@ -297,9 +298,12 @@ CUresult Access::acquireSlow() {
       });
     } else if (host_source_ != nullptr) {
       region->host_written = true;
+      known = false;
     }
     std::sort(region->edges.begin(), region->edges.end());
     region->edges.erase(std::unique(region->edges.begin(), region->edges.end()), region->edges.end());
+    // Plain data in a region of plain data: no pass has to look at it. Where there are pointers, one finds out which are left.
+    if (!known || !region->edges.empty()) state.markDirty(region);
   }
   if (!root_writes_.empty()) writesRoots(sources, number);
   number_ = number;

@@ -565,6 +565,8 @@ void Pool::removeRoot(CUdeviceptr address) {
     state.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
+bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }
+
 bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const { return state_->device_roots.overlaps(address, bytes); }
 
 // --- streams and contexts ------------------------------------------------------------------------------------------------

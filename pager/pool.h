@@ -156,6 +156,8 @@ class Pool {
   /// large one (above 16 MiB) is not looked at. Roots do not overlap; one that is added again stays as it is.
   void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host, bool managed = false);
   void removeRoot(CUdeviceptr address);
+  /// Something is not in VRAM, or may leave it: operations have to say all that they do. One load.
+  bool paging() const;
   /// False when no root in device memory overlaps [address, + bytes): a copy there is none of the pager's business. A few
   /// nanoseconds; may be true of what lies between roots.
   bool mayHoldRoot(uint64_t address, uint64_t bytes) const;

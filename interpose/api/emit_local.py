@@ -100,8 +100,8 @@ def _wrapper(symbol):
     for parameter, annotation in direct:
         arguments = f"{address(parameter)}, bounded({annotation.bracket.cpp()}), Mode::{MODES[annotation.word]}"
         if annotation.word == "read" and writes:
-            stable = "true" if parameter.get("in") and form.function.blocking else "false"
-            adds += f" addSource(access, pool, {arguments}, {stable});"
+            kind = "kElsewhere" if not parameter.get("in") else "kNow" if form.function.blocking else "kInOrder"
+            adds += f" addSource(access, pool, {arguments}, HostRead::{kind});"
         else:
             adds += f" access.addRange({arguments});"
     for parameter in form.parameters:
@@ -160,13 +160,13 @@ class Touching : public extract::RangeSink {{
   bool found_ = false;
 }};
 
-/// Names a range that is read. What lies outside the pool may hold addresses of it that come in with the copy; `stable`:
-/// it is host memory that stays as it is until the copy is made.
-void addSource(Access& access, const Pool& pool, uint64_t address, uint64_t bytes, Mode mode, bool stable) {{
+/// Names a range that is read. What lies outside the pool may hold addresses of it that come in with the copy.
+void addSource(Access& access, const Pool& pool, uint64_t address, uint64_t bytes, Mode mode, HostRead read) {{
   if (pool.contains(address)) {{
     access.addRange(address, bytes, mode);
   }} else {{
-    access.addHostSource(reinterpret_cast<const void*>(address), bytes, stable);
+    const auto* const host = reinterpret_cast<const void*>(address);
+    access.addHostSource(host, bytes, pool.paging() && readableNow(host, bytes, read));
   }}
 }}
 
@@ -176,7 +176,7 @@ class Adding : public extract::RangeSink {{
   Adding(Access& access, const Pool& pool) : access_(access), pool_(pool) {{}}
   void add(uint64_t address, uint64_t bytes, extract::Use use) override {{
     if (use == extract::Use::kRead) {{
-      addSource(access_, pool_, address, bounded(bytes), Mode::kRead, false);
+      addSource(access_, pool_, address, bounded(bytes), Mode::kRead, HostRead::kElsewhere);
     }} else {{
       access_.addRange(address, bounded(bytes), static_cast<Mode>(use));
     }}

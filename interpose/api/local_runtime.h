@@ -31,6 +31,17 @@ inline pager::StreamKey defaultStreamKey(bool per_thread_default) noexcept {
   return streamKey(nullptr, per_thread_default);
 }
 
+/// How a copy reads a source that is no memory of the pager's.
+enum class HostRead : uint8_t {
+  kNow,        // host memory, before the call returns
+  kInOrder,    // host memory, when its stream comes to it
+  kElsewhere,  // not known: it may be another device's
+};
+/// Whether the CPU can look at the source now and sees what the copy will: host memory that the driver reads before the
+/// call returns. That is any with kNow, with kInOrder pageable memory, which the driver takes into a buffer of its own.
+/// Asks the driver what the address is (some 100 ns).
+bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept;
+
 /// Before the driver's call: makes what `access` names resident; when `stream` is capturing, adds it to the capture's
 /// reach instead (the operation runs when the graph does). CUDA_SUCCESS, or what the program is to see.
 CUresult enter(pager::Access& access, const pager::StreamKey& stream);

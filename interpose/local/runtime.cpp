@@ -85,6 +85,38 @@ CUresult enterLaunch(pager::Access& access, const pager::StreamKey& stream) {
   return acquire(access, stream);
 }
 
+namespace {
+
+// Beyond this the pager does not look anyway, and drivers differ in what they take at once.
+constexpr uint64_t kTakenAtOnce = 64 << 10;
+
+// GPUs that read any host memory by themselves may do so later.
+bool devicesReadPageable() {
+  static const bool any = [] {
+    int count = 0;
+    if (driver().cuDeviceGetCount(&count) != CUDA_SUCCESS) return true;
+    for (int device = 0; device < count; ++device) {
+      int reads = 1;
+      if (driver().cuDeviceGetAttribute(&reads, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, device) != CUDA_SUCCESS ||
+          reads != 0)
+        return true;
+    }
+    return false;
+  }();
+  return any;
+}
+
+}  // namespace
+
+bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept {
+  if (read == HostRead::kElsewhere || bytes > kTakenAtOnce) return false;
+  unsigned type = 0;
+  const CUresult known =
+      driver().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, reinterpret_cast<CUdeviceptr>(host));
+  if (known == CUDA_SUCCESS) return type == CU_MEMORYTYPE_HOST && read == HostRead::kNow;
+  return known == CUDA_ERROR_INVALID_VALUE && (read == HostRead::kNow || !devicesReadPageable());
+}
+
 CUresult enter(pager::Access& access, const pager::StreamKey& stream) {
   if (stream.context == nullptr) return CUDA_SUCCESS;
   if (!anyCapture()) return acquire(access, stream);

@@ -22,6 +22,7 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions&, const DriverApi&)
   return pool;
 }
 Pool::~Pool() = default;
+bool Pool::paging() const { return true; }
 bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const {
   return address < kRoot + kRootBytes && bytes > 0 && (address >= kRoot || kRoot - address < bytes);
 }
@@ -64,6 +65,8 @@ pager::StreamKey streamKey(CUstream stream, bool per_thread_default) noexcept {
   if (stream == nullptr) stream = per_thread_default ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
   return {kContext, stream, stream == CU_STREAM_PER_THREAD ? 1u : 0u};
 }
+
+bool readableNow(const void*, uint64_t, HostRead read) noexcept { return read == HostRead::kNow; }
 
 CUresult enter(pager::Access&, const pager::StreamKey&) {
   g_record.steps += 'e';

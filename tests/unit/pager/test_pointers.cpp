@@ -105,6 +105,41 @@ TEST_CASE("pointers that the host writes while their targets are parked", "[page
   checkGathered(rig, out);
 }
 
+TEST_CASE("plain data from the host is not looked at by passes", "[pager][pointers]") {
+  Rig rig({.vram = 16 * kMiB});
+  std::vector<CUdeviceptr> pieces;
+  for (int i = 0; i < 24; ++i) pieces.push_back(rig.allocate(2 * kMiB));
+  for (const CUdeviceptr piece : pieces) rig.put(piece, 5);  // paging has begun
+  for (const CUdeviceptr piece : pieces) rig.put(piece, 6);  // all were scanned since they were made
+  const uint64_t scanned = valueOf(rig.figures().scans),
+                 evicted = valueOf(rig.figures().evictions_clean) + valueOf(rig.figures().evictions_written);
+  for (int round = 0; round < 3; ++round)
+    for (const CUdeviceptr piece : pieces) rig.put(piece, 7);
+  const uint64_t evictions =
+      valueOf(rig.figures().evictions_clean) + valueOf(rig.figures().evictions_written) - evicted;
+  CHECK(evictions > 0);
+  // The victims themselves, also those that were taken back, and nothing of the others.
+  CHECK(valueOf(rig.figures().scans) - scanned < 2 * evictions + 16);
+  for (const CUdeviceptr piece : pieces) CHECK(rig.get(piece) == 7);
+}
+
+TEST_CASE("a copy of a region that nobody has looked at yet carries its pointers on", "[pager][pointers]") {
+  Rig rig({.vram = 16 * kMiB});
+  const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
+  const CUdeviceptr source = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  rig.press();
+  for (uint64_t i = 0; i < kTargets; ++i) rig.launch(CU_STREAM_LEGACY, "setEntry", source, i, targets[i] + 64);
+  REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, table, source, kTargets * 8) == CUDA_SUCCESS);
+  rig.synchronize();
+  for (uint64_t i = 0; i < kTargets; ++i) rig.put(source + i * 8, 0);  // what was there is in the copy alone
+  rig.press();
+  rig.press();
+  rig.launch(CU_STREAM_LEGACY, "gather", out, table, kTargets);
+  rig.synchronize();
+  checkGathered(rig, out);
+}
+
 TEST_CASE("a copy with several sources takes the pointers of all", "[pager][pointers]") {
   Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr out = rig.allocate(2 * kMiB), a = rig.allocate(2 * kMiB), b = rig.allocate(2 * kMiB);
