@@ -154,6 +154,13 @@ void ChunkStore::destroyHost(HostChunk* chunk) {
   delete chunk;
 }
 
+bool ChunkStore::restoreBudget() {
+  if (vram_withheld_ == 0 || nowNs() < retry_ns_) return false;
+  setVramBudget(vram_budget_ + vram_withheld_);
+  vram_withheld_ = 0;
+  return true;
+}
+
 VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
   const uint64_t bytes = kPageBytes << order;
   auto& free = free_vram_[order];
@@ -162,10 +169,6 @@ VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
     free.pop_back();
     vram_free_ -= bytes;
     return chunk;
-  }
-  if (vram_withheld_ > 0 && nowNs() >= retry_ns_) {
-    setVramBudget(vram_budget_ + vram_withheld_);
-    vram_withheld_ = 0;
   }
   if (vramAvailable() < bytes) return nullptr;
   // Room in the budget: perhaps only as free chunks of other orders, which go back to the driver first.

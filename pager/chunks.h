@@ -40,6 +40,8 @@ class ChunkStore {
   /// A free VRAM chunk, made if the budget has room, from free chunks of other orders if need be. nullptr: evict first. When
   /// the driver has less than the budget says, the budget is lowered for a while (some seconds, longer each time).
   VramChunk* takeVram(unsigned order, Lock& lock);
+  /// True when a budget that was lowered for a while is whole again.
+  bool restoreBudget();
   void giveVram(VramChunk* chunk);
   /// A free host chunk or a new one. nullptr: the host tier is full, or the system gave none.
   HostChunk* takeHost(unsigned order, Lock& lock);

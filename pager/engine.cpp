@@ -257,6 +257,7 @@ void Engine::run() {
   Lock lock(pool_.mutex);
   uint64_t paused = nowNs();
   while (!stop_) {
+    prefetch_again_ |= chunks_.restoreBudget();
     bool progress = finishFetches(lock);
     progress |= finishWrites(lock);
     if (pausing_) cancelBatches();

@@ -118,8 +118,8 @@ TEST_CASE("plain data from the host is not looked at by passes", "[pager][pointe
   const uint64_t evictions =
       valueOf(rig.figures().evictions_clean) + valueOf(rig.figures().evictions_written) - evicted;
   CHECK(evictions > 0);
-  // The victims themselves, also those that were taken back, and nothing of the others.
-  CHECK(valueOf(rig.figures().scans) - scanned < 2 * evictions + 16);
+  // The victims themselves, some of them taken back; of the others nothing.
+  CHECK(valueOf(rig.figures().scans) - scanned < evictions + evictions / 4);
   for (const CUdeviceptr piece : pieces) CHECK(rig.get(piece) == 7);
 }
 

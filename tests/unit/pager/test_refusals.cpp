@@ -61,17 +61,17 @@ struct Pieces {
 
 }  // namespace
 
-TEST_CASE("a mapping that the driver refuses once or twice is tried again", "[pager][refusals]") {
-  Rig rig({.vram = 16 * kMiB, .alter = refuseAtWill});
-  const Pieces pieces(rig);
-  for (int times = 1; times < 6; ++times) {
+TEST_CASE("a mapping that the driver refuses a few times is made later or elsewhere", "[pager][refusals]") {
+  for (int times = 1; times < 5; ++times) {
+    Rig rig({.vram = 16 * kMiB, .alter = refuseAtWill});
+    const Pieces pieces(rig);
     g_maps = times;
     rig.press();
     for (uint64_t i = 0; i < kPieces; ++i)
       rig.launch(CU_STREAM_LEGACY, "addTo", pieces.at[i], 2 * kMiB / 8 / kStep, kStep, uint64_t{1});
     rig.synchronize();
     CHECK(g_maps == 0);
-    for (uint64_t i = 0; i < kPieces; ++i) CHECK(rig.holds(pieces.at[i], 2 * kMiB, i, static_cast<uint64_t>(times)));
+    for (uint64_t i = 0; i < kPieces; ++i) CHECK(rig.holds(pieces.at[i], 2 * kMiB, i, 1));
   }
 }
 
