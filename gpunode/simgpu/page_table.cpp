@@ -11,7 +11,7 @@ constexpr uint64_t kWritable = 2;
 constexpr uint64_t kSplit = 4;
 constexpr uint64_t kFlags = kSmallPageBytes - 1;
 
-thread_local uint32_t t_slice_phase = 0;
+__attribute__((tls_model("initial-exec"))) thread_local uint32_t t_slice_phase = 0;
 
 uint64_t pack(const std::byte* host, bool writable) {
   return reinterpret_cast<uint64_t>(host) | kPresent | (writable ? kWritable : 0);
