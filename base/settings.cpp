@@ -95,10 +95,14 @@ struct Key {
   bool number;  // a TOML integer will do
 };
 constexpr Key kKeys[] = {
-    {"vram", "OL_VRAM", setVram, true},         {"host", "OL_HOST", setHost, true},
-    {"reach", "OL_REACH", setReach, false},     {"report", "OL_REPORT", setReport, false},
-    {"va_base", "OL_VA_BASE", setVaBase, true}, {"va_size", "OL_VA_SIZE", setVaSize, true},
-    {"log", "OL_LOG", setLog, false},           {"driver", "OL_DRIVER", setDriver, false},
+    {"vram", "OL_VRAM", setVram, true},
+    {"host", "OL_HOST", setHost, true},
+    {"reach", "OL_REACH", setReach, false},
+    {"report", "OL_REPORT", setReport, false},
+    {"va_base", "OL_VA_BASE", setVaBase, true},
+    {"va_size", "OL_VA_SIZE", setVaSize, true},
+    {"log", "OL_LOG", setLog, false},
+    {"driver", "OL_DRIVER", setDriver, false},
     {"exportable", "OL_EXPORTABLE", setExportable, false},
 };
 

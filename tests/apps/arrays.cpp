@@ -2,7 +2,7 @@
 // the driver's own VRAM; a pager has to make room for them, and may have the room back when they are gone.
 #include <algorithm>
 
-#include "common.h"
+#include "driver_program.h"
 
 namespace {
 
@@ -39,12 +39,7 @@ CUDA_MEMCPY2D between(CUarray array, const std::vector<uint32_t>& host, bool int
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const uint32_t seed = uint32_t(options.seed);
-  DRIVER_OK(cuInit(0));
-  CUdevice device;
-  CUcontext context;
-  DRIVER_OK(cuDeviceGet(&device, 0));
-  DRIVER_OK(cuDevicePrimaryCtxRetain(&context, device));
-  DRIVER_OK(cuCtxSetCurrent(context));
+  const CUdevice device = apps::usePrimaryContext();
   size_t free = 0, total = 0;
   DRIVER_OK(cuMemGetInfo(&free, &total));
   std::vector<CUdeviceptr> buffers(std::max<size_t>(std::min(free, 8 * options.bytes) * 3 / 4 / kBuffer, 1));

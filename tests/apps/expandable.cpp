@@ -6,37 +6,10 @@
 
 #include <algorithm>
 
-#include "common.h"
+#include "driver_program.h"
 
 namespace {
 
-const char* const kPtx = R"(
-.version 7.0
-.target sm_75
-.address_size 64
-.visible .entry bump(.param .u64 address, .param .u32 count, .param .u32 value)
-{
-  .reg .pred %p;
-  .reg .b32 %r<7>;
-  .reg .b64 %d<3>;
-  ld.param.u64 %d1, [address];
-  ld.param.u32 %r1, [count];
-  ld.param.u32 %r2, [value];
-  mov.u32 %r3, %ctaid.x;
-  mov.u32 %r4, %ntid.x;
-  mov.u32 %r5, %tid.x;
-  mad.lo.u32 %r6, %r3, %r4, %r5;
-  setp.ge.u32 %p, %r6, %r1;
-  @%p bra done;
-  mul.wide.u32 %d2, %r6, 4096;
-  add.u64 %d1, %d1, %d2;
-  ld.global.u32 %r3, [%d1];
-  add.u32 %r3, %r3, %r2;
-  st.global.u32 [%d1], %r3;
-done:
-  ret;
-}
-)";
 constexpr size_t kStride = 4096;  // the kernel touches a word of each 4 KiB
 constexpr size_t kMiB = size_t{1} << 20;
 
@@ -95,10 +68,8 @@ class Segments {
 
 void fill(CUdeviceptr address, size_t bytes, uint32_t value) { DRIVER_OK(cuMemsetD32(address, value, bytes / 4)); }
 
-void bump(CUfunction kernel, CUdeviceptr address, size_t bytes, uint32_t value) {
-  uint32_t count = uint32_t(bytes / kStride);
-  void* parameters[] = {&address, &count, &value};
-  DRIVER_OK(cuLaunchKernel(kernel, (count + 127) / 128, 1, 1, 128, 1, 1, 0, nullptr, parameters, nullptr));
+void bump(const apps::Bump& kernel, CUdeviceptr address, size_t bytes, uint32_t value) {
+  kernel(address, uint32_t(bytes / kStride), value);
 }
 
 void check(CUdeviceptr address, size_t bytes, uint32_t value, uint32_t bumped, const char* what) {
@@ -114,16 +85,8 @@ void check(CUdeviceptr address, size_t bytes, uint32_t value, uint32_t bumped, c
 
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
-  DRIVER_OK(cuInit(0));
-  CUdevice device;
-  CUcontext context;
-  DRIVER_OK(cuDeviceGet(&device, 0));
-  DRIVER_OK(cuDevicePrimaryCtxRetain(&context, device));
-  DRIVER_OK(cuCtxSetCurrent(context));
-  CUmodule module;
-  CUfunction kernel;
-  DRIVER_OK(cuModuleLoadData(&module, kPtx));
-  DRIVER_OK(cuModuleGetFunction(&kernel, module, "bump"));
+  const CUdevice device = apps::usePrimaryContext();
+  const apps::Bump kernel(kStride);
   // The small pool's segments hold a quarter, the large pool's the rest.
   Segments small(device, 2 * kMiB, size_t{1} << 34);
   Segments large(device, 20 * kMiB, 20 * kMiB * 1024);

@@ -1,6 +1,6 @@
 // Launches whose parameters come packed in one buffer (CU_LAUNCH_PARAM_BUFFER_POINTER), pointers inside by-value
 // structs included, and cuLaunchKernelEx.
-#include "common.h"
+#include "driver_program.h"
 
 namespace {
 const char* const kPtx = R"(
@@ -51,12 +51,7 @@ struct Parameters {
 
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
-  DRIVER_OK(cuInit(0));
-  CUdevice device;
-  CUcontext context;
-  DRIVER_OK(cuDeviceGet(&device, 0));
-  DRIVER_OK(cuDevicePrimaryCtxRetain(&context, device));
-  DRIVER_OK(cuCtxSetCurrent(context));
+  const CUdevice device = apps::usePrimaryContext();
   CUmodule module;
   CUfunction combine;
   DRIVER_OK(cuModuleLoadData(&module, kPtx));

@@ -1,36 +1,10 @@
 // The program's own virtual memory management: segments that grow, two mappings of one handle, sleep (unmap and release
 // everything, map again at the same addresses), and remapping of what was saved.
-#include "common.h"
+#include <algorithm>
+
+#include "driver_program.h"
 
 namespace {
-
-const char* const kPtx = R"(
-.version 7.0
-.target sm_75
-.address_size 64
-.visible .entry bump(.param .u64 address, .param .u32 count, .param .u32 value)
-{
-  .reg .pred %p;
-  .reg .b32 %r<7>;
-  .reg .b64 %d<3>;
-  ld.param.u64 %d1, [address];
-  ld.param.u32 %r1, [count];
-  ld.param.u32 %r2, [value];
-  mov.u32 %r3, %ctaid.x;
-  mov.u32 %r4, %ntid.x;
-  mov.u32 %r5, %tid.x;
-  mad.lo.u32 %r6, %r3, %r4, %r5;
-  setp.ge.u32 %p, %r6, %r1;
-  @%p bra done;
-  mul.wide.u32 %d2, %r6, 4;
-  add.u64 %d1, %d1, %d2;
-  ld.global.u32 %r3, [%d1];
-  add.u32 %r3, %r3, %r2;
-  st.global.u32 [%d1], %r3;
-done:
-  ret;
-}
-)";
 
 struct Segment {
   CUmemGenericAllocationHandle handle = 0;
@@ -70,16 +44,8 @@ void check(CUdeviceptr address, size_t bytes, uint32_t seed, const char* what) {
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const uint32_t seed = uint32_t(options.seed);
-  DRIVER_OK(cuInit(0));
-  CUdevice device;
-  CUcontext context;
-  DRIVER_OK(cuDeviceGet(&device, 0));
-  DRIVER_OK(cuDevicePrimaryCtxRetain(&context, device));
-  DRIVER_OK(cuCtxSetCurrent(context));
-  CUmodule module;
-  CUfunction bump;
-  DRIVER_OK(cuModuleLoadData(&module, kPtx));
-  DRIVER_OK(cuModuleGetFunction(&bump, module, "bump"));
+  const CUdevice device = apps::usePrimaryContext();
+  const apps::Bump bump(4);
   const CUmemAllocationProp prop = deviceProperties();
   size_t g = 0;
   DRIVER_OK(cuMemGetAllocationGranularity(&g, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
@@ -98,10 +64,8 @@ int main(int argc, char** argv) {
   // Kernels on all of them in turn, in pieces that cross from one segment into the next; what they add they take away.
   for (const uint32_t value : {5u, 7u, 0u - 12u}) {
     for (size_t at = 0; at < segments * g; at += g + g / 2) {
-      CUdeviceptr address = base + at;
-      uint32_t count = uint32_t((at + g + g / 2 <= segments * g ? g + g / 2 : segments * g - at) / 4), added = value;
-      void* parameters[] = {&address, &count, &added};
-      DRIVER_OK(cuLaunchKernel(bump, (count + 255) / 256, 1, 1, 256, 1, 1, 0, nullptr, parameters, nullptr));
+      const size_t bytes = std::min(g + g / 2, segments * g - at);
+      bump(base + at, uint32_t(bytes / 4), value);
     }
   }
   DRIVER_OK(cuCtxSynchronize());

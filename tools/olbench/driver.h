@@ -11,15 +11,13 @@
 namespace olpager::tools::bench {
 
 // cuda.h renames most of these to their newest version; the strings are made after that.
-#define OLBENCH_FUNCTIONS(X)                                                                                        \
-  X(cuInit)                                                                                                         \
-  X(cuDeviceGet)                                                                                                    \
-  X(cuDeviceGetName)                                                                                                \
-  X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuGetErrorName) X(cuDriverGetVersion)        \
-      X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemGetInfo) X(cuMemcpyHtoDAsync)            \
-          X(cuMemcpyDtoH) X(cuMemsetD8) X(cuMemsetD32) X(cuModuleLoadData) X(cuModuleGetFunction) X(cuLaunchKernel) \
-              X(cuStreamCreate) X(cuStreamSynchronize)
-
+// clang-format off
+#define OLBENCH_FUNCTIONS(X) \
+  X(cuInit) X(cuDeviceGet) X(cuDeviceGetName) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxSynchronize) \
+  X(cuGetErrorName) X(cuDriverGetVersion) X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost) \
+  X(cuMemGetInfo) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoH) X(cuMemsetD8) X(cuMemsetD32) X(cuModuleLoadData) \
+  X(cuModuleGetFunction) X(cuLaunchKernel) X(cuStreamCreate) X(cuStreamSynchronize)
+// clang-format on
 struct Driver {
 #define OLBENCH_MEMBER(name) decltype(&::name) name = nullptr;
   OLBENCH_FUNCTIONS(OLBENCH_MEMBER)

@@ -161,6 +161,13 @@ Op& FunctionDecoder::emit(OpFn fn) {
   return out_.ops.back();
 }
 
+Op& FunctionDecoder::emit(OpFn fn, std::initializer_list<std::uint32_t> operands, std::uint32_t flags) {
+  Op& op = emit(fn);
+  std::copy(operands.begin(), operands.end(), op.r);
+  op.flags = flags;
+  return op;
+}
+
 std::uint32_t FunctionDecoder::temporary(std::uint32_t bytes) {
   auto& all = temporaries_[bytes];
   std::size_t& used = temporaries_used_[bytes];

@@ -76,13 +76,7 @@ void FunctionDecoder::arithmetic(Modifiers& mods, Alu kind) {
     carry_ = out_.frame_bytes;
     out_.frame_bytes += 64;
   }
-  Op& op = emit(find(kind, type, flags));
-  op.r[0] = d;
-  op.r[1] = a;
-  op.r[2] = b;
-  op.r[3] = c;
-  op.r[4] = carry_;
-  op.flags = flags;
+  emit(find(kind, type, flags), {d, a, b, c, carry_}, flags);
   finishResult();
 }
 
@@ -127,11 +121,7 @@ void FunctionDecoder::mul24(Modifiers& mods) {
   const std::uint32_t c = multiply_only ? 0 : source(operand(3), type);
   const std::uint32_t d = result(operand(0), type);
   const Alu kind = multiply_only ? (high ? Alu::kMul24Hi : Alu::kMul24Lo) : (high ? Alu::kMad24Hi : Alu::kMad24Lo);
-  Op& op = emit(find(kind, type, 0));
-  op.r[0] = d;
-  op.r[1] = a;
-  op.r[2] = b;
-  op.r[3] = c;
+  emit(find(kind, type, 0), {d, a, b, c});
 }
 
 void FunctionDecoder::fma(Modifiers& mods) { arithmetic(mods, Alu::kFma); }
@@ -156,12 +146,7 @@ void FunctionDecoder::minMax(Modifiers& mods) {
     const std::uint32_t b = source(operand(2), type);
     const std::uint32_t c = source(operand(3), type);
     const std::uint32_t d = result(operand(0), type);
-    Op& op = emit(find(min ? Alu::kMin3 : Alu::kMax3, type, flags));
-    op.r[0] = d;
-    op.r[1] = a;
-    op.r[2] = b;
-    op.r[3] = c;
-    op.flags = flags;
+    emit(find(min ? Alu::kMin3 : Alu::kMax3, type, flags), {d, a, b, c}, flags);
     return;
   }
   arithmetic(mods, min ? Alu::kMin : Alu::kMax);
@@ -183,10 +168,7 @@ void FunctionDecoder::unaryMath(Modifiers& mods) {
   expectOperands(2, 2);
   const std::uint32_t a = source(operand(1), type);
   const std::uint32_t d = result(operand(0), type);
-  Op& op = emit(find(kind, type, flags));
-  op.r[0] = d;
-  op.r[1] = a;
-  op.flags = flags;
+  emit(find(kind, type, flags), {d, a}, flags);
 }
 
 void FunctionDecoder::logic(Modifiers& mods) {
@@ -203,28 +185,20 @@ void FunctionDecoder::logic(Modifiers& mods) {
       const std::uint32_t p = predicateSource(op, negated);
       if (!negated) return p;
       const std::uint32_t to = predicateSlot();
-      Op& inverse = emit(predicateOp(Alu::kNot));
-      inverse.r[0] = to;
-      inverse.r[1] = p;
+      emit(predicateOp(Alu::kNot), {to, p});
       return to;
     };
     const std::uint32_t a = take(operand(1));
     const std::uint32_t b = one ? 0 : take(operand(2));
     const std::uint32_t d = predicateResult(operand(0));
-    Op& op = emit(predicateOp(kind));
-    op.r[0] = d;
-    op.r[1] = a;
-    op.r[2] = b;
+    emit(predicateOp(kind), {d, a, b});
     return;
   }
   if (type == Type::kNone || isFloat(type)) unsupported();
   const std::uint32_t a = source(operand(1), type);
   const std::uint32_t b = one ? 0 : source(operand(2), type);
   const std::uint32_t d = result(operand(0), type);
-  Op& op = emit(find(kind, type, 0));
-  op.r[0] = d;
-  op.r[1] = a;
-  op.r[2] = b;
+  emit(find(kind, type, 0), {d, a, b});
 }
 
 void FunctionDecoder::shift(Modifiers& mods) { arithmetic(mods, instr_->parts[0] == "shl" ? Alu::kShl : Alu::kShr); }
@@ -237,9 +211,7 @@ void FunctionDecoder::bitCount(Modifiers& mods) {
   expectOperands(2, 2);
   const std::uint32_t a = source(operand(1), type);
   const std::uint32_t d = result(operand(0), Type::kU32);
-  Op& op = emit(find(kind, type, 0));
-  op.r[0] = d;
-  op.r[1] = a;
+  emit(find(kind, type, 0), {d, a});
   finishResult();
 }
 
@@ -267,6 +239,16 @@ void FunctionDecoder::bitField(Modifiers& mods) {
   std::copy(r, r + 5, op.r);
 }
 
+// d, a, b, c of one type.
+Op& FunctionDecoder::threeSources(Alu kind, Type type, std::size_t count) {
+  expectOperands(count, count);
+  const std::uint32_t a = source(operand(1), type);
+  const std::uint32_t b = source(operand(2), type);
+  const std::uint32_t c = source(operand(3), type);
+  const std::uint32_t d = result(operand(0), type);
+  return emit(find(kind, type, 0), {d, a, b, c});
+}
+
 void FunctionDecoder::prmt(Modifiers& mods) {
   if (mods.takeType() != Type::kB32) unsupported();
   Alu kind = Alu::kPrmt;
@@ -286,12 +268,7 @@ void FunctionDecoder::prmt(Modifiers& mods) {
   else if (!mode.empty())
     unsupported();
   finish(mods);
-  expectOperands(4, 4);
-  std::uint32_t r[4] = {};
-  for (std::size_t i = 1; i < 4; ++i) r[i] = source(operand(i), Type::kB32);
-  r[0] = result(operand(0), Type::kB32);
-  Op& op = emit(find(kind, Type::kB32, 0));
-  std::copy(r, r + 4, op.r);
+  threeSources(kind, Type::kB32);
 }
 
 void FunctionDecoder::lop3(Modifiers& mods) {
@@ -299,13 +276,7 @@ void FunctionDecoder::lop3(Modifiers& mods) {
   finish(mods);
   expectOperands(5, 5);
   if (operand(4).kind != OperandKind::kImmediate) fail("immediate table expected");
-  std::uint32_t r[4] = {};
-  for (std::size_t i = 1; i < 4; ++i) r[i] = source(operand(i), Type::kB32);
-  r[0] = result(operand(0), Type::kB32);
-  const std::uint64_t table = operand(4).value;
-  Op& op = emit(find(Alu::kLop3, Type::kB32, 0));
-  std::copy(r, r + 4, op.r);
-  op.imm = table;
+  threeSources(Alu::kLop3, Type::kB32, 5).imm = operand(4).value;
 }
 
 void FunctionDecoder::funnel(Modifiers& mods) {
@@ -315,24 +286,14 @@ void FunctionDecoder::funnel(Modifiers& mods) {
   if (!wrap && !mods.take("clamp")) unsupported();
   if (mods.takeType() != Type::kB32) unsupported();
   finish(mods);
-  expectOperands(4, 4);
-  std::uint32_t r[4] = {};
-  for (std::size_t i = 1; i < 4; ++i) r[i] = source(operand(i), Type::kB32);
-  r[0] = result(operand(0), Type::kB32);
   const Alu kind = left ? (wrap ? Alu::kShfLWrap : Alu::kShfLClamp) : (wrap ? Alu::kShfRWrap : Alu::kShfRClamp);
-  Op& op = emit(find(kind, Type::kB32, 0));
-  std::copy(r, r + 4, op.r);
+  threeSources(kind, Type::kB32);
 }
 
 void FunctionDecoder::sad(Modifiers& mods) {
   const Type type = mods.takeType();
   finish(mods);
-  expectOperands(4, 4);
-  std::uint32_t r[4] = {};
-  for (std::size_t i = 1; i < 4; ++i) r[i] = source(operand(i), type);
-  r[0] = result(operand(0), type);
-  Op& op = emit(find(Alu::kSad, type, 0));
-  std::copy(r, r + 4, op.r);
+  threeSources(Alu::kSad, type);
 }
 
 void FunctionDecoder::dotProduct(Modifiers& mods) {
@@ -345,24 +306,14 @@ void FunctionDecoder::dotProduct(Modifiers& mods) {
   const Type a = mods.takeType();
   const Type b = mods.takeType();
   finish(mods);
-  expectOperands(4, 4);
   const auto kind = static_cast<Alu>(base + 2 * (a == Type::kS32) + (b == Type::kS32));
-  std::uint32_t r[4] = {};
-  for (std::size_t i = 1; i < 4; ++i) r[i] = source(operand(i), Type::kB32);
-  r[0] = result(operand(0), Type::kB32);
-  Op& op = emit(find(kind, Type::kB32, 0));
-  std::copy(r, r + 4, op.r);
+  threeSources(kind, Type::kB32);
 }
 
 void FunctionDecoder::fns(Modifiers& mods) {
   if (mods.takeType() != Type::kB32) unsupported();
   finish(mods);
-  expectOperands(4, 4);
-  std::uint32_t r[4] = {};
-  for (std::size_t i = 1; i < 4; ++i) r[i] = source(operand(i), Type::kB32);
-  r[0] = result(operand(0), Type::kB32);
-  Op& op = emit(find(Alu::kFns, Type::kB32, 0));
-  std::copy(r, r + 4, op.r);
+  threeSources(Alu::kFns, Type::kB32);
 }
 
 void FunctionDecoder::copysign(Modifiers& mods) { arithmetic(mods, Alu::kCopysign); }
@@ -378,10 +329,7 @@ void FunctionDecoder::testp(Modifiers& mods) {
   expectOperands(2, 2);
   const std::uint32_t a = source(operand(1), type);
   const std::uint32_t p = predicateResult(operand(0));
-  Op& op = emit(isaOps().floating(Alu::kTestp, type, 0));
-  op.r[0] = p;
-  op.r[1] = a;
-  op.imm = static_cast<std::uint64_t>(kind->second);
+  emit(isaOps().floating(Alu::kTestp, type, 0), {p, a}).imm = static_cast<std::uint64_t>(kind->second);
 }
 
 void FunctionDecoder::select(Modifiers& mods) {
@@ -423,97 +371,68 @@ void FunctionDecoder::select(Modifiers& mods) {
   const std::uint32_t d = result(operand(0), type);
   if (kind == Alu::kSlctF32 && ftz) {
     const std::uint32_t flushed = temporary(4);
-    Op& flush = emit(isaOps().floating(Alu::kAdd, Type::kF32, kFlagFtz));
-    flush.r[0] = flushed;
-    flush.r[1] = c;
-    flush.r[2] = context_.pool.value(0x80000000, 4);
-    flush.flags = kFlagFtz;
+    emit(isaOps().floating(Alu::kAdd, Type::kF32, kFlagFtz), {flushed, c, context_.pool.value(0x80000000, 4)},
+         kFlagFtz);
     c = flushed;
   }
-  Op& op = emit(isaOps().integer(kind, type, 0));
-  op.r[0] = d;
-  op.r[1] = a;
-  op.r[2] = b;
-  op.r[3] = c;
+  emit(isaOps().integer(kind, type, 0), {d, a, b, c});
+}
+
+// `.cmp{.combine}{.ftz}`, up to the types.
+FunctionDecoder::Comparison FunctionDecoder::comparison(Modifiers& mods) {
+  const std::string_view name = mods.takeFirst();
+  const auto* const compare =
+      std::find_if(std::begin(kCompares), std::end(kCompares), [&](const CompareName& c) { return c.name == name; });
+  if (compare == std::end(kCompares)) unsupported();
+  Comparison out;
+  out.compare = compare->compare;
+  Combine combine = Combine::kNone;
+  if (mods.take("and"))
+    combine = Combine::kAnd;
+  else if (mods.take("or"))
+    combine = Combine::kOr;
+  else if (mods.take("xor"))
+    combine = Combine::kXor;
+  out.flags = static_cast<std::uint32_t>(combine);
+  if (mods.take("ftz")) out.flags |= kSetpFtz;
+  out.combined = combine != Combine::kNone;
+  return out;
+}
+
+// a, b, and the predicate that the result is combined with.
+void FunctionDecoder::compared(Comparison& of, Type type) {
+  const std::size_t count = of.combined ? 4 : 3;
+  expectOperands(count, count);
+  of.a = source(operand(1), type);
+  of.b = source(operand(2), type);
+  bool negated = false;
+  if (of.combined) of.c = predicateSource(operand(3), negated);
+  if (negated) of.flags |= kSetpNegate;
 }
 
 void FunctionDecoder::setp(Modifiers& mods) {
-  const std::string_view name = mods.takeFirst();
-  const auto* const compare =
-      std::find_if(std::begin(kCompares), std::end(kCompares), [&](const CompareName& c) { return c.name == name; });
-  if (compare == std::end(kCompares)) unsupported();
-  Combine combine = Combine::kNone;
-  if (mods.take("and"))
-    combine = Combine::kAnd;
-  else if (mods.take("or"))
-    combine = Combine::kOr;
-  else if (mods.take("xor"))
-    combine = Combine::kXor;
-  std::uint32_t flags = static_cast<std::uint32_t>(combine);
-  if (mods.take("ftz")) flags |= kSetpFtz;
+  Comparison of = comparison(mods);
   const Type type = mods.takeType();
   finish(mods);
-  const std::size_t count = combine == Combine::kNone ? 3 : 4;
-  expectOperands(count, count);
-  const std::uint32_t a = source(operand(1), type);
-  const std::uint32_t b = source(operand(2), type);
-  std::uint32_t c = 0;
-  if (combine != Combine::kNone) {
-    bool negated = false;
-    c = predicateSource(operand(3), negated);
-    if (negated) flags |= kSetpNegate;
-  }
+  compared(of, type);
   const std::uint32_t p = predicateResult(operand(0));
   const std::uint32_t q = operand(0).items.empty() ? kNoTarget : predicateResult(operand(0).items[0]);
-  Op& op = emit(isaOps().compare(compare->compare, type));
-  op.r[0] = p;
-  op.r[1] = a;
-  op.r[2] = b;
-  op.r[3] = c;
-  op.r[4] = q;
-  op.flags = flags;
+  emit(isaOps().compare(of.compare, type), {p, of.a, of.b, of.c, q}, of.flags);
 }
 
 void FunctionDecoder::set(Modifiers& mods) {
-  const std::string_view name = mods.takeFirst();
-  const auto* const compare =
-      std::find_if(std::begin(kCompares), std::end(kCompares), [&](const CompareName& c) { return c.name == name; });
-  if (compare == std::end(kCompares)) unsupported();
-  Combine combine = Combine::kNone;
-  if (mods.take("and"))
-    combine = Combine::kAnd;
-  else if (mods.take("or"))
-    combine = Combine::kOr;
-  else if (mods.take("xor"))
-    combine = Combine::kXor;
-  std::uint32_t flags = static_cast<std::uint32_t>(combine);
-  if (mods.take("ftz")) flags |= kSetpFtz;
+  Comparison of = comparison(mods);
   const Type to = mods.takeType();
   const Type type = mods.takeType();
   finish(mods);
-  if (to == Type::kF32) flags |= kSetF32;
-  if (to == Type::kF16 || to == Type::kF16x2) flags |= kSetF16;
-  if (to == Type::kBF16 || to == Type::kBF16x2) flags |= kSetBF16;
-  const std::size_t count = combine == Combine::kNone ? 3 : 4;
-  expectOperands(count, count);
-  const std::uint32_t a = source(operand(1), type);
-  const std::uint32_t b = source(operand(2), type);
-  std::uint32_t c = 0;
-  if (combine != Combine::kNone) {
-    bool negated = false;
-    c = predicateSource(operand(3), negated);
-    if (negated) flags |= kSetpNegate;
-  }
+  if (to == Type::kF32) of.flags |= kSetF32;
+  if (to == Type::kF16 || to == Type::kF16x2) of.flags |= kSetF16;
+  if (to == Type::kBF16 || to == Type::kBF16x2) of.flags |= kSetBF16;
+  compared(of, type);
   const std::uint32_t bytes = typeSize(to);
   if (bytes != 2 && bytes != 4) unsupported();
   const std::uint32_t d = result(operand(0), to);
-  Op& op = emit(isaOps().set(compare->compare, type, bytes));
-  op.r[0] = d;
-  op.r[1] = a;
-  op.r[2] = b;
-  op.r[3] = c;
-  op.flags = flags;
-  op.imm = bytes;
+  emit(isaOps().set(of.compare, type, bytes), {d, of.a, of.b, of.c}, of.flags).imm = bytes;
 }
 
 void FunctionDecoder::mov(Modifiers& mods) {
@@ -524,9 +443,7 @@ void FunctionDecoder::mov(Modifiers& mods) {
     bool negated = false;
     const std::uint32_t p = predicateSource(operand(1), negated);
     const std::uint32_t d = predicateResult(operand(0));
-    Op& op = emit(predicateOp(negated ? Alu::kNot : Alu::kMov));
-    op.r[0] = d;
-    op.r[1] = p;
+    emit(predicateOp(negated ? Alu::kNot : Alu::kMov), {d, p});
     return;
   }
   const std::uint32_t bytes = typeSize(type);
@@ -560,9 +477,7 @@ void FunctionDecoder::mov(Modifiers& mods) {
   const std::uint32_t a = source(from, type);
   const std::uint32_t d = result(to, type);
   const Type same_size = bytes == 2 ? Type::kB16 : bytes == 4 ? Type::kB32 : bytes == 8 ? Type::kB64 : Type::kB128;
-  Op& op = emit(isaOps().integer(Alu::kMov, same_size, 0));
-  op.r[0] = d;
-  op.r[1] = a;
+  emit(isaOps().integer(Alu::kMov, same_size, 0), {d, a});
   finishResult();
 }
 
@@ -593,11 +508,7 @@ void FunctionDecoder::cvt(Modifiers& mods) {
   const std::uint32_t a = source(operand(1), from);
   const std::uint32_t b = pair ? source(operand(2), from) : 0;
   const std::uint32_t d = result(operand(0), to);
-  Op& op = emit(isaOps().convert(to, from, flags));
-  op.r[0] = d;
-  op.r[1] = a;
-  op.r[2] = b;
-  op.flags = flags;
+  emit(isaOps().convert(to, from, flags), {d, a, b}, flags);
   finishResult();
 }
 

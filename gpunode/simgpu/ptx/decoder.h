@@ -81,6 +81,7 @@ class FunctionDecoder {
   std::size_t operandCount() const { return instr_->operands.size(); }
   void expectOperands(std::size_t low, std::size_t high) const;
   Op& emit(OpFn fn);
+  Op& emit(OpFn fn, std::initializer_list<std::uint32_t> operands, std::uint32_t flags = 0);
   std::uint32_t temporary(std::uint32_t bytes);
   std::uint32_t predicateSlot();
   std::uint32_t registerBytes(const Operand& op) const;
@@ -124,6 +125,7 @@ class FunctionDecoder {
   void shift(Modifiers& mods);
   void bitCount(Modifiers& mods);
   void bitField(Modifiers& mods);
+  Op& threeSources(Alu kind, Type type, std::size_t count = 4);
   void prmt(Modifiers& mods);
   void lop3(Modifiers& mods);
   void funnel(Modifiers& mods);
@@ -133,6 +135,15 @@ class FunctionDecoder {
   void copysign(Modifiers& mods);
   void testp(Modifiers& mods);
   void select(Modifiers& mods);
+  /// What setp and set have in common.
+  struct Comparison {
+    Compare compare = Compare::kEq;
+    bool combined = false;
+    std::uint32_t flags = 0;
+    std::uint32_t a = 0, b = 0, c = 0;
+  };
+  Comparison comparison(Modifiers& mods);
+  void compared(Comparison& of, Type type);
   void setp(Modifiers& mods);
   void set(Modifiers& mods);
   void mov(Modifiers& mods);

@@ -149,28 +149,26 @@ struct Tanh {
   }
 };
 
-template <typename T, typename F>
-Step plain1(Warp& w, const Op& op) {
-  T* const d = w.reg<T>(op.r[0]);
-  const T* const a = w.reg<T>(op.r[1]);
-  forLanes(w, [&](std::uint32_t i) { d[i] = canonical(F::apply(a[i])); });
-  return Step::kNext;
+/// F of the first kArity of three sources, each taken through `in`.
+template <typename F, std::uint32_t kArity, typename T, typename In>
+[[gnu::always_inline]] inline T applied(const T* a, const T* b, const T* c, std::uint32_t i, In in) {
+  if constexpr (kArity == 1) {
+    return F::apply(in(a[i]));
+  } else if constexpr (kArity == 2) {
+    return F::apply(in(a[i]), in(b[i]));
+  } else {
+    return F::apply(in(a[i]), in(b[i]), in(c[i]));
+  }
 }
-template <typename T, typename F>
-Step plain2(Warp& w, const Op& op) {
+
+/// Without modifiers.
+template <typename T, typename F, std::uint32_t kArity>
+Step plain(Warp& w, const Op& op) {
   T* const d = w.reg<T>(op.r[0]);
   const T* const a = w.reg<T>(op.r[1]);
-  const T* const b = w.reg<T>(op.r[2]);
-  forLanes(w, [&](std::uint32_t i) { d[i] = canonical(F::apply(a[i], b[i])); });
-  return Step::kNext;
-}
-template <typename T, typename F>
-Step plain3(Warp& w, const Op& op) {
-  T* const d = w.reg<T>(op.r[0]);
-  const T* const a = w.reg<T>(op.r[1]);
-  const T* const b = w.reg<T>(op.r[2]);
-  const T* const c = w.reg<T>(op.r[3]);
-  forLanes(w, [&](std::uint32_t i) { d[i] = canonical(F::apply(a[i], b[i], c[i])); });
+  const T* const b = kArity >= 2 ? w.reg<T>(op.r[2]) : nullptr;
+  const T* const c = kArity >= 3 ? w.reg<T>(op.r[3]) : nullptr;
+  forLanes(w, [&](std::uint32_t i) { d[i] = canonical(applied<F, kArity>(a, b, c, i, [](T x) { return x; })); });
   return Step::kNext;
 }
 
@@ -186,16 +184,7 @@ Step modified(Warp& w, const Op& op) {
   const bool relu = (op.flags & kFlagRelu) != 0;
   const HostRound rounding(op.flags);
   forLanes(w, [&](std::uint32_t i) {
-    const auto in = [&](T x) { return ftz ? flush(x) : x; };
-    T result;
-    if constexpr (kArity == 1) {
-      result = F::apply(in(a[i]));
-    } else if constexpr (kArity == 2) {
-      result = F::apply(in(a[i]), in(b[i]));
-    } else {
-      result = F::apply(in(a[i]), in(b[i]), in(c[i]));
-    }
-    result = canonical(result);
+    T result = canonical(applied<F, kArity>(a, b, c, i, [&](T x) { return ftz ? flush(x) : x; }));
     if (ftz) result = flush(result);
     if (sat) result = saturate(result);
     if (relu && result < T{0}) result = T{0};
@@ -285,28 +274,28 @@ Step testp(Warp& w, const Op& op) {
 
 template <typename T>
 OpFn floating(Alu kind, std::uint32_t flags) {
-  const bool plain = flags == 0;
+  const bool bare = flags == 0;
   switch (kind) {
     case Alu::kAdd:
-      return plain ? plain2<T, Add> : modified<T, Add, 2>;
+      return bare ? plain<T, Add, 2> : modified<T, Add, 2>;
     case Alu::kSub:
-      return plain ? plain2<T, Sub> : modified<T, Sub, 2>;
+      return bare ? plain<T, Sub, 2> : modified<T, Sub, 2>;
     case Alu::kMulLo:
-      return plain ? plain2<T, Mul> : modified<T, Mul, 2>;
+      return bare ? plain<T, Mul, 2> : modified<T, Mul, 2>;
     case Alu::kDiv:
-      return plain ? plain2<T, Div> : modified<T, Div, 2>;
+      return bare ? plain<T, Div, 2> : modified<T, Div, 2>;
     case Alu::kFma:
-      return plain ? plain3<T, Fma> : modified<T, Fma, 3>;
+      return bare ? plain<T, Fma, 3> : modified<T, Fma, 3>;
     case Alu::kSqrt:
-      return plain ? plain1<T, Sqrt> : modified<T, Sqrt, 1>;
+      return bare ? plain<T, Sqrt, 1> : modified<T, Sqrt, 1>;
     case Alu::kRcp:
-      return plain ? plain1<T, Rcp> : modified<T, Rcp, 1>;
+      return bare ? plain<T, Rcp, 1> : modified<T, Rcp, 1>;
     case Alu::kRsqrt:
       return modified<T, Rsqrt, 1>;
     case Alu::kMin:
-      return plain ? plain2<T, Min> : minMax<T, Min, false>;
+      return bare ? plain<T, Min, 2> : minMax<T, Min, false>;
     case Alu::kMax:
-      return plain ? plain2<T, Max> : minMax<T, Max, false>;
+      return bare ? plain<T, Max, 2> : minMax<T, Max, false>;
     case Alu::kMin3:
       return minMax<T, Min, true>;
     case Alu::kMax3:
@@ -351,15 +340,7 @@ Step packed(Warp& w, const Op& op) {
   const HostRound rounding(op.flags);
   forLanes(w, [&](std::uint32_t lane) {
     const auto in = [&](float x) { return ftz ? flush(x) : x; };
-    for (std::uint32_t i = 2 * lane; i < 2 * lane + 2; ++i) {
-      float result;
-      if constexpr (kArity == 3) {
-        result = F::apply(in(a[i]), in(b[i]), in(c[i]));
-      } else {
-        result = F::apply(in(a[i]), in(b[i]));
-      }
-      d[i] = in(canonical(result));
-    }
+    for (std::uint32_t i = 2 * lane; i < 2 * lane + 2; ++i) d[i] = in(canonical(applied<F, kArity>(a, b, c, i, in)));
   });
   return Step::kNext;
 }

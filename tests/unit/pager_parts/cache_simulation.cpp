@@ -60,7 +60,8 @@ uint64_t missesOptimum(const Trace& trace, size_t capacity) {
 
 uint64_t missesPredicted(const Trace& trace, size_t capacity, Predictor& predictor, size_t learn, double* right) {
   std::unordered_set<uint32_t> in;
-  std::unordered_map<uint32_t, size_t> used;  // when, of those that are in: the engine's order where nothing is foretold
+  std::unordered_map<uint32_t, size_t>
+      used;  // when, of those that are in: the engine's order where nothing is foretold
   uint64_t misses = 0;
   Predictor::Statistics before;
   for (size_t i = 0; i < trace.size(); ++i) {

@@ -63,7 +63,8 @@ extern "C" __global__ void wide_cas(Pair* pair, int* counter) {
     Pair next{seen.a + 1, seen.b - 1};
     Pair old;
     asm volatile(
-        "{.reg .b128 c, n, o; mov.b128 c, {%3, %4}; mov.b128 n, {%5, %6}; atom.global.cas.b128 o, [%2], c, n; mov.b128 {%0, %1}, o;}"
+        "{.reg .b128 c, n, o; mov.b128 c, {%3, %4}; mov.b128 n, {%5, %6}; atom.global.cas.b128 o, [%2], c, n; mov.b128 "
+        "{%0, %1}, o;}"
         : "=l"(old.a), "=l"(old.b)
         : "l"(pair), "l"(seen.a), "l"(seen.b), "l"(next.a), "l"(next.b)
         : "memory");
