@@ -6,7 +6,7 @@
 
 #include "pager/clock.h"
 #include "pager/kernels/page_pass.h"
-#include "pager/pool_state.h"
+#include "pager/working_set.h"
 
 namespace olpager::pager {
 
@@ -80,7 +80,11 @@ void Access::collect(ReachSet& into) const {
   if (pool_.state_->forked.load(std::memory_order_relaxed)) return;
   for (unsigned i = 0; i < count_; ++i) {
     const Region* region = pool_.state_->find(use(i).address);
-    if (region != nullptr) into.add(region->base);
+    if (region == nullptr) continue;
+    if (region->divisible)
+      into.addInPage(use(i).address);
+    else
+      into.add(region->base);
   }
 }
 
@@ -140,6 +144,7 @@ CUresult Access::acquireSlow() {
   };
   std::vector<Extent*> needed;
   std::vector<Region*> sources;  // regions that a copy reads
+  WorkingSet used(state);        // of arenas that move by pieces
   const auto signature = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(function_) >> 4);
   for (unsigned i = 0; i < count_; ++i) {
     const Use& named = use(i);
@@ -154,8 +159,14 @@ CUresult Access::acquireSlow() {
       for (size_t e = range.first; e < range.last; ++e) needed.push_back(region->extents[e].get());
       if (named.mode == Mode::kRead) sources.push_back(region);
     }
-    if (region != nullptr && !region->dead && !region->tiny && region->mark != mark)
-      state.predictor.touch(region->id, signature);
+    if (region != nullptr && !region->dead && region->arena != nullptr && region->engine != nullptr) {
+      if (named.bytes != 0)
+        used.nameRange(*region, named.address, named.bytes, signature);
+      else
+        used.name(*region, named.address, signature);
+    }
+    if (region != nullptr && !region->dead && !region->tiny && !region->by_pieces && region->mark != mark)
+      state.predictor.touch(unitOf(*region), signature);
     visit(region);
   }
   // Module variables of a context that no engine lives in can't be scanned: they may name anything.
@@ -174,26 +185,44 @@ CUresult Access::acquireSlow() {
     }
   };
   if (reach_all) reachEverything();
+  const auto visitWhole = [&](Region* region) {
+    visit(region);
+    if (region->by_pieces && !region->dead && region->engine != nullptr) used.addWhole(*region);
+  };
   // Follows the pointers from all that is reached so far. Repeated after each wait: a scan may have shown more of them.
-  size_t listed = 0;  // regions of `reach` whose extents are in `needed`
+  size_t listed = 0;         // regions of `reach` whose extents are in `needed`
+  size_t listed_pieces = 0;  // extents of `used` that are
+  const auto visitPage = [&](uint64_t address) {
+    Region* region = state.find(address);
+    visit(region);
+    if (region != nullptr && region->by_pieces && !region->dead && region->engine != nullptr)
+      used.addPage(*region, address / kPageBytes * kPageBytes);
+  };
   const auto follow = [&] {
     if (!follows_pointers_ || reach_all) return;
     mark = ++state.closure_mark;  // other launches have set marks of theirs meanwhile
     for (Region* region : reach) region->mark = mark;
-    for (const RootEdge& edge : state.root_edges)
-      if (Region* region = state.regions.at(edge.id); region->buffer_id == edge.buffer_id) visit(region);
+    used.remark();
+    for (const RootEdge& edge : state.root_edges) {
+      Region* region = state.regions.at(edge.id);
+      if (region->buffer_id != edge.buffer_id) continue;
+      if (region->by_pieces && edge.page != 0)
+        visitPage(edge.page);
+      else
+        visitWhole(region);
+    }
     for (const uint64_t word : host_words_) {
       state.forRootsAt(word, 1, [&](CUdeviceptr at, const Root& root) {
         if (root.host == nullptr) return;
         const uint64_t from = root.bytes <= kRootOnCpu ? 0 : (word - at) / 8 * 8;
         kernels::scanWords(static_cast<const char*>(root.host) + from, std::min(root.bytes - from, kRootOnCpu),
-                           pool_.base(), pool_.end() - pool_.base(),
-                           [&](uint64_t pointer) { visit(state.find(pointer)); });
+                           pool_.base(), pool_.end() - pool_.base(), [&](uint64_t pointer) { visitPage(pointer); });
       });
     }
     for (size_t i = 0; i < reach.size(); ++i) {
-      for (const uint32_t id : reach[i]->edges) visit(state.regions.at(id));
-      if (i < listed) continue;
+      for (const uint32_t id : reach[i]->edges) visitWhole(state.regions.at(id));
+      for (const uint64_t page : reach[i]->piece_edges) visitPage(page);
+      if (i < listed || reach[i]->by_pieces) continue;
       // What is all there stays so while a launch waits, except where older launches may take it (Engine::isHeld).
       // A reservation can have tens of thousands of extents: nobody looks at them while all can be used.
       const bool all = !reach[i]->engine->chunks().hostMappable();
@@ -202,6 +231,10 @@ CUresult Access::acquireSlow() {
         if (all || !usable(extent->state)) needed.push_back(extent.get());
     }
     listed = reach.size();
+    for (; listed_pieces < used.extents().size(); ++listed_pieces) {
+      Extent* extent = used.extents()[listed_pieces];
+      if (!usable(extent->state) || !extent->region->engine->chunks().hostMappable()) needed.push_back(extent);
+    }
   };
 
   bool waited = false;
@@ -213,7 +246,11 @@ CUresult Access::acquireSlow() {
     Engine* const engine = state.engineIn(stream_.context);
     return engine == nullptr || engine->broken() ? nullptr : engine;
   };
+  std::vector<Extent*> fetched;  // in host memory in place, worth waiting for
+  bool in_vain = false;          // waiting for them
   const auto settled = [&] {
+    for (const Extent* extent : fetched)
+      if (!in_vain && extent->state == ExtentState::kInPlace && !extent->region->engine->broken()) return false;
     for (const Extent* extent : needed)
       if (!usable(extent->state) && !extent->region->engine->broken()) return false;
     if (follows_pointers_ && !reach_all) {
@@ -234,7 +271,13 @@ CUresult Access::acquireSlow() {
   bool refused = false;
   size_t asked = 0;  // extents of `needed` that are in wants
   size_t held = 0;   // regions of `reach` that are no victims meanwhile
-  for (follow(); !settled(); follow()) {
+  size_t held_pieces = 0;
+  follow();
+  if (follows_pointers_ && !used.empty() && !reach_all) {
+    fetched = used.worthFetching(state.launch_number.load());
+    needed.insert(needed.end(), fetched.begin(), fetched.end());
+  }
+  for (; !settled(); follow()) {
     if (!waited) began = nowNs();
     waited = true;
     for (; asked < needed.size(); ++asked) wantOf(needed[asked]->region->engine).extents.push_back(needed[asked]);
@@ -243,6 +286,8 @@ CUresult Access::acquireSlow() {
       ++region->wanted;
       wantOf(region->engine).regions.push_back(region);
     }
+    held_pieces = used.hold(held_pieces);
+    for (auto& [engine, want] : wants) want.fetch = !fetched.empty();
     for (Region* region : reach) {  // also what the host wrote meanwhile
       if (!follows_pointers_ || reach_all || !region->host_written) continue;
       auto& to_scan = wantOf(region->engine).to_scan;
@@ -253,6 +298,7 @@ CUresult Access::acquireSlow() {
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
     for (auto& [engine, want] : wants) {
       refused |= want.failed;
+      in_vain |= want.in_place;
       if (!want.scan_late || reach_all) continue;
       reach_all = true;  // what the host wrote can't be looked at in time: it may name anything
       reachEverything();
@@ -262,6 +308,9 @@ CUresult Access::acquireSlow() {
   if (waited) {
     for (auto& [engine, want] : wants) engine->removeWant(&want);
     for (size_t i = 0; i < held; ++i) --reach[i]->wanted;
+    used.release(held_pieces);
+    if (!fetched.empty() && in_vain) used.fetchedInVain(state.launch_number.load());
+    if (!fetched.empty() && !in_vain) used.fetchedInTime();
   }
   if (refused) return CUDA_ERROR_OUT_OF_MEMORY;
   if (state.stopped && !settled()) return CUDA_ERROR_DEINITIALIZED;  // nobody brings what is missing any more
@@ -275,35 +324,47 @@ CUresult Access::acquireSlow() {
   for (Region* region : reach) {
     raise(region->stamp, number);
     engine = region->engine;
-    in_place |= region->in_place > 0;
-    if (region->ahead > 0)
+    if (region->by_pieces) {
+      if (!used.knows(*region)) region->whole_stamp = number;  // it was no arena when it was named
+    } else {
+      in_place |= region->in_place > 0;
+    }
+    if (region->ahead > 0 && !region->by_pieces)
       for (auto& extent : region->extents)
         if (extent->prefetched && extent->state == ExtentState::kVram) engine->noteUsed(*extent, true);
     if (follows_pointers_) state.markDirty(region);
+  }
+  if (!used.empty()) {
+    bool written = follows_pointers_;
+    for (unsigned i = 0; i < count_; ++i) written |= use(i).mode != Mode::kRead;
+    used.stamp(number, written);
+    in_place |= used.usesInPlace();
   }
   for (unsigned i = 0; !follows_pointers_ && i < count_; ++i) {
     if (use(i).mode == Mode::kRead) continue;
     Region* region = state.find(use(i).address);
     bool known = host_source_ != nullptr || !sources.empty();  // what pointers come in
     for (const Region* source : sources) {
-      known &= !source->in_dirty_list && !source->host_written;
+      known &= !source->in_dirty_list && !source->host_written && !source->by_pieces;
       if (source == region) continue;
-      region->edges.insert(region->edges.end(), source->edges.begin(), source->edges.end());
-      if (source->names_itself || source->in_dirty_list) region->edges.push_back(source->id);
-      region->host_written |= source->host_written;
+      addEdgesOf(*region, *source);
+      // Pointers of an arena by pieces into itself are not followed: reach = learned means that.
+      if ((source->names_itself || source->in_dirty_list) && !source->by_pieces) addEdge(state, *region, source->base);
+      if (!source->host_written) continue;
+      region->host_written = true;
+      ++region->host_writes;
     }
     if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
-      kernels::scanWords(host_source_, host_bytes_, pool_.base(), pool_.end() - pool_.base(), [&](uint64_t word) {
-        if (const Region* target = state.find(word); target != nullptr) region->edges.push_back(target->id);
-      });
+      kernels::scanWords(host_source_, host_bytes_, pool_.base(), pool_.end() - pool_.base(),
+                         [&](uint64_t word) { addEdge(state, *region, word); });
     } else if (host_source_ != nullptr) {
       region->host_written = true;
+      ++region->host_writes;
       known = false;
     }
-    std::sort(region->edges.begin(), region->edges.end());
-    region->edges.erase(std::unique(region->edges.begin(), region->edges.end()), region->edges.end());
     // Plain data in a region of plain data: no pass has to look at it. Where there are pointers, one finds out which are left.
-    if (!known || !region->edges.empty()) state.markDirty(region);
+    if (!known || region->names_itself || !region->edges.empty() || !region->piece_edges.empty())
+      state.markDirty(region);
   }
   if (!root_writes_.empty()) writesRoots(sources, number);
   number_ = number;
@@ -334,12 +395,17 @@ void Access::writesRoots(const std::vector<Region*>& sources, uint64_t number) {
       for (const Region* source : sources) {
         for (const uint32_t id : source->edges)
           if (const Region* target = state.regions.at(id); !target->dead) state.addRootEdge(root.context, *target);
-        if (source->names_itself || source->in_dirty_list) state.addRootEdge(root.context, *source);
-        known &= !source->host_written;
+        for (const uint64_t page : source->piece_edges)
+          if (const Region* target = state.find(page); target != nullptr && !target->dead)
+            state.addRootEdge(root.context, *target, page);
+        if ((source->names_itself || source->in_dirty_list) && !source->by_pieces)
+          state.addRootEdge(root.context, *source);
+        known &= !source->host_written && !(source->by_pieces && source->in_dirty_list);
       }
       if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
         kernels::scanWords(host_source_, host_bytes_, pool_.base(), pool_.end() - pool_.base(), [&](uint64_t word) {
-          if (const Region* target = state.find(word); target != nullptr) state.addRootEdge(root.context, *target);
+          if (const Region* target = state.find(word); target != nullptr)
+            state.addRootEdge(root.context, *target, word);
         });
       } else if (host_source_ != nullptr) {
         known = false;
@@ -364,6 +430,12 @@ void Access::submitted(CUresult result) {
 void ReachSet::add(uint64_t address) {
   const auto it = std::lower_bound(addresses.begin(), addresses.end(), address);
   if (it == addresses.end() || *it != address) addresses.insert(it, address);
+}
+
+void ReachSet::addInPage(uint64_t address) {
+  const uint64_t page = address / kPageBytes;
+  const auto it = std::lower_bound(addresses.begin(), addresses.end(), page * kPageBytes);
+  if (it == addresses.end() || *it / kPageBytes != page) addresses.insert(it, address);
 }
 
 void ReachSet::add(const ReachSet& other) {

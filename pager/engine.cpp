@@ -76,6 +76,17 @@ CUresult Engine::makeObjects() {
     scratch.jobs = reinterpret_cast<kernels::PagePassJob*>(reinterpret_cast<char*>(scratch.found) + kFoundBytes);
     scratch.roots = reinterpret_cast<kernels::ScanJob*>(scratch.jobs + pages);
   }
+  if (pool_.options.reach != Reach::kLearned) return result;
+  void* memory = nullptr;
+  constexpr size_t kHashes = FetchHashes::kAtOnce * space::kLargestExtentPages;
+  if (result == CUDA_SUCCESS)
+    result = driver.cuMemHostAlloc(&memory,
+                                   kHashes * sizeof(ContentHash) + FetchHashes::kAtOnce * sizeof(kernels::PagePassJob),
+                                   CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+  if (result != CUDA_SUCCESS) return result;
+  fetch_hashes_.hashes = static_cast<ContentHash*>(memory);
+  fetch_hashes_.jobs = reinterpret_cast<kernels::PagePassJob*>(fetch_hashes_.hashes + kHashes);
+  for (int slot = 0; slot < FetchHashes::kAtOnce; ++slot) fetch_hashes_.free.push_back(slot);
   return result;
 }
 
@@ -85,6 +96,8 @@ void Engine::destroyObjects() {
     if (scratch.hashes != nullptr) driver.cuMemFreeHost(scratch.hashes);
     scratch = {};
   }
+  if (fetch_hashes_.hashes != nullptr) driver.cuMemFreeHost(fetch_hashes_.hashes);
+  fetch_hashes_ = {};
   for (CUevent event : events_) driver.cuEventDestroy_v2(event);
   events_.clear();
   for (CUstream* stream : {&in_stream_, &out_stream_, &pass_stream_}) {
@@ -391,7 +404,7 @@ void Engine::forget(const Region* region) {
   for (auto& batch : batches_) {
     for (Extent*& victim : batch->victims)
       if (victim != nullptr && victim->region == region) victim = nullptr;
-    std::erase_if(batch->scan_for, [region](const auto& entry) { return entry.first == region; });
+    std::erase_if(batch->scan_for, [region](const auto& entry) { return entry.region == region; });
   }
 }
 
@@ -464,6 +477,31 @@ void Engine::noteUsed(Extent& extent, bool used) {
   add(used ? figures_->prefetches_useful : figures_->prefetches_wasted);
 }
 
+// What a copy brings is hashed in VRAM before anybody can use it: that is what its host copy holds. Without the mutex;
+// returns the event to wait for, nullptr if the driver refused.
+CUevent Engine::hashFetched(const Extent& extent, CUevent copied, int slot) {
+  const DriverApi& driver = pool_.driver;
+  const auto first = static_cast<uint32_t>(slot) * space::kLargestExtentPages;
+  kernels::PagePassJob* const job = fetch_hashes_.jobs + slot;
+  *job = {extent.vram->alias, 0, 1u << extent.order, first};
+  kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(job), pool_.map->base(), 0,
+                                         reinterpret_cast<uint64_t>(fetch_hashes_.hashes)};
+  void* pointers[] = {&parameters.jobs, &parameters.range_base, &parameters.range_pages, &parameters.hashes};
+  CUresult result = driver.cuStreamWaitEvent(pass_stream_, copied, 0);
+  if (result == CUDA_SUCCESS)
+    result = driver.cuLaunchKernel(pass_, job->pages, 1, 1, kernels::kPagePassThreads, 1, 1, 0, pass_stream_, pointers,
+                                   nullptr);
+  if (result == CUDA_SUCCESS) result = driver.cuEventRecord(copied, pass_stream_);  // the wait has its state by now
+  return result == CUDA_SUCCESS ? copied : nullptr;
+}
+
+void Engine::takeHash(Extent& extent, int slot) {
+  const ContentHash* pages = fetch_hashes_.hashes + static_cast<size_t>(slot) * space::kLargestExtentPages;
+  extent.hash = combine(pages, 1u << extent.order);
+  extent.hash_valid = extent.host_valid;
+  fetch_hashes_.free.push_back(slot);
+}
+
 bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   if (extent.state != ExtentState::kParked || broken_ || nowNs() < refused_until_ns_) return false;
   setState(extent, ExtentState::kFetching);
@@ -474,22 +512,30 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   }
   extent.vram = chunk;
   const CUevent event = takeEvent();
+  int hash = -1;
+  if (extent.region->by_pieces && !extent.hash_valid && !fetch_hashes_.free.empty()) {
+    hash = fetch_hashes_.free.back();
+    fetch_hashes_.free.pop_back();
+  }
   lock.unlock();
   const DriverApi& driver = pool_.driver;
   CUresult result = driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
                                                 extent.bytes(), in_stream_);
   const bool copying = result == CUDA_SUCCESS;
   if (copying) result = driver.cuEventRecord(event, in_stream_);
+  // Not hashed, it will be written down. The kernel may have been launched: the slot is not used again.
+  if (hash >= 0 && result == CUDA_SUCCESS && hashFetched(extent, event, hash) == nullptr) hash = -1;
   lock.lock();
   if (result != CUDA_SUCCESS) {
     copying ? lost(result) : refused("copy", result);  // nobody would know when the chunk is free again
     events_.push_back(event);
+    if (hash >= 0) fetch_hashes_.free.push_back(hash);
     chunks_.giveVram(chunk);
     extent.vram = nullptr;
     setState(extent, ExtentState::kParked);
     return false;
   }
-  fetching_.push_back({&extent, event});
+  fetching_.push_back({&extent, event, hash});
   fetching_bytes_ += extent.bytes();
   add(figures_->bytes_in, extent.bytes());
   if (ahead) {
@@ -510,6 +556,7 @@ bool Engine::finishFetches(Lock& lock) {
   events_.push_back(copy.event);
   Extent& extent = *copy.extent;
   fetching_bytes_ -= extent.bytes();
+  if (copy.hash >= 0) takeHash(extent, copy.hash);
   const CUresult result = mapVram(extent, *extent.vram, lock);
   if (result != CUDA_SUCCESS || broken_) {
     if (!broken_) refused("map", result);
@@ -537,7 +584,7 @@ bool Engine::finishWrites(Lock& lock) {
   extent.host_valid = true;
   add(figures_->bytes_out, extent.bytes());
   add(figures_->evictions_written);
-  if (extent.region->wanted > 0) {  // a launch came for it meanwhile
+  if ((extent.region->by_pieces ? extent.wanted : extent.region->wanted) > 0) {  // a launch came for it meanwhile
     if (mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
       setState(extent, ExtentState::kVram);
       return true;
@@ -546,6 +593,7 @@ bool Engine::finishWrites(Lock& lock) {
   chunks_.giveVram(extent.vram);
   extent.vram = nullptr;
   setState(extent, ExtentState::kParked);
+  if (extent.region->by_pieces) mapInPlace(extent, lock);
   return true;
 }
 
@@ -589,14 +637,16 @@ bool Engine::serveWants(Lock& lock) {
     uint64_t missing = 0;
     bool in_flight = false;
     bool moved = false;
+    bool lingering = false;        // the launch could go on with what is in place, and waits for VRAM
     std::vector<Extent*> leaving;  // their place in host memory
     for (size_t i = 0; i < want->extents.size(); ++i) {
       Extent& extent = *want->extents[i];
       switch (extent.state) {
         case ExtentState::kInPlace:
-          if (want->in_vram) {
+          if (want->in_vram || (want->fetch && !want->in_place)) {
             leaving.push_back(&extent);
             in_flight = true;
+            lingering |= !want->in_vram;
           }
           break;
         case ExtentState::kVram:
@@ -604,8 +654,9 @@ bool Engine::serveWants(Lock& lock) {
         case ExtentState::kFreeing:
           break;
         case ExtentState::kRetiring:
-          if (extent.vram == nullptr && want->in_vram) {
+          if (extent.vram == nullptr && (want->in_vram || (extent.region->by_pieces && !want->in_place))) {
             in_flight = true;
+            lingering |= !want->in_vram;
           } else {
             cancelRetiring(extent);
             moved = true;
@@ -646,9 +697,19 @@ bool Engine::serveWants(Lock& lock) {
     if (promote(leaving)) moved = true;
     progress |= moved;
     if (moved && refusals_ == 0) want->since_ns = now;
+    for (const Extent* extent : leaving)
+      if (extent->state == ExtentState::kRetiring && want->fetch) missing += extent->bytes();  // soon
     demand_short_ += missing;
     if (want->in_vram && !leaving.empty() && now - want->since_ns > kRefusedAfterNs) {
       want->failed = true;  // launches that never end reach it where it is
+      pool_.changed.notify_all();
+    }
+    // Who could go on at once waits longer for what is on its way already.
+    const bool coming_soon = want->fetch && (incoming_ > 0 || !batches_.empty());
+    const uint64_t patience = coming_soon ? 5 * kPatienceNs : kPatienceNs;
+    if (lingering && now - want->since_ns > patience) {
+      want->in_place = true;
+      progress = true;
       pool_.changed.notify_all();
     }
     if (missing == 0) continue;
@@ -659,8 +720,8 @@ bool Engine::serveWants(Lock& lock) {
     }
     const bool hopeless = !in_flight && incoming_ == 0 && batches_.empty();
     // Who needs VRAM waits for kernels that have it, as long as there are some.
-    const uint64_t patience = want->in_vram && !hopeless ? kRefusedAfterNs : kPatienceNs;
-    if (!want->in_place && (broken_ || (hopeless && !want->in_vram) || now - want->since_ns > patience)) {
+    const uint64_t longest = want->in_vram && !hopeless ? kRefusedAfterNs : patience;
+    if (!want->in_place && (broken_ || (hopeless && !want->in_vram) || now - want->since_ns > longest)) {
       want->in_place = true;
       want->since_ns = now;
       progress = true;
@@ -718,13 +779,21 @@ bool Engine::prefetch(Lock& lock) {
   struct Next {
     Region* region;
     uint64_t distance;
+    uint64_t begin, end;  // of a piece; else nothing: all of the region
+    bool piece() const { return begin != end; }
   };
   std::vector<Next> upcoming;
   uint64_t bytes = 0;
   pool_.predictor.upcoming(128, [&](uint32_t unit, uint64_t distance) {
-    Region* region = pool_.regions.at(unit);
+    const UnitRef found = pool_.unitAt(unit);
+    Region* region = found.region;
     if (region == nullptr || region->dead || region->engine != this) return true;
-    upcoming.push_back({region, distance});
+    if (found.piece != nullptr) {
+      upcoming.push_back({region, distance, found.begin(), found.end()});
+      if (found.placement() != Placement::kKeep) bytes += found.pages() * kPageBytes;
+      return bytes < 2 * window;
+    }
+    upcoming.push_back({region, distance, 0, 0});
     if (region->unusable != 0) bytes += region->pages * kPageBytes;
     return bytes < 2 * window;
   });
@@ -733,7 +802,7 @@ bool Engine::prefetch(Lock& lock) {
   uint64_t room = chunks_.vramAvailable();
   for (const Next& next : upcoming) {
     if (room < kPageBytes) break;
-    if (next.region->in_place == 0 || next.region->wanted > 0) continue;
+    if (next.region->in_place == 0 || next.region->wanted > 0 || next.piece()) continue;
     for (auto& extent : next.region->extents) {
       if (extent->state != ExtentState::kInPlace || extent->bytes() > room) continue;
       room -= extent->bytes();
@@ -742,22 +811,37 @@ bool Engine::prefetch(Lock& lock) {
   }
   bool progress = promote(leaving);
   prefetch_again_ |= progress;
+  leaving.clear();
+  uint64_t promoting = promotingBytes();
   for (const Next& next : upcoming) {
-    if (next.region->dead || next.region->unusable == 0) continue;  // nothing of it is parked or leaves
-    for (size_t i = 0; i < next.region->extents.size(); ++i) {
+    if (next.region->dead) continue;
+    if (!next.piece() && next.region->unusable == 0) continue;  // nothing of it is parked or leaves
+    if (next.piece() && next.region->pins > 0) continue;
+    const ExtentRange range = next.piece() ? extentsAt(*next.region, next.begin, next.end - next.begin)
+                                           : ExtentRange{0, next.region->extents.size()};
+    for (size_t i = range.first; i < std::min(range.last, next.region->extents.size()); ++i) {
       Extent& extent = *next.region->extents[i];
       if (extent.state == ExtentState::kRetiring && extent.vram != nullptr) {
         cancelRetiring(extent);
         progress = true;
         continue;
       }
-      if (extent.state != ExtentState::kParked) continue;
-      if (ahead_bytes_ + extent.bytes() > window && ahead_bytes_ > 0) return progress;
+      const bool in_place = next.piece() && extent.state == ExtentState::kInPlace && extent.wanted == 0;
+      if (extent.state != ExtentState::kParked && !in_place) continue;
+      const uint64_t ahead = ahead_bytes_ + promoting;
+      if (ahead + extent.bytes() > window && ahead > 0) return promote(leaving) || progress;
       if (fetching_bytes_ > kInFlightBytes) {  // a demand would wait behind all that is queued
         prefetch_again_ = true;
-        return progress;
+        return promote(leaving) || progress;
       }
-      if (startFetch(extent, true, lock)) {
+      if (in_place && chunks_.vramAvailable() >= promoting + extent.bytes()) {
+        // Unmapped once no launch uses it, then fetched at once (evict).
+        promoting += extent.bytes();
+        leaving.push_back(&extent);
+        prefetch_again_ = true;
+        continue;
+      }
+      if (!in_place && startFetch(extent, true, lock)) {
         progress = prefetch_again_ = true;
         if (next.region->dead) return true;
         continue;
@@ -766,10 +850,10 @@ bool Engine::prefetch(Lock& lock) {
       const uint64_t coming = chunks_.vramAvailable() + incoming_;
       if (coming < short_of) progress |= retire(short_of - coming, next.distance, false);
       prefetch_again_ = incoming_ > 0;
-      return progress;
+      return promote(leaving) || progress;
     }
   }
-  return progress;
+  return promote(leaving) || progress;
 }
 
 // Which regions stay and which stream through VRAM, once the order of a round is known. Any set that stays gives the same
@@ -777,13 +861,13 @@ bool Engine::prefetch(Lock& lock) {
 // farthest-next-use ends up with (one contiguous run) would leave the link idle while the run is used.
 void Engine::plan() {
   if (pool_.predictor.touches() < next_plan_ || !pool_.predictor.confident()) return;
-  std::vector<Region*> round;
+  std::vector<UnitRef> round;
   uint64_t total = 0;
   pool_.predictor.upcoming(1u << 16, [&](uint32_t unit, uint64_t) {
-    Region* region = pool_.regions.at(unit);
-    if (region == nullptr || region->dead || region->engine != this) return true;
-    round.push_back(region);
-    total += region->pages;
+    const UnitRef found = pool_.unitAt(unit);
+    if (found.region == nullptr || found.region->dead || found.region->engine != this) return true;
+    round.push_back(found);
+    total += found.pages();
     return true;
   });
   next_plan_ = pool_.predictor.touches() + std::max<size_t>(64, round.size() / 4);
@@ -791,11 +875,18 @@ void Engine::plan() {
   // What other regions hold in VRAM (hot ones, and those outside the round) is not there for it.
   uint64_t others = 0;
   const uint32_t mark = ++pool_.closure_mark;
-  for (Region* region : round) region->mark = mark;
+  for (const UnitRef& unit : round) unit.region->mark = mark;
   for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
     Region* region = pool_.regions.at(id);
-    if (region->dead || region->engine != this || region->mark == mark) continue;
-    if (pool_.predictor.isHot(id) || region->placement == Placement::kUnplanned) others += region->pages;
+    if (region->dead || region->engine != this) continue;
+    if (region->by_pieces) {  // what nobody uses of an arena is in nobody's way
+      region->arena->overlapping(region->base, region->pages * kPageBytes, [&](const Piece& piece) {
+        if (pool_.predictor.isHot(unitOf(piece))) others += piece.pages();
+      });
+      continue;
+    }
+    if (region->mark == mark) continue;
+    if (pool_.predictor.isHot(unitOf(*region)) || region->placement == Placement::kUnplanned) others += region->pages;
   }
   const uint64_t budget = chunks_.vramBudget() / kPageBytes;
   const uint64_t streaming = windowBytes() / kPageBytes * 3 / 2;  // the window, and what is on its way out
@@ -804,9 +895,9 @@ void Engine::plan() {
   // new in a round that is otherwise the same is small: it stays.
   const auto differs = [](uint64_t a, uint64_t b) { return (a > b ? a - b : b - a) * 32 > std::max(a, b); };
   if (planned_round_ != 0 && !differs(total, planned_round_) && !differs(room, planned_room_)) {
-    for (Region* region : round)
-      if (region->placement == Placement::kUnplanned)
-        region->placement = region->pages <= space::kLargestExtentPages ? Placement::kKeep : Placement::kStream;
+    for (const UnitRef& unit : round)
+      if (unit.placement() == Placement::kUnplanned)
+        unit.placement() = unit.pages() <= space::kLargestExtentPages ? Placement::kKeep : Placement::kStream;
     return;
   }
   // Another round is believed when it has been seen for a while: while the cursor is found anew, what it foretells is short.
@@ -818,17 +909,26 @@ void Engine::plan() {
   candidate_seen_ = 0;
   planned_round_ = total;
   planned_room_ = room;
-  std::sort(round.begin(), round.end(), [](const Region* a, const Region* b) { return a->base < b->base; });
+  std::sort(round.begin(), round.end(), [](const UnitRef& a, const UnitRef& b) { return a.begin() < b.begin(); });
   uint64_t owed = 0;  // pages that should stay of those passed, times total
   uint64_t kept = 0;
-  for (Region* region : round) {
-    owed += region->pages * std::min(room, total);
-    const bool keep = total <= room || (kept + region->pages / 2) * total <= owed;
-    if (keep) kept += region->pages;
-    region->placement = keep ? Placement::kKeep : Placement::kStream;
+  const Extent* shared = nullptr;  // the extent in which the unit before begins: it stays or goes as a whole
+  bool keep = false;
+  for (const UnitRef& unit : round) {
+    owed += unit.pages() * std::min(room, total);
+    const Extent* begins_in = nullptr;
+    if (unit.piece != nullptr) {
+      const ExtentRange range = extentsAt(*unit.region, unit.begin(), 1);
+      if (range.first < range.last) begins_in = unit.region->extents[range.first].get();
+    }
+    if (begins_in == nullptr || begins_in != shared) keep = total <= room || (kept + unit.pages() / 2) * total <= owed;
+    shared = begins_in;
+    if (keep) kept += unit.pages();
+    unit.placement() = keep ? Placement::kKeep : Placement::kStream;
   }
-  base::logInfo("device %d: a round of %zu allocations, %llu MiB; %llu MiB of them stay in VRAM", device_, round.size(),
-                static_cast<unsigned long long>(total * 2), static_cast<unsigned long long>(kept * 2));
+  base::logInfo("device %d: a round of %zu allocations and pieces of arenas, %llu MiB; %llu MiB of them stay in VRAM",
+                device_, round.size(), static_cast<unsigned long long>(total * 2),
+                static_cast<unsigned long long>(kept * 2));
 }
 
 }  // namespace olpager::pager

@@ -43,6 +43,7 @@ struct Want {
   bool failed = false;     // neither could be had
   bool scan_late = false;  // the scan waits for something that may never end
   bool in_vram = false;    // in place is no help: who uses the addresses does not come by again
+  bool fetch = false;  // what of it is in place is to come to VRAM if it does so in time (arenas that move by pieces)
 };
 
 /// The driver is short of VRAM, and a thread waits for some of the pager's. Listed in Engine::reliefs_; shared, since
@@ -121,15 +122,22 @@ class Engine {
   /// A region whose pages a pass scans.
   struct Scanned {
     Region* region;
-    uint64_t buffer_id;  // as of then: it may be freed and reused meanwhile
-    bool whole;          // every page of it, and no launch in flight writes it
+    uint64_t buffer_id;          // as of then: it may be freed and reused meanwhile
+    bool whole;                  // every page of it, and no launch in flight writes it
+    std::vector<uint64_t> only;  // of an arena that moves by pieces: the extents, by address
+  };
+  /// A region that the host wrote, with its figures as the scan began.
+  struct HostWritten {
+    Region* region;
+    uint64_t stamp;
+    uint32_t host_writes;
   };
   /// A batch of victims on its way out (retire.cpp).
   struct Batch {
     enum class Stage : uint8_t { kGrace, kDrain, kPass } stage = Stage::kGrace;
     std::vector<Extent*> victims;
-    std::vector<std::pair<Region*, uint64_t>> scan_for;  // no victims: a scan that a launch waits for, with stamps
-    std::vector<uint32_t> hash_slots;                    // of each victim's first page
+    std::vector<HostWritten> scan_for;  // no victims: a scan that a launch waits for
+    std::vector<uint32_t> hash_slots;   // of each victim's first page
     std::vector<Scanned> scanned;
     Hazards::Snapshot hazards;
     uint64_t bytes = 0;
@@ -145,6 +153,14 @@ class Engine {
   struct Copy {
     Extent* extent;
     CUevent event;
+    int hash = -1;  // of fetch_hashes_
+  };
+  /// Extents of arenas that move by pieces are hashed as they come in: outsiders may have written them in place.
+  struct FetchHashes {
+    static constexpr int kAtOnce = 64;
+    kernels::PagePassJob* jobs = nullptr;  // one each
+    ContentHash* hashes = nullptr;         // of pages, kLargestExtentPages each
+    std::vector<int> free;
   };
   /// Buffers of one pass, in pinned memory that the GPU reads and writes directly.
   struct Scratch {
@@ -176,12 +192,17 @@ class Engine {
   void plan();
   bool plan_known() const { return planned_round_ != 0; }
 
+  CUevent hashFetched(const Extent& extent, CUevent copied, int slot);
+  void takeHash(Extent& extent, int slot);
   bool startFetch(Extent& extent, bool ahead, Lock& lock);
   bool mapEmpty(Extent& extent, Lock& lock);
   CUresult mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock);
   bool mapInPlace(Extent& extent, Lock& lock);
   bool isHeld(const Region& region) const;
+  bool isHeld(const Extent& extent) const;
   bool promote(const std::vector<Extent*>& extents);
+  uint64_t promotingBytes() const;
+  static ContentHash combine(const ContentHash* pages, uint32_t count);
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
   bool begin(std::unique_ptr<Batch> batch);
   bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
@@ -194,6 +215,8 @@ class Engine {
   std::vector<kernels::ScanJob> listRoots(uint32_t* found) const;
   bool noteRoots(const Batch& batch, const uint32_t* found);
   void spreadStamps();
+  static void stampPage(Region& region, uint64_t page, uint64_t stamp);
+  static uint64_t stampToScan(const Region& region);
   void noteFound(Region& region, const uint32_t* found, uint64_t words);
   void evict(Extent& extent, const ContentHash& hash, Lock& lock);
   void drainContexts(Lock& lock);
@@ -228,6 +251,7 @@ class Engine {
   CUmodule module_ = nullptr;
   CUfunction pass_ = nullptr, scan_ = nullptr, scan_roots_ = nullptr;
   std::array<Scratch, 4> scratch_;
+  FetchHashes fetch_hashes_;
   std::vector<CUevent> events_;
 
   std::deque<Copy> fetching_;

@@ -20,6 +20,7 @@ namespace {
 // parameters or in memory do not look like addresses.
 constexpr uint64_t kDefaultVaBase = 0x2A5D'0000'0000;
 constexpr uint64_t kDefaultVaSize = 16ull << 40;
+constexpr uint64_t kArenaExtents = 32;  // of an arena, so many fit VRAM at least
 
 }  // namespace
 
@@ -56,7 +57,11 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
   if (given.reach == Reach::kAll) state.slow.store(true);
   if (given.reach == Reach::kLearned)
     base::logWarn(
-        "reach = learned: working sets inside one allocation are not known in this version; it works as traced");
+        "reach = learned: of an allocation larger than 1/%llu of VRAM a launch is taken to use the pieces that it "
+        "names, as "
+        "earlier launches showed them; one that goes beyond them may find memory being moved, which ends the context. "
+        "OL_REACH=traced is safe",
+        static_cast<unsigned long long>(kLearnedArenaShare));
   return pool;
 }
 
@@ -200,7 +205,17 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   region->context = context;
   region->device = engine.device();
   region->engine = &engine;
-  space::splitIntoExtents(wanted.pages, [&](const space::Extent& piece) {
+  const uint64_t budget = engine.chunks().vramBudget();
+  const bool arena = isArenaSize(wanted.pages * kPageBytes, budget, state.options.reach);
+  // An arena is larger than a good part of VRAM: its extents are a small part.
+  const uint64_t largest = std::bit_floor(std::max<uint64_t>(1, budget / kArenaExtents / kPageBytes));
+  region->divisible = arena;
+  if (arena) makeArena(state, *region);
+  const auto cut = [&](uint64_t pages, const auto& visitor) {
+    const uint32_t usual = space::largestExtentPages(pages);
+    space::splitIntoExtents(pages, arena ? static_cast<uint32_t>(std::min<uint64_t>(usual, largest)) : usual, visitor);
+  };
+  cut(wanted.pages, [&](const space::Extent& piece) {
     auto extent = std::make_unique<Extent>();
     extent->region = region;
     extent->address = region->base + piece.first_page * kPageBytes;
@@ -241,7 +256,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
     subtract(engine.figures().pinned_extents, region->extents.size());
     subtract(engine.figures().pinned_bytes, region->pages * kPageBytes);
   }
-  state.predictor.forget(region->id);
+  state.predictor.forget(unitOf(*region));
   for (auto& extent : region->extents) {
     // The engine's thread may be moving it: it ends in a stable state.
     while (extent->state == ExtentState::kMapping || extent->state == ExtentState::kWriting ||
@@ -258,6 +273,8 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   region->extents.clear();
   region->blocked.store(0);
   region->edges.clear();
+  region->piece_edges.clear();
+  region->arena.reset();
   engine.addAllocated(-static_cast<int64_t>(region->pages * kPageBytes));
   state.allocated_bytes -= region->pages * kPageBytes;
   state.addresses->release(region->base);

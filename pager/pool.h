@@ -94,8 +94,11 @@ struct PoolState;    // private
 
 /// Allocations that a graph reaches, gathered while it is captured or from its nodes. Copyable.
 struct ReachSet {
-  std::vector<uint64_t> addresses;  // one address inside each allocation, ascending, unique
+  /// Ascending, unique: one address inside each allocation; of a very large one, one in each page that is named.
+  std::vector<uint64_t> addresses;
   void add(uint64_t address);
+  /// Unless the page has one.
+  void addInPage(uint64_t address);
   void add(const ReachSet& other);
 };
 

@@ -1,6 +1,7 @@
 #include "pager/pool_state.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace olpager::pager {
 
@@ -56,6 +57,11 @@ void resetRegion(Region& region) {
   region.blocked.store(0);
   region.placement = Placement::kUnplanned;
   region.tiny = region.published = region.dead = region.host_written = region.names_itself = false;
+  region.by_pieces = region.whole_due = region.divisible = false;
+  region.whole_stamp = region.fetch_after = region.fetch_pause = 0;
+  region.host_writes = 0;
+  region.arena.reset();
+  region.piece_edges.clear();
   region.wanted = 0;
   region.pins = region.ahead = region.in_place = region.unusable = 0;
   region.slot_bytes = 0;
@@ -63,6 +69,50 @@ void resetRegion(Region& region) {
   region.context = nullptr;
   region.edges.clear();
   region.extents.clear();
+}
+
+void makeArena(PoolState& state, Region& region) {
+  state.predictor.forget(unitOf(region));
+  region.arena = std::make_unique<Arena>(state.pieces, &region, region.base, region.end());
+  region.tiny = false;
+  if (state.options.reach != Reach::kLearned) return;
+  region.by_pieces = region.whole_due = true;
+  region.whole_stamp = region.stamp.load();
+}
+
+namespace {
+constexpr size_t kMostPieceEdges = 1024;  // of one region: beyond, it names arenas whole
+
+void insertUnique(std::vector<uint32_t>& edges, uint32_t id) {
+  const auto it = std::lower_bound(edges.begin(), edges.end(), id);
+  if (it == edges.end() || *it != id) edges.insert(it, id);
+}
+}  // namespace
+
+void addEdge(const PoolState& state, Region& region, uint64_t address) {
+  const Region* target = state.find(address);
+  if (target == nullptr || target->dead) return;
+  if (target == &region) {
+    region.names_itself = true;
+    return;
+  }
+  if (!target->by_pieces) return insertUnique(region.edges, target->id);
+  const uint64_t page = std::min(address, target->end() - 1) / kPageBytes * kPageBytes;
+  const auto it = std::lower_bound(region.piece_edges.begin(), region.piece_edges.end(), page);
+  if (it != region.piece_edges.end() && *it == page) return;
+  region.piece_edges.insert(it, page);
+  if (region.piece_edges.size() <= kMostPieceEdges) return;
+  for (const uint64_t named : region.piece_edges)
+    if (const Region* arena = state.find(named); arena != nullptr) insertUnique(region.edges, arena->id);
+  region.piece_edges.clear();
+}
+
+void addEdgesOf(Region& region, const Region& from) {
+  for (const uint32_t id : from.edges) insertUnique(region.edges, id);
+  std::vector<uint64_t> pages;
+  std::set_union(region.piece_edges.begin(), region.piece_edges.end(), from.piece_edges.begin(), from.piece_edges.end(),
+                 std::back_inserter(pages));
+  region.piece_edges.swap(pages);
 }
 
 void drainUnmarked(PoolState& state, uint64_t number) {
@@ -75,15 +125,17 @@ void drainUnmarked(PoolState& state, uint64_t number) {
   }
 }
 
-void PoolState::addRootEdge(CUcontext context, const Region& region) {
+void PoolState::addRootEdge(CUcontext context, const Region& region, uint64_t address) {
   const Engine* keeper = engineIn(context);
+  const uint64_t page =
+      region.by_pieces && address != 0 ? std::min(address, region.end() - 1) / kPageBytes * kPageBytes : 0;
   for (RootEdge& edge : root_edges) {
-    if (edge.id != region.id || edge.keeper != keeper) continue;
+    if (edge.id != region.id || edge.keeper != keeper || edge.page != page) continue;
     edge.buffer_id = region.buffer_id;
     edge.missed = 0;
     return;
   }
-  root_edges.push_back({region.id, region.buffer_id, keeper});
+  root_edges.push_back({region.id, region.buffer_id, keeper, 0, page});
 }
 
 void PoolState::updateSlow() {
@@ -95,7 +147,9 @@ void PoolState::updateSlow() {
   floor_pending = true;
   for (uint32_t id = 1; id < regions.end(); ++id) {
     Region* region = regions.at(id);
-    if (!region->dead) markDirty(region);
+    if (region->dead) continue;
+    markDirty(region);
+    region->whole_due = region->by_pieces;
   }
 }
 

@@ -48,6 +48,20 @@ class RegionTable {
   std::vector<std::unique_ptr<Region>> owned_;
 };
 
+/// What the learned order knows as one unit: a region, or a piece of an arena that moves by pieces. Valid while the mutex is
+/// held.
+struct UnitRef {
+  Region* region = nullptr;
+  Piece* piece = nullptr;
+
+  uint64_t begin() const { return piece != nullptr ? piece->begin : region->base; }
+  uint64_t end() const { return piece != nullptr ? piece->end : region->end(); }
+  uint64_t pages() const { return piece != nullptr ? piece->pages() : region->pages; }
+  Placement& placement() const { return piece != nullptr ? piece->placement : region->placement; }
+};
+inline predict::Unit unitOf(const Region& region) { return 2 * region.id; }
+inline predict::Unit unitOf(const Piece& piece) { return 2 * piece.id + 1; }
+
 /// Memory outside the range in which kernels may find pointers into it. Device memory (module globals) is scanned by the
 /// GPU in each pass, and what it names is reached by every launch; what a copy puts there counts at once. Memory that the
 /// CPU reads is scanned by a launch that names it.
@@ -64,6 +78,7 @@ struct RootEdge {
   uint64_t buffer_id;
   const Engine* keeper;  // whose passes scan that root
   unsigned missed = 0;   // passes in a row that did not find it
+  uint64_t page = 0;     // which one, of an arena that moves by pieces; 0: any
 };
 
 /// Addresses between the lowest and the highest of what was added. Grows only; added to under the mutex, read without.
@@ -136,6 +151,8 @@ struct PoolState {
   /// An extent reached a stable state; launches that wait look again.
   std::condition_variable changed;
 
+  predict::Predictor predictor;  // under the mutex, as all below `floor`
+  PieceTable pieces{[this](uint32_t id) { predictor.forget(2 * id + 1); }};
   std::unique_ptr<space::PageMap> map;
   RegionTable regions;
   StreamTable streams;
@@ -173,11 +190,11 @@ struct PoolState {
   std::unordered_map<CUmemGenericAllocationHandle, std::unique_ptr<VmmHandle>> vmm_handles;
   std::map<uint64_t, VmmMapping> vmm_mappings;  // by address
   uint64_t next_handle = 1;
-  predict::Predictor predictor;
   uint64_t allocated_bytes = 0;  // pages of live regions
   uint64_t outside = 0;          // extents of live regions that are not in state kVram
   uint64_t next_buffer_id = 1;
   uint32_t closure_mark = 0;
+  uint32_t extent_mark = 0;
   std::map<CUdevice, std::pair<uint64_t, uint64_t>> budgets;  // VRAM and host bytes, once they were asked for
   std::vector<CUdevice> starting;                             // devices whose engine a thread is making
   bool stopped = false;
@@ -188,6 +205,12 @@ struct PoolState {
   Region* find(uint64_t address) const {
     const uint32_t id = map->lookup(address);
     return id == 0 ? nullptr : regions.at(id);
+  }
+  /// Under the mutex. No region: the unit is gone.
+  UnitRef unitAt(predict::Unit unit) const {
+    if (unit % 2 == 0) return {regions.at(unit / 2), nullptr};
+    Piece* piece = pieces.at(unit / 2);
+    return {piece != nullptr ? piece->region : nullptr, piece};
   }
   Engine* engineOf(CUdevice device) const {
     for (const auto& engine : engines)
@@ -208,7 +231,8 @@ struct PoolState {
   }
   void noteRootsWritten(CUcontext context, uint64_t number) { roots_written[context] = {number, ++root_writes}; }
   /// Roots in device memory of `context` name `region`: every launch reaches it from now on.
-  void addRootEdge(CUcontext context, const Region& region);
+  /// `address`: where in it, which matters for an arena that moves by pieces; 0: anywhere.
+  void addRootEdge(CUcontext context, const Region& region, uint64_t address = 0);
   /// Calls visit(address, root) for each root that overlaps [address, + bytes).
   template <typename Visit>
   void forRootsAt(uint64_t address, uint64_t bytes, Visit visit) const {
@@ -218,6 +242,13 @@ struct PoolState {
       if (it->first >= address || address - it->first < it->second.bytes) visit(it->first, it->second);
   }
 };
+
+/// A large region gets to know its pieces; what was known of it as one unit is forgotten. Under the mutex.
+void makeArena(PoolState& state, Region& region);
+/// Pointers in `region` name `address`: an edge. Under the mutex.
+void addEdge(const PoolState& state, Region& region, uint64_t address);
+/// Pages of `from`, copied to `region`, name what they name.
+void addEdgesOf(Region& region, const Region& from);
 
 /// Synchronises contexts with launches in per-thread default streams that only their threads could have marked. `number`:
 /// all launches up to it have been submitted. Without the mutex; waits for the GPU.

@@ -18,17 +18,21 @@
 //   kFreeing    the allocation is being freed            -> gone
 //   kDetached   belongs to a handle of the program's own that is mapped nowhere (vmm.cpp); no engine looks at it
 //
-// An extent's mapping changes only when no launch in flight reaches its region (launches.h says how that is known).
+// An extent's mapping changes only when no launch in flight reaches its region (launches.h says how that is known). Under
+// reach = learned an arena moves by pieces (Region::by_pieces): its extents have stamps of their own, raised by the launches
+// whose working set they are in, and what is parked stays mapped in place (kInPlace) as far as host memory can be.
 #pragma once
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "pager/arena.h"
 #include "pager/pool.h"
 
 namespace olpager::pager {
@@ -84,6 +88,11 @@ struct Extent {
   bool left_mapped = false;  // kFreeing: its mapping still stands
   bool prefetched = false;   // came in ahead of a launch and no launch has used it yet
   bool read_only = false;    // mapped for reading only (the program's own mapping says so)
+  // Of arenas that move by pieces:
+  bool scan_due = false;  // launches or copies may have written it since its last scan
+  uint16_t wanted = 0;    // launches waiting for it: no victim
+  uint32_t mark = 0;      // visit mark of working sets
+  uint64_t stamp = 0;     // highest number of a launch whose working set holds it
 
   uint64_t bytes() const { return kPageBytes << order; }
   bool mapped() const {
@@ -120,6 +129,7 @@ struct Region {
   uint64_t base = 0;  // set before the page map names the region
   uint64_t pages = 0;
   uint32_t slot_bytes = 0;  // of a slab: an allocation ends where its slot does. Set with `base`
+  bool divisible = false;   // it is an arena, or can become one: which address of it is named matters. Set with `base`
 
   // --- under PoolState::mutex ---
   uint32_t id = 0;
@@ -130,6 +140,8 @@ struct Region {
   bool published = false;  // in the page map
   bool dead = false;       // freed; the object is reused after a grace period
   bool in_dirty_list = false;
+  bool by_pieces = false;     // an arena whose pieces move each for itself (reach = learned)
+  bool whole_due = false;     // of one by pieces: all of it is to be scanned
   bool names_itself = false;  // its pages hold pointers into itself
   bool host_written = false;  // bytes of unknown contents came from the host since the last scan
   uint16_t wanted = 0;        // launches waiting for it: no victim
@@ -145,7 +157,17 @@ struct Region {
   Engine* engine = nullptr;
   std::vector<std::unique_ptr<Extent>> extents;  // ascending by address
   std::vector<uint32_t> edges;                   // other regions that pointers in its pages name, as of the last scan
+  std::vector<uint64_t> piece_edges;             // of arenas by pieces: pages that those pointers lie in, ascending
+  std::unique_ptr<Arena> arena;                  // of a large one: what launches name inside it
+  uint64_t whole_stamp = 0;                      // of one by pieces: highest number of a launch that reached all of it
+  uint64_t fetch_after = 0;  // likewise: launches up to this number don't wait for what is in place,
+  uint64_t fetch_pause = 0;  // since waiting was in vain; twice as many the next time
+  uint32_t host_writes = 0;  // likewise: copies that set host_written
 
+  /// Highest number of a launch that may use the extent, one of the region's.
+  uint64_t stampOf(const Extent& extent) const {
+    return by_pieces ? std::max(extent.stamp, whole_stamp) : stamp.load(std::memory_order_acquire);
+  }
   uint64_t end() const { return base + pages * kPageBytes; }
 };
 
@@ -155,6 +177,14 @@ struct ExtentRange {
   size_t last = 0;
 };
 ExtentRange extentsAt(const Region& region, uint64_t address, uint64_t bytes);
+
+/// A region of more than this share of the VRAM budget is an arena: under reach = learned, where its pieces move; else one
+/// that can hardly be swapped as a whole.
+inline constexpr uint64_t kLearnedArenaShare = 8;
+constexpr bool isArenaSize(uint64_t bytes, uint64_t vram_budget, Reach reach) {
+  if (reach == Reach::kAll) return false;
+  return reach == Reach::kLearned ? bytes > vram_budget / kLearnedArenaShare : bytes > vram_budget / 4 * 3;
+}
 
 /// Makes a region object as new; its id and its place in the dirty list stay.
 void resetRegion(Region& region);

@@ -33,6 +33,17 @@ struct Score {
 enum VictimClass : unsigned { kHot, kSoon, kStays, kStreams, kUnknown, kNeverAgain };
 }  // namespace
 
+// Of an extent, from those of its pages.
+ContentHash Engine::combine(const ContentHash* pages, uint32_t count) {
+  ContentHash hash;
+  for (uint32_t page = 0; page < count; ++page) {
+    // Order matters: each step multiplies by an odd constant before it adds.
+    hash.low = hash.low * 0x9E3779B97F4A7C15ull + pages[page].low;
+    hash.high = hash.high * 0xD1342543DE82EF95ull + pages[page].high;
+  }
+  return hash;
+}
+
 void Engine::cancelRetiring(Extent& extent) {
   // Out of its batch: the extent may be retired again at once, and then has to wait for its own grace period.
   for (auto& batch : batches_)
@@ -60,6 +71,18 @@ bool Engine::isHeld(const Region& region) const {
   return false;
 }
 
+bool Engine::isHeld(const Extent& extent) const {
+  if (!extent.region->by_pieces) return isHeld(*extent.region);
+  if (extent.wanted == 0) return false;
+  if (chunks_.hostMappable()) return true;
+  for (size_t w = 0; w < wants_.size(); ++w) {
+    if (w > serving_ && !wants_[w]->in_vram) continue;
+    const auto& needed = wants_[w]->extents;
+    if (std::find(needed.begin(), needed.end(), &extent) != needed.end()) return true;
+  }
+  return false;
+}
+
 // Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch waits
 // for may go; else only what is used later than `nearer_than` touches from now.
 bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
@@ -68,6 +91,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   if (pool_.options.reach == Reach::kAll) return false;
   struct Candidate {
     Region* region;
+    Extent* extent;  // of an arena that moves by pieces; else any of the region's
     Score score;
   };
   std::vector<Candidate> candidates;
@@ -77,27 +101,40 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   for (uint32_t step = 0; step < end - 1 && candidates.size() < kCandidates; ++step) {
     clock_hand_ = clock_hand_ % (end - 1) + 1;
     Region* region = pool_.regions.at(static_cast<uint32_t>(clock_hand_));
-    if (region->dead || region->engine != this || isHeld(*region) || region->pins > 0) continue;
+    if (region->dead || region->engine != this || region->pins > 0) continue;
+    if (!region->by_pieces && isHeld(*region)) continue;
     if (region->extents.empty() || region->blocked.load(std::memory_order_relaxed) >= region->extents.size()) continue;
-    Score score;
-    const uint64_t age = newest - std::min(newest, region->stamp.load(std::memory_order_relaxed));
-    if (region->tiny) {
-      score = {age < kTinyLaunches ? kHot : kUnknown, age};
-    } else if (pool_.predictor.isHot(region->id)) {
-      score = {kHot, UINT64_MAX - region->pages};
-    } else {
+    const auto scoreOf = [&](const UnitRef& unit, uint64_t age) -> Score {
+      const predict::Unit id = unit.piece != nullptr ? unitOf(*unit.piece) : unitOf(*region);
+      if (region->tiny) return {age < kTinyLaunches ? kHot : kUnknown, age};
+      if (pool_.predictor.isHot(id)) return {kHot, UINT64_MAX - unit.pages()};
       using Kind = predict::Predictor::NextUse::Kind;
-      const auto next = pool_.predictor.nextUse(region->id);
-      const unsigned by_plan = region->placement == Placement::kKeep ? kStays : kStreams;
-      if (next.kind == Kind::kNever)
-        score = {kNeverAgain, age};
-      else if (next.kind == Kind::kUnpredicted)
-        score = {kUnknown, age};
-      else
-        score = {next.distance <= nearer_than ? static_cast<unsigned>(kSoon) : by_plan, next.distance};
+      const auto next = pool_.predictor.nextUse(id);
+      const unsigned by_plan = unit.placement() == Placement::kKeep ? kStays : kStreams;
+      if (next.kind == Kind::kNever) return {kNeverAgain, age};
+      if (next.kind == Kind::kUnpredicted) return {kUnknown, age};
+      return {next.distance <= nearer_than ? static_cast<unsigned>(kSoon) : by_plan, next.distance};
+    };
+    const auto enter = [&](Extent* extent, const Score& score) {
+      if (!demand && score.victim_class <= (plan_known() ? kStays : kSoon)) return;
+      candidates.push_back({region, extent, score});
+    };
+    if (!region->by_pieces) {
+      const uint64_t age = newest - std::min(newest, region->stamp.load(std::memory_order_relaxed));
+      enter(nullptr, scoreOf({region, nullptr}, age));
+      continue;
     }
-    if (!demand && score.victim_class <= (plan_known() ? kStays : kSoon)) continue;
-    candidates.push_back({region, score});
+    for (auto& extent : region->extents) {
+      if (extent->state != ExtentState::kVram || isHeld(*extent)) continue;
+      // One that several pieces share goes when the last of them can.
+      const uint64_t age = newest - std::min(newest, region->stampOf(*extent));
+      Score score{kNeverAgain, UINT64_MAX};
+      region->arena->overlapping(extent->address, extent->bytes(), [&](Piece& piece) {
+        const Score its = scoreOf({region, &piece}, age);
+        if (score > its) score = its;
+      });
+      enter(extent.get(), score);
+    }
   }
   if (candidates.empty()) return false;
   const uint64_t wanted = std::min(bytes, kBatchBytes);
@@ -107,6 +144,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   auto batch = std::make_unique<Batch>();
   for (size_t c = 0; c < first && batch->bytes < wanted; ++c) {
     for (auto& extent : candidates[c].region->extents) {
+      if (candidates[c].extent != nullptr && candidates[c].extent != extent.get()) continue;
       if (extent->state != ExtentState::kVram) continue;
       if (batch->bytes >= wanted) break;
       batch->victims.push_back(extent.get());
@@ -139,6 +177,17 @@ bool Engine::promote(const std::vector<Extent*>& extents) {
   return begin(std::move(batch));
 }
 
+// Of arenas that move by pieces: on their way from host memory in place to VRAM, no chunk taken yet.
+uint64_t Engine::promotingBytes() const {
+  uint64_t bytes = 0;
+  for (const auto& batch : batches_)
+    for (const Extent* victim : batch->victims)
+      if (victim != nullptr && victim->state == ExtentState::kRetiring && victim->vram == nullptr &&
+          victim->region->by_pieces)
+        bytes += victim->bytes();
+  return bytes;
+}
+
 // Regions and roots that the host wrote are scanned before a kernel follows pointers in them.
 bool Engine::scanHostWritten(const std::vector<Region*>& regions, bool roots) {
   if (broken_ || batches_.size() >= scratch_.size()) return false;
@@ -147,7 +196,7 @@ bool Engine::scanHostWritten(const std::vector<Region*>& regions, bool roots) {
   auto batch = std::make_unique<Batch>();
   batch->for_roots = roots;
   for (Region* region : regions)
-    if (region->host_written && region->engine == this) batch->scan_for.emplace_back(region, 0);
+    if (region->host_written && region->engine == this) batch->scan_for.push_back({region, 0, region->host_writes});
   return begin(std::move(batch));
 }
 
@@ -188,8 +237,8 @@ bool Engine::advanceBatches(Lock& lock) {
       if (!polled) pool_.streams.poll();
       polled = true;
       uint64_t stamp = pool_.floor;
-      for (const Extent* extent : batch.victims) stamp = std::max(stamp, extent->region->stamp.load());
-      for (const auto& entry : batch.scan_for) stamp = std::max(stamp, entry.first->stamp.load());
+      for (const Extent* extent : batch.victims) stamp = std::max(stamp, extent->region->stampOf(*extent));
+      for (const auto& entry : batch.scan_for) stamp = std::max(stamp, stampToScan(*entry.region));
       if (const auto written = pool_.roots_written.find(context_);
           batch.for_roots && written != pool_.roots_written.end())
         stamp = std::max(stamp, written->second.number);
@@ -256,13 +305,16 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   batch.hash_slots.clear();
   for (const Extent* extent : batch.victims) {
     batch.hash_slots.push_back(static_cast<uint32_t>(slots));
+    // What leaves its place in host memory is hashed in VRAM, where that is a hundred times as fast.
+    if (extent->vram == nullptr && extent->region->by_pieces && !extent->scan_due) continue;
     addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order);
   }
   // Any page that was written since its last scan may hold a pointer to a victim.
   const uint64_t floor = pool_.streams.completedFloor(pool_.launch_number.load());
-  for (auto& [region, stamp] : batch.scan_for) {
-    stamp = region->stamp.load();
-    pool_.markDirty(region);
+  for (auto& entry : batch.scan_for) {
+    entry.stamp = entry.region->stamp.load();
+    entry.host_writes = entry.region->host_writes;
+    pool_.markDirty(entry.region);
   }
   batch.scanned.clear();
 
@@ -283,23 +335,39 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
     }
     bool fits = true;
     bool whole = true;
+    std::vector<uint64_t> only;
+    bool rest = false;  // some of it is to be scanned again
     for (auto& extent : region->extents) {
+      if (region->by_pieces && !extent->scan_due && !region->whole_due) {
+        whole = false;
+        continue;
+      }
       const bool victim = extent->state == ExtentState::kRetiring;
       if (extent->state != ExtentState::kVram && extent->state != ExtentState::kInPlace && !victim) {
         whole &= extent->state == ExtentState::kEmpty;
         continue;
       }
-      if (victim && std::find(batch.victims.begin(), batch.victims.end(), extent.get()) != batch.victims.end())
+      if (victim && std::find(batch.victims.begin(), batch.victims.end(), extent.get()) != batch.victims.end()) {
+        if (region->by_pieces) only.push_back(extent->address);
+        extent->scan_due = false;
         continue;
-      fits &= addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order);
+      }
+      const bool fitted =
+          addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order);
+      fits &= fitted;
+      if (!region->by_pieces) continue;
+      only.push_back(extent->address);
+      extent->scan_due = !fitted || region->stampOf(*extent) > floor || pool_.floor_pending;
+      rest |= extent->scan_due;
     }
-    if (!fits || region->stamp.load() > floor || pool_.floor_pending) {
+    if (region->by_pieces) region->whole_due &= !fits;
+    if (!fits || (region->by_pieces ? rest : region->stamp.load() > floor) || pool_.floor_pending) {
       still_dirty.push_back(region);  // may be written while it is scanned
     } else {
       region->in_dirty_list = false;
     }
     // What it names is known anew; of pages that are elsewhere, or may be written meanwhile, the old knowledge stays.
-    batch.scanned.push_back({region, region->buffer_id, whole && !region->in_dirty_list});
+    batch.scanned.push_back({region, region->buffer_id, whole && !region->in_dirty_list, std::move(only)});
   }
   pool_.dirty.swap(still_dirty);
   scratch->busy = true;
@@ -396,26 +464,29 @@ std::vector<kernels::ScanJob> Engine::listRoots(uint32_t* found) const {
 // Takes over what the roots name. True when something is new: launches in flight may be following it.
 bool Engine::noteRoots(const Batch& batch, const uint32_t* found) {
   bool news = false;
-  std::unordered_map<uint32_t, size_t> known;  // edges of this engine's, by region
+  std::unordered_map<uint64_t, size_t> known;  // edges of this engine's, by region or page
   for (size_t i = 0; i < pool_.root_edges.size(); ++i) {
     RootEdge& edge = pool_.root_edges[i];
     if (edge.keeper != this) continue;
     ++edge.missed;
-    known[edge.id] = i;
+    known[edge.page != 0 ? edge.page : edge.id] = i;
   }
   for (uint64_t w = 0; w < batch.bitmap_words; ++w) {
     for (uint32_t bits = found[w]; bits != 0; bits &= bits - 1) {
       const uint64_t page = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
       Region* target = pool_.find(pool_.map->base() + page * kPageBytes);
       if (target == nullptr || target->dead) continue;
-      const auto [at, fresh] = known.try_emplace(target->id, pool_.root_edges.size());
-      if (fresh) pool_.root_edges.push_back({target->id, target->buffer_id, this});
+      const uint64_t named = target->by_pieces ? pool_.map->base() + page * kPageBytes : 0;
+      const auto [at, fresh] = known.try_emplace(named != 0 ? named : target->id, pool_.root_edges.size());
+      if (fresh) pool_.root_edges.push_back({target->id, target->buffer_id, this, 0, named});
       RootEdge& edge = pool_.root_edges[at->second];
       edge.missed = 0;
       if (!fresh && edge.buffer_id == target->buffer_id) continue;
+      edge.id = target->id;
       edge.buffer_id = target->buffer_id;
       news = true;
       const uint64_t newest = pool_.launch_number.load();
+      if (target->by_pieces) stampPage(*target, named, newest);
       uint64_t before = target->stamp.load();
       while (before < newest && !target->stamp.compare_exchange_weak(before, newest)) {
       }
@@ -455,7 +526,9 @@ void Engine::findEdges(Batch& batch, Lock& lock) {
       Region* region = batch.scanned[r].region;
       if (region->dead || region->buffer_id != batch.scanned[r].buffer_id) continue;
       uint32_t* found = scratch.found + (r - from) * words;
+      const auto& only = batch.scanned[r].only;
       for (auto& extent : region->extents) {
+        if (region->by_pieces && !std::binary_search(only.begin(), only.end(), extent->address)) continue;
         if (!extent->mapped() || slots + (1ull << extent->order) > scratch.pages) {
           // Another batch took it away since the pass: what it names must not be forgotten.
           batch.scanned[r].whole &= extent->state == ExtentState::kEmpty;
@@ -488,17 +561,14 @@ void Engine::forgetEdges(const Scanned& scanned) {
   if (region.dead || region.buffer_id != scanned.buffer_id || !scanned.whole || region.in_dirty_list) return;
   region.host_written = region.names_itself = false;
   region.edges.clear();
+  region.piece_edges.clear();
 }
 
 void Engine::noteFound(Region& region, const uint32_t* found, uint64_t words) {
   for (uint64_t w = 0; w < words; ++w) {
     for (uint32_t bits = found[w]; bits != 0; bits &= bits - 1) {
       const uint64_t page = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
-      const Region* target = pool_.find(pool_.map->base() + page * kPageBytes);
-      if (target == &region) region.names_itself = true;
-      if (target == nullptr || target == &region || target->dead) continue;
-      if (std::find(region.edges.begin(), region.edges.end(), target->id) == region.edges.end())
-        region.edges.push_back(target->id);
+      addEdge(pool_, region, pool_.map->base() + page * kPageBytes);
     }
   }
 }
@@ -508,22 +578,50 @@ void Engine::spreadStamps() {
   std::vector<Region*> raised;
   for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
     Region* region = pool_.regions.at(id);
-    if (!region->dead && !region->edges.empty()) raised.push_back(region);
+    if (!region->dead && !(region->edges.empty() && region->piece_edges.empty())) raised.push_back(region);
   }
   while (!raised.empty()) {
     Region* region = raised.back();
     raised.pop_back();
     const uint64_t stamp = region->stamp.load();
-    for (const uint32_t id : region->edges) {
-      Region* target = pool_.regions.at(id);
+    const auto raise = [&](Region* target) {
       uint64_t before = target->stamp.load();
-      if (target->dead || before >= stamp) continue;
+      if (target->dead || before >= stamp) return;
       // Launching threads raise it too.
       while (before < stamp && !target->stamp.compare_exchange_weak(before, stamp)) {
       }
-      if (!target->edges.empty()) raised.push_back(target);
+      if (!(target->edges.empty() && target->piece_edges.empty())) raised.push_back(target);
+    };
+    for (const uint32_t id : region->edges) {
+      Region* target = pool_.regions.at(id);
+      if (target->by_pieces) target->whole_stamp = std::max(target->whole_stamp, stamp);
+      raise(target);
+    }
+    for (const uint64_t page : region->piece_edges) {
+      Region* target = pool_.find(page);
+      if (target == nullptr || target->dead) continue;
+      if (target->by_pieces) stampPage(*target, page, stamp);
+      raise(target);
     }
   }
+}
+
+// A launch with that number reaches a page of an arena that moves by pieces.
+void Engine::stampPage(Region& region, uint64_t page, uint64_t stamp) {
+  region.arena->overlapping(page, kPageBytes, [&](const Piece& piece) {
+    const ExtentRange range = extentsAt(region, piece.begin, piece.end - piece.begin);
+    for (size_t e = range.first; e < range.last; ++e)
+      region.extents[e]->stamp = std::max(region.extents[e]->stamp, stamp);
+  });
+}
+
+// Launches up to this number may be writing what is to be scanned of a region that the host wrote.
+uint64_t Engine::stampToScan(const Region& region) {
+  if (!region.by_pieces || region.whole_due) return region.stamp.load();
+  uint64_t stamp = region.whole_stamp;
+  for (const auto& extent : region.extents)
+    if (extent->scan_due) stamp = std::max(stamp, extent->stamp);
+  return stamp;
 }
 
 void Engine::finishPass(Batch& batch, Lock& lock) {
@@ -532,14 +630,9 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   // The hashes before findEdges uses the buffer again.
   std::vector<ContentHash> hashes;
   for (size_t v = 0; v < batch.victims.size(); ++v) {
-    ContentHash hash;
-    for (uint32_t page = 0; batch.victims[v] != nullptr && page < 1u << batch.victims[v]->order; ++page) {
-      const ContentHash& part = scratch.hashes[batch.hash_slots[v] + page];
-      // Order matters: each step multiplies by an odd constant before it adds.
-      hash.low = hash.low * 0x9E3779B97F4A7C15ull + part.low;
-      hash.high = hash.high * 0xD1342543DE82EF95ull + part.high;
-    }
-    hashes.push_back(hash);
+    hashes.push_back(batch.victims[v] == nullptr
+                         ? ContentHash{}
+                         : combine(scratch.hashes + batch.hash_slots[v], 1u << batch.victims[v]->order));
   }
   const uint64_t words = batch.bitmap_words;
   bool any = false;
@@ -559,13 +652,16 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   any |= root_news;
   if (any) spreadStamps();
   // Copies into these had completed when the pass began; none has come since if the stamp is the same.
-  for (const auto& [region, stamp] : batch.scan_for)
-    if (region->stamp.load() == stamp) region->host_written = false;
+  for (const auto& entry : batch.scan_for) {
+    const bool same = entry.region->by_pieces ? entry.region->host_writes == entry.host_writes
+                                              : entry.region->stamp.load() == entry.stamp;
+    if (same) entry.region->host_written = false;
+  }
   for (size_t v = 0; v < batch.victims.size(); ++v) {
     Extent* extent = batch.victims[v];
     if (extent == nullptr || extent->state != ExtentState::kRetiring) continue;
     // A launch that was made before this scan may be following a pointer that only the scan has shown.
-    const uint64_t stamp = extent->region->stamp.load();
+    const uint64_t stamp = extent->region->stampOf(*extent);
     if (any && !broken_ && !pool_.streams.quiet(stamp)) {
       cancelRetiring(*extent);
       continue;
@@ -590,8 +686,10 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
       return lost(result);
     }
     extent.hash = hash;
-    extent.hash_valid = true;
+    extent.hash_valid = !extent.region->by_pieces;
     setState(extent, ExtentState::kParked);
+    // Ahead of a launch: it is on its way at once, or stays where it was.
+    if (extent.region->by_pieces && extent.wanted == 0 && !startFetch(extent, true, lock)) mapInPlace(extent, lock);
     return;
   }
   const bool clean = extent.host != nullptr && extent.host_valid && extent.hash_valid && extent.hash == hash;
@@ -617,6 +715,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     add(figures_->evictions_clean);
     prefetch_again_ = true;
     setState(extent, ExtentState::kParked);
+    if (extent.region->by_pieces && extent.wanted == 0) mapInPlace(extent, lock);
     return;
   }
   extent.host_valid = false;

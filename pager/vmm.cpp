@@ -88,6 +88,7 @@ void putIn(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, b
     extent->address += base;
     extent->region = &region;
     extent->read_only = read_only;
+    extent->scan_due = true;
     fresh.push_back(extent.get());
   }
   const auto place = static_cast<ptrdiff_t>(extentsAt(region, base, handle.bytes).first);
@@ -95,6 +96,11 @@ void putIn(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, b
                         std::make_move_iterator(handle.extents.end()));
   handle.extents.clear();
   handle.primary = base;
+  if (region.arena == nullptr) {
+    uint64_t bytes = 0;
+    for (const auto& extent : region.extents) bytes += extent->bytes();
+    if (isArenaSize(bytes, handle.engine->chunks().vramBudget(), state.options.reach)) makeArena(state, region);
+  }
   region.pins += handle.fixed;
   region.blocked.fetch_add(static_cast<uint32_t>(fresh.size()), std::memory_order_seq_cst);
   state.outside += fresh.size();
@@ -119,6 +125,8 @@ void takeOut(PoolState& state, VmmHandle& handle, Region& region, Lock& lock) {
   const auto last = region.extents.begin() + static_cast<ptrdiff_t>(range.last);
   for (auto owned = first; owned != last; ++owned) {
     (*owned)->address -= base;
+    (*owned)->stamp = 0;
+    (*owned)->wanted = 0;
     handle.extents.push_back(std::move(*owned));
   }
   region.extents.erase(first, last);
@@ -138,7 +146,8 @@ CUresult protect(PoolState& state, VmmHandle& handle, Region& region, bool read_
   std::vector<Extent*> extents;
   const ExtentRange range = extentsAt(region, handle.primary, handle.bytes);
   for (size_t e = range.first; e < range.last; ++e) extents.push_back(region.extents[e].get());
-  ++region.wanted;  // nothing of it is evicted meanwhile
+  ++region.wanted;  // nothing of it is evicted meanwhile,
+  ++region.pins;    // nor of an arena that moves by pieces
   CUresult result = CUDA_SUCCESS;
   for (Extent* extent : extents) {
     extent->read_only = read_only;
@@ -150,6 +159,7 @@ CUresult protect(PoolState& state, VmmHandle& handle, Region& region, bool read_
     lock.lock();
   }
   --region.wanted;
+  --region.pins;
   state.changed.notify_all();
   return result;
 }
@@ -267,6 +277,7 @@ CUresult Pool::reserveAddress(uint64_t bytes, uint64_t alignment, uint64_t hint,
   region->allocation_kind = AllocationKind::kVmm;
   region->requested_bytes = bytes;
   region->buffer_id = state.next_buffer_id++;
+  region->divisible = true;
   region->published = true;
   state.addresses->publish(region->base, region->id);
   *out = region->base;
@@ -287,9 +298,11 @@ CUresult Pool::releaseAddress(CUdeviceptr address, uint64_t bytes) {
   region->dead = true;
   while (region->wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
   region->published = false;
-  state.predictor.forget(region->id);
+  state.predictor.forget(unitOf(*region));
   state.addresses->release(address);
   region->edges.clear();
+  region->piece_edges.clear();
+  region->arena.reset();
   state.regions.give(region);
   return CUDA_SUCCESS;
 }
