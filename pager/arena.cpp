@@ -129,15 +129,9 @@ Piece& Arena::name(uint64_t address) {
 
 void Arena::nameRange(uint64_t address, uint64_t bytes) {
   ++clock_;
-  const auto it = std::prev(pieces_.upper_bound(address));
-  Piece* piece = &it->second;
-  if (bytes >= kPage && bytes <= (end_ - begin_) / kWholeShare) {
-    if (pageOf(address) != pageOf(piece->begin) && pageOf(address) != pageOf(piece->end) &&
-        address >= piece->whole_until && named(address))
-      piece = &cut(it, address);
-    if (pageOf(address) == pageOf(piece->begin))
-      piece->whole_until = std::max(piece->whole_until, std::min(address + bytes, piece->end));
-  }
+  Piece* piece = &at(address);
+  if (bytes >= kPage && bytes <= (end_ - begin_) / kWholeShare && pageOf(address) == pageOf(piece->begin))
+    piece->whole_until = std::max(piece->whole_until, std::min(address + bytes, piece->end));
   refresh(*piece, address);
   overlapping(address, bytes, [this](Piece& used) { warm(used); });
   expire();

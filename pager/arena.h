@@ -4,7 +4,8 @@
 // it, from a cut to the next one. An address cuts when it is named a second time, about a round after the first: one that
 // moves on (where a cache is appended to) is named in one round only and never cuts. There is at most one cut in a page,
 // since nothing smaller than a page moves. Cuts that nobody names any more go, and their piece joins the one before. An
-// address inside what copies named as one thing (a range that begins at a cut) makes no cut.
+// address inside what copies named as one thing (a range that begins at a cut) makes no cut. Copies themselves make none: a
+// tensor is loaded in parts as often as not.
 //
 //   unknown -> candidate (named once) -> cut (named again, half a round later) -> gone (not named for many rounds)
 //
@@ -99,7 +100,7 @@ class Arena {
   /// A launch names `address` (in the arena): the piece that holds it, which begins there if the address cuts. Pieces found
   /// before are valid until the next name() or nameRange(), which may drop some.
   Piece& name(uint64_t address);
-  /// A copy names exactly [address, + bytes), in the arena.
+  /// A copy names exactly [address, + bytes), in the arena. It cuts nothing.
   void nameRange(uint64_t address, uint64_t bytes);
 
   Piece& at(uint64_t address);

@@ -816,7 +816,6 @@ bool Engine::prefetch(Lock& lock) {
   for (const Next& next : upcoming) {
     if (next.region->dead) continue;
     if (!next.piece() && next.region->unusable == 0) continue;  // nothing of it is parked or leaves
-    if (next.piece() && next.region->pins > 0) continue;
     const ExtentRange range = next.piece() ? extentsAt(*next.region, next.begin, next.end - next.begin)
                                            : ExtentRange{0, next.region->extents.size()};
     for (size_t i = range.first; i < std::min(range.last, next.region->extents.size()); ++i) {
@@ -826,7 +825,8 @@ bool Engine::prefetch(Lock& lock) {
         progress = true;
         continue;
       }
-      const bool in_place = next.piece() && extent.state == ExtentState::kInPlace && extent.wanted == 0;
+      const bool in_place = next.piece() && extent.state == ExtentState::kInPlace && extent.wanted == 0 &&
+                            !next.region->isPinned(extent);
       if (extent.state != ExtentState::kParked && !in_place) continue;
       const uint64_t ahead = ahead_bytes_ + promoting;
       if (ahead + extent.bytes() > window && ahead > 0) return promote(leaving) || progress;

@@ -163,6 +163,7 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
   const ExtentRange range = extentsAt(region, address, bytes);
   for (size_t e = range.first; e < range.last; ++e) want.extents.push_back(region.extents[e].get());
   ++region.wanted;
+  for (Extent* extent : want.extents) ++extent->wanted;
   engine.addWant(&want);
   const auto there = [&] {
     for (const Extent* extent : want.extents)
@@ -174,6 +175,7 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
   engine.removeWant(&want);
   --region.wanted;
+  for (Extent* extent : want.extents) --extent->wanted;
   return there() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 

@@ -91,6 +91,7 @@ struct Extent {
   // Of arenas that move by pieces:
   bool scan_due = false;  // launches or copies may have written it since its last scan
   uint16_t wanted = 0;    // launches waiting for it: no victim
+  uint16_t pins = 0;      // mapped elsewhere too (vmm.cpp): no victim
   uint32_t mark = 0;      // visit mark of working sets
   uint64_t stamp = 0;     // highest number of a launch whose working set holds it
 
@@ -164,6 +165,11 @@ struct Region {
   uint64_t fetch_pause = 0;  // since waiting was in vain; twice as many the next time
   uint32_t host_writes = 0;  // likewise: copies that set host_written
 
+  /// Whether the extent, one of the region's, has to stay in VRAM. One mapping of a reservation does not pin the others where
+  /// they move by pieces.
+  bool isPinned(const Extent& extent) const {
+    return by_pieces && kind == RegionKind::kReservation ? extent.pins > 0 : pins > 0;
+  }
   /// Highest number of a launch that may use the extent, one of the region's.
   uint64_t stampOf(const Extent& extent) const {
     return by_pieces ? std::max(extent.stamp, whole_stamp) : stamp.load(std::memory_order_acquire);

@@ -101,8 +101,8 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   for (uint32_t step = 0; step < end - 1 && candidates.size() < kCandidates; ++step) {
     clock_hand_ = clock_hand_ % (end - 1) + 1;
     Region* region = pool_.regions.at(static_cast<uint32_t>(clock_hand_));
-    if (region->dead || region->engine != this || region->pins > 0) continue;
-    if (!region->by_pieces && isHeld(*region)) continue;
+    if (region->dead || region->engine != this) continue;
+    if (!region->by_pieces && (region->pins > 0 || isHeld(*region))) continue;
     if (region->extents.empty() || region->blocked.load(std::memory_order_relaxed) >= region->extents.size()) continue;
     const auto scoreOf = [&](const UnitRef& unit, uint64_t age) -> Score {
       const predict::Unit id = unit.piece != nullptr ? unitOf(*unit.piece) : unitOf(*region);
@@ -125,7 +125,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
       continue;
     }
     for (auto& extent : region->extents) {
-      if (extent->state != ExtentState::kVram || isHeld(*extent)) continue;
+      if (extent->state != ExtentState::kVram || region->isPinned(*extent) || isHeld(*extent)) continue;
       // One that several pieces share goes when the last of them can.
       const uint64_t age = newest - std::min(newest, region->stampOf(*extent));
       Score score{kNeverAgain, UINT64_MAX};

@@ -147,7 +147,7 @@ CUresult protect(PoolState& state, VmmHandle& handle, Region& region, bool read_
   const ExtentRange range = extentsAt(region, handle.primary, handle.bytes);
   for (size_t e = range.first; e < range.last; ++e) extents.push_back(region.extents[e].get());
   ++region.wanted;  // nothing of it is evicted meanwhile,
-  ++region.pins;    // nor of an arena that moves by pieces
+  for (Extent* extent : extents) ++extent->pins;  // nor of an arena that moves by pieces
   CUresult result = CUDA_SUCCESS;
   for (Extent* extent : extents) {
     extent->read_only = read_only;
@@ -159,7 +159,7 @@ CUresult protect(PoolState& state, VmmHandle& handle, Region& region, bool read_
     lock.lock();
   }
   --region.wanted;
-  --region.pins;
+  for (Extent* extent : extents) --extent->pins;
   state.changed.notify_all();
   return result;
 }
@@ -178,8 +178,10 @@ void forEachPiece(PoolState& state, uint64_t base, VmmHandle& handle, Visit visi
 void unmapFixed(PoolState& state, uint64_t base, VmmMapping& mapping) {
   VmmHandle& handle = *mapping.handle;
   mapping.fixed = false;
-  forEachPiece(state, base, handle,
-               [&](uint64_t at, const Extent& extent) { handle.engine->chunks().unmapAt(at, extent.bytes()); });
+  forEachPiece(state, base, handle, [&](uint64_t at, Extent& extent) {
+    handle.engine->chunks().unmapAt(at, extent.bytes());
+    --extent.pins;
+  });
   --handle.fixed;
   if (handle.primary == 0) return;
   Region& region = *state.vmm_mappings.at(handle.primary).region;
@@ -191,6 +193,7 @@ CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool rea
   VmmHandle& handle = *mapping.handle;
   Region& region = *state.vmm_mappings.at(handle.primary).region;
   ++region.pins;
+  forEachPiece(state, base, handle, [](uint64_t, Extent& extent) { ++extent.pins; });
   CUresult result = bringToVram(state, region, handle.primary, handle.bytes, lock);
   uint64_t mapped = 0;  // bytes
   if (result == CUDA_SUCCESS)
@@ -204,8 +207,9 @@ CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool rea
     ++handle.fixed;
     return CUDA_SUCCESS;
   }
-  forEachPiece(state, base, handle, [&](uint64_t at, const Extent& extent) {
+  forEachPiece(state, base, handle, [&](uint64_t at, Extent& extent) {
     if (at - base < mapped) handle.engine->chunks().unmapAt(at, extent.bytes());
+    --extent.pins;
   });
   --region.pins;
   return result;

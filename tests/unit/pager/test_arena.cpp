@@ -63,3 +63,106 @@ TEST_CASE("learned: an arena of three times the VRAM streams through it", "[page
   for (uint64_t t = 0; t < kTensors; ++t) CHECK(rig.holds(arena + t * kTensor, kTensor, t * 100, added));
   rig.free(arena);
 }
+
+namespace {
+
+// Threads that use tensors of arenas of their own and of a common one, free theirs with work in flight, and check what they
+// hold. "" or what was wrong.
+std::string liveInArenas(Rig& rig, CUdeviceptr common, uint64_t seed, uint64_t common_tensor) {
+  rig.enterThread();
+  std::mt19937_64 random(seed);
+  const StreamKey stream{rig.context(), CU_STREAM_PER_THREAD, 1000 + seed};
+  const CUfunction fill = rig.kernel("fill"), add = rig.kernel("addTo"), copy = rig.kernel("copyTo");
+  const CUdeviceptr mine_there = common + common_tensor * kTensor;
+  uint64_t there = 0;
+  constexpr uint64_t kOwn = 5;
+  for (int life = 0; life < 3; ++life) {
+    CUdeviceptr own = 0;
+    if (rig.tryAllocate(kOwn * kTensor, &own) != CUDA_SUCCESS) return "allocation";
+    std::vector<uint64_t> added(kOwn, 0);
+    const auto run = [&](CUfunction function, CUdeviceptr at, uint64_t value) {
+      return rig.tryLaunch(stream, function, at, kWords, kStep, value) == CUDA_SUCCESS;
+    };
+    for (uint64_t t = 0; t < kOwn; ++t)
+      if (!run(fill, own + t * kTensor, seed * 10 + t)) return "fill";
+    for (int i = 0; i < 12; ++i) {
+      const uint64_t t = random() % 3 == 0 ? random() % kOwn : static_cast<uint64_t>(i) % kOwn;
+      if (!run(add, own + t * kTensor, i + 1)) return "add";
+      added[t] += static_cast<uint64_t>(i) + 1;
+      if (i % 4 != 0) continue;
+      if (!run(add, mine_there, 1)) return "add to the common arena";
+      ++there;
+    }
+    const uint64_t t = random() % kOwn;
+    std::vector<uint64_t> words(kTensor / 8);
+    {
+      Access access(rig.pool(), stream);
+      access.addRange(own + t * kTensor, kTensor, Mode::kRead);
+      if (access.acquire() != CUDA_SUCCESS) return "copy";
+      access.submitted(driver().api.cuMemcpyDtoHAsync_v2(words.data(), own + t * kTensor, kTensor, stream.stream));
+    }
+    if (driver().api.cuStreamSynchronize(stream.stream) != CUDA_SUCCESS) return "synchronise";
+    for (uint64_t i = 0; i < kWords; ++i)
+      if (words[i * kStep] != mix(seed * 10 + t + i) + added[t]) return "contents";
+    // Freed with a kernel that reads it in flight.
+    if (rig.tryLaunch(stream, copy, own, own + kTensor, kWords, kStep) != CUDA_SUCCESS) return "copy kernel";
+    if (rig.pool().free(own) != CUDA_SUCCESS) return "free";
+  }
+  return there == 9 ? "" : "count";
+}
+
+}  // namespace
+
+TEST_CASE("threads in arenas that are freed with work in flight", "[pager][arena][threads][numa]") {
+  const Reach reach = GENERATE(Reach::kTraced, Reach::kLearned);
+  const uint64_t seed = seedOr(21);
+  Rig rig({.vram = 12 * kMiB, .reach = reach, .seconds = 300});
+  const CUdeviceptr common = rig.allocate(8 * kTensor);
+  for (uint64_t t = 0; t < 8; ++t) rig.fill(common + t * kTensor, kTensor, t);
+  std::vector<std::string> wrong(4);
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < wrong.size(); ++i)
+    threads.emplace_back([&, i] { wrong[i] = liveInArenas(rig, common, seed * 4 + i, i * 2); });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& what : wrong) CHECK(what == "");
+  rig.synchronize();
+  for (uint64_t t = 0; t < 8; ++t) CHECK(rig.holds(common + t * kTensor, kTensor, t, t % 2 == 0 ? 9 : 0));
+}
+
+TEST_CASE("traced: a kernel that goes beyond the tensor that it names is right", "[pager][arena][numa]") {
+  Rig rig({.vram = 12 * kMiB});
+  const CUdeviceptr arena = rig.allocate(kTensors * kTensor);
+  const CUdeviceptr sums = rig.allocate(4096);
+  for (int pass = 0; pass < 3; ++pass)  // the tensors are known, and some are hotter than others
+    for (uint64_t t = 0; t < kTensors; ++t)
+      for (uint64_t i = 0; i < (t < 3 ? 5u : 1u); ++i) rig.fill(arena + t * kTensor, kTensor, t);
+  for (uint64_t t = 0; t + 2 < kTensors; ++t) {
+    // Named: t. Used: t to t + 2.
+    rig.launch(CU_STREAM_LEGACY, "addTo", arena + t * kTensor, 3 * kWords, kStep, uint64_t{1});
+    rig.launch(CU_STREAM_LEGACY, "sumTwo", sums, arena + t * kTensor, arena + t * kTensor, 3 * kWords, kStep);
+  }
+  rig.synchronize();
+  for (uint64_t t = 0; t < kTensors; ++t)
+    CHECK(rig.holds(arena + t * kTensor, kTensor, t, std::min<uint64_t>({t + 1, 3, kTensors - t})));
+}
+
+TEST_CASE("learned: pointers in other memory to tensors of an arena are followed", "[pager][arena][numa]") {
+  Rig rig({.vram = 12 * kMiB, .reach = Reach::kLearned});
+  const CUdeviceptr arena = rig.allocate(kTensors * kTensor);
+  const CUdeviceptr table = rig.allocate(4096), out = rig.allocate(4096);
+  for (uint64_t t = 0; t < kTensors; ++t) rig.put(arena + t * kTensor, 70 + t);
+  const auto use = [&](uint64_t t) {
+    rig.launch(CU_STREAM_LEGACY, "addTo", arena + t * kTensor + 8, uint64_t{1}, kStep, uint64_t{1});
+  };
+  for (int pass = 0; pass < 3; ++pass)
+    for (uint64_t t = 0; t < kTensors; ++t) use(t);
+  for (const uint64_t first : {0, 7, 12}) {
+    rig.launch(CU_STREAM_LEGACY, "buildTable", table, arena + first * kTensor, uint64_t{4}, kTensor);
+    rig.launch(CU_STREAM_LEGACY, "gatherLate", out, table, uint64_t{4}, uint64_t{3000});
+    for (uint64_t t = 0; t < kTensors; ++t) use(t);  // the tensors are swapped while it runs, but for those that it reads
+    rig.launch(CU_STREAM_LEGACY, "gather", out + 64, table, uint64_t{4});
+    rig.synchronize();
+    for (uint64_t i = 0; i < 4; ++i) CHECK(rig.get(out + i * 8) == 70 + first + i);
+    for (uint64_t i = 0; i < 4; ++i) CHECK(rig.get(out + 64 + i * 8) == 70 + first + i);
+  }
+}
