@@ -338,6 +338,7 @@ CUresult Access::acquireSlow() {
     bool written = follows_pointers_;
     for (unsigned i = 0; i < count_; ++i) written |= use(i).mode != Mode::kRead;
     used.stamp(number, written);
+    if (name_ != nullptr) state.recent_kernels.note(name_);
     in_place |= used.usesInPlace();
   }
   for (unsigned i = 0; !follows_pointers_ && i < count_; ++i) {

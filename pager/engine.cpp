@@ -259,6 +259,22 @@ void Engine::lost(CUresult result) {
   broken_ = true;
   base::logError("device %d: the context is lost (CUDA error %d); paging on it has stopped", device_,
                  static_cast<int>(result));
+  if (result != CUDA_ERROR_ILLEGAL_ADDRESS) return;
+  if (pool_.options.reach == Reach::kLearned) {
+    const std::string kernels = pool_.recent_kernels.list();
+    base::logError(
+        "device %d: a kernel touched memory that was not mapped for it. If it works without the pager, it went beyond "
+        "the pieces of an arena that it was taken to use (reach = learned)%s%s; OL_REACH=traced or OL_REACH=all does "
+        "not "
+        "take that risk",
+        device_, kernels.empty() ? "" : "; kernels that used arenas of late: ", kernels.c_str());
+  } else if (pool_.options.reach == Reach::kTraced) {
+    base::logError(
+        "device %d: a kernel touched memory that was not mapped for it. If it works without the pager, it hides "
+        "pointers "
+        "(packed, compressed): OL_REACH=all maps everything for every launch",
+        device_);
+  }
 }
 
 void Engine::run() {
@@ -825,8 +841,8 @@ bool Engine::prefetch(Lock& lock) {
         progress = true;
         continue;
       }
-      const bool in_place = next.piece() && extent.state == ExtentState::kInPlace && extent.wanted == 0 &&
-                            !next.region->isPinned(extent);
+      const bool in_place =
+          next.piece() && extent.state == ExtentState::kInPlace && extent.wanted == 0 && !next.region->isPinned(extent);
       if (extent.state != ExtentState::kParked && !in_place) continue;
       const uint64_t ahead = ahead_bytes_ + promoting;
       if (ahead + extent.bytes() > window && ahead > 0) return promote(leaving) || progress;

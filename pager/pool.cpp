@@ -35,6 +35,7 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
     return Error{"OL_VRAM is below one page (2MiB): " + base::formatSize(given.vram.bytes)};
   pool->base_ = given.va_base;
   pool->end_ = given.va_base + given.va_size;
+  pool->asks_names_ = given.reach == Reach::kLearned;
   pool->state_ = std::make_unique<PoolState>(given, driver);
   PoolState& state = *pool->state_;
   auto map = space::PageMap::create(given.va_base, given.va_size);

@@ -165,6 +165,9 @@ class Pool {
   /// nanoseconds; may be true of what lies between roots.
   bool mayHoldRoot(uint64_t address, uint64_t bytes) const;
 
+  /// Whether it pays to name kernels: one that goes beyond what it was taken to use is reported by name.
+  bool asksNames() const { return asks_names_; }
+
   // --- streams and contexts ----------------------------------------------------------------------------------------
   /// Before the driver destroys a stream.
   void streamDestroyed(const StreamKey& stream);
@@ -186,6 +189,7 @@ class Pool {
   Pool() = default;
   uint64_t base_ = 0;
   uint64_t end_ = 0;
+  bool asks_names_ = false;
   std::unique_ptr<PoolState> state_;
 };
 
@@ -206,6 +210,8 @@ class Access {
     function_ = function;
     follows_pointers_ = true;  // also without parameters: module globals
   }
+  /// The kernel's name, for reports (Pool::asksNames). Valid until acquire() returns.
+  void setName(const char* name) { name_ = name; }
   /// Every 8-byte word at 4-byte steps of a kernel parameter (or an `extra` buffer) that lies in the range names an
   /// allocation; the launch reads and writes it. `bytes` may be below 8 (then nothing).
   void addParameter(const void* bytes_at, size_t bytes);
@@ -245,6 +251,7 @@ class Access {
   Pool& pool_;
   StreamKey stream_;
   const void* function_ = nullptr;
+  const char* name_ = nullptr;
   const void* host_source_ = nullptr;
   uint64_t host_bytes_ = 0;
   bool host_stable_ = false;

@@ -1,6 +1,7 @@
 #include "pager/pool_state.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 
 namespace olpager::pager {
@@ -69,6 +70,22 @@ void resetRegion(Region& region) {
   region.context = nullptr;
   region.edges.clear();
   region.extents.clear();
+}
+
+void RecentKernels::note(const char* name) {
+  for (const auto& known : names_)
+    if (std::strncmp(known.data(), name, known.size() - 1) == 0) return;
+  std::strncpy(names_[next_].data(), name, names_[next_].size() - 1);
+  next_ = (next_ + 1) % names_.size();
+}
+
+std::string RecentKernels::list() const {
+  std::string text;
+  for (size_t i = 1; i <= names_.size(); ++i) {
+    const char* name = names_[(next_ + names_.size() - i) % names_.size()].data();
+    if (*name != 0) text += (text.empty() ? "" : ", ") + std::string(name);
+  }
+  return text;
 }
 
 void makeArena(PoolState& state, Region& region) {

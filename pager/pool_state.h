@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -139,6 +140,18 @@ struct VmmMapping {
   bool fixed = false;  // the driver has it mapped, beside the handle's primary mapping
 };
 
+/// Kernels that used pieces of arenas of late, for the report of a context that was lost.
+class RecentKernels {
+ public:
+  void note(const char* name);
+  /// "a, b, c", the latest first.
+  std::string list() const;
+
+ private:
+  std::array<std::array<char, 48>, 8> names_{};
+  size_t next_ = 0;
+};
+
 /// Everything of one Pool. Lock order: lock_order.h.
 struct PoolState {
   explicit PoolState(const PoolOptions& given, const DriverApi& functions)
@@ -195,6 +208,7 @@ struct PoolState {
   uint64_t next_buffer_id = 1;
   uint32_t closure_mark = 0;
   uint32_t extent_mark = 0;
+  RecentKernels recent_kernels;
   std::map<CUdevice, std::pair<uint64_t, uint64_t>> budgets;  // VRAM and host bytes, once they were asked for
   std::vector<CUdevice> starting;                             // devices whose engine a thread is making
   bool stopped = false;

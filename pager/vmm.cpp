@@ -146,7 +146,7 @@ CUresult protect(PoolState& state, VmmHandle& handle, Region& region, bool read_
   std::vector<Extent*> extents;
   const ExtentRange range = extentsAt(region, handle.primary, handle.bytes);
   for (size_t e = range.first; e < range.last; ++e) extents.push_back(region.extents[e].get());
-  ++region.wanted;  // nothing of it is evicted meanwhile,
+  ++region.wanted;                                // nothing of it is evicted meanwhile,
   for (Extent* extent : extents) ++extent->pins;  // nor of an arena that moves by pieces
   CUresult result = CUDA_SUCCESS;
   for (Extent* extent : extents) {

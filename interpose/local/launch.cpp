@@ -49,6 +49,7 @@ void addKernel(pager::Access& access, CUfunction function, CUcontext context, vo
   const ParamLayout* layout = findParamLayout(function, context);
   if (layout == nullptr) layout = loadParamLayout(function, context);
   if (layout == nullptr) return;
+  if (!layout->name.empty()) access.setName(layout->name.c_str());
   for (const ParamLayout::Param& param : layout->params) access.addParameter(parameters[param.index], param.bytes);
 }
 

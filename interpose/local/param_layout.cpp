@@ -118,10 +118,20 @@ bool queryAll(ParamQuery query, void* handle, ParamLayout& layout) {
   }
 }
 
+std::string nameOf(CUfunction function) {
+  const char* name = nullptr;
+  if (driver().cuFuncGetName != nullptr && driver().cuFuncGetName(&name, function) == CUDA_SUCCESS && name != nullptr)
+    return name;
+  const auto kernel = reinterpret_cast<CUkernel>(function);
+  if (driver().cuKernelGetName != nullptr && driver().cuKernelGetName(&name, kernel) == CUDA_SUCCESS && name != nullptr)
+    return name;
+  return {};
+}
+
 }  // namespace
 
 bool ParamLayout::operator==(const ParamLayout& other) const {
-  return count == other.count && bytes == other.bytes && params == other.params;
+  return count == other.count && bytes == other.bytes && params == other.params && name == other.name;
 }
 
 const ParamLayout* findParamLayout(CUfunction function, CUcontext context) {
@@ -150,6 +160,7 @@ const ParamLayout* loadParamLayout(CUfunction function, CUcontext context) {
       if (is_kernel) layout = of_kernel;
     }
     registerModuleOf(function, context);
+    if (pager::Pool* running = pool(); running != nullptr && running->asksNames()) layout.name = nameOf(function);
   }
 
   ParamLayouts& state = writers();

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace olpager::local {
@@ -23,6 +24,7 @@ struct ParamLayout {
   std::vector<Param> params;
   uint32_t count = 0;  // of all parameters
   uint32_t bytes = 0;  // of the whole parameter block, without padding at its end
+  std::string name;    // of the kernel; only where the pager asks for names (reach = learned), else empty
 
   bool operator==(const ParamLayout&) const;
 };

@@ -159,7 +159,8 @@ TEST_CASE("learned: pointers in other memory to tensors of an arena are followed
   for (const uint64_t first : {0, 7, 12}) {
     rig.launch(CU_STREAM_LEGACY, "buildTable", table, arena + first * kTensor, uint64_t{4}, kTensor);
     rig.launch(CU_STREAM_LEGACY, "gatherLate", out, table, uint64_t{4}, uint64_t{3000});
-    for (uint64_t t = 0; t < kTensors; ++t) use(t);  // the tensors are swapped while it runs, but for those that it reads
+    for (uint64_t t = 0; t < kTensors; ++t)
+      use(t);  // the tensors are swapped while it runs, but for those that it reads
     rig.launch(CU_STREAM_LEGACY, "gather", out + 64, table, uint64_t{4});
     rig.synchronize();
     for (uint64_t i = 0; i < 4; ++i) CHECK(rig.get(out + i * 8) == 70 + first + i);
