@@ -328,6 +328,7 @@ CUresult Access::acquireSlow() {
       if (!used.knows(*region)) region->whole_stamp = number;  // it was no arena when it was named
     } else {
       in_place |= region->in_place > 0;
+      if (region->in_place > 0 && region->arena != nullptr) region->engine->askSwap(*region);
     }
     if (region->ahead > 0 && !region->by_pieces)
       for (auto& extent : region->extents)

@@ -295,6 +295,7 @@ void Engine::run() {
       progress |= serveReliefs(lock);
       progress |= serveWants(lock);
       progress |= prefetch(lock);
+      progress |= swapArenas();
     }
     // The mutex is not fair: a launch that has all it needs must get it too.
     const bool pause = nowNs() - paused > kLongestRunNs;
@@ -417,7 +418,10 @@ void Engine::dismantle(Extent& extent, Lock& lock) {
 }
 
 void Engine::forget(const Region* region) {
+  std::erase(swaps_asked_, region);
+  if (swapping_ == region) swapping_ = nullptr;
   for (auto& batch : batches_) {
+    if (batch->swap_of == region) batch->swap_of = nullptr;
     for (Extent*& victim : batch->victims)
       if (victim != nullptr && victim->region == region) victim = nullptr;
     std::erase_if(batch->scan_for, [region](const auto& entry) { return entry.region == region; });
@@ -600,7 +604,8 @@ bool Engine::finishWrites(Lock& lock) {
   extent.host_valid = true;
   add(figures_->bytes_out, extent.bytes());
   add(figures_->evictions_written);
-  if ((extent.region->by_pieces ? extent.wanted : extent.region->wanted) > 0) {  // a launch came for it meanwhile
+  if ((extent.region->by_pieces ? extent.wanted : extent.region->wanted) > 0 &&
+      !extent.in_host) {  // a launch came for it meanwhile
     if (mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
       setState(extent, ExtentState::kVram);
       return true;
@@ -670,7 +675,9 @@ bool Engine::serveWants(Lock& lock) {
         case ExtentState::kFreeing:
           break;
         case ExtentState::kRetiring:
-          if (extent.vram == nullptr && (want->in_vram || (extent.region->by_pieces && !want->in_place))) {
+          if (extent.region->swapping && !want->in_vram) {
+            in_flight = true;
+          } else if (extent.vram == nullptr && (want->in_vram || (extent.region->by_pieces && !want->in_place))) {
             in_flight = true;
             lingering |= !want->in_vram;
           } else {
@@ -687,7 +694,7 @@ bool Engine::serveWants(Lock& lock) {
         case ExtentState::kEmpty:
         case ExtentState::kParked: {
           const bool parked = extent.state == ExtentState::kParked;
-          if (want->in_place && mapInPlace(extent, lock)) {
+          if ((want->in_place || (extent.in_host && !want->in_vram)) && mapInPlace(extent, lock)) {
             moved = true;
           } else if (parked ? startFetch(extent, false, lock) : mapEmpty(extent, lock)) {
             moved = in_flight = true;
@@ -818,7 +825,8 @@ bool Engine::prefetch(Lock& lock) {
   uint64_t room = chunks_.vramAvailable();
   for (const Next& next : upcoming) {
     if (room < kPageBytes) break;
-    if (next.region->in_place == 0 || next.region->wanted > 0 || next.piece()) continue;
+    if (next.region->in_place == 0 || next.region->wanted > 0) continue;
+    if (next.region->arena != nullptr) continue;  // by its pieces (below), or by what is used most (swap.cpp)
     for (auto& extent : next.region->extents) {
       if (extent->state != ExtentState::kInPlace || extent->bytes() > room) continue;
       room -= extent->bytes();
@@ -843,7 +851,7 @@ bool Engine::prefetch(Lock& lock) {
       }
       const bool in_place =
           next.piece() && extent.state == ExtentState::kInPlace && extent.wanted == 0 && !next.region->isPinned(extent);
-      if (extent.state != ExtentState::kParked && !in_place) continue;
+      if ((extent.state != ExtentState::kParked && !in_place) || extent.in_host) continue;
       const uint64_t ahead = ahead_bytes_ + promoting;
       if (ahead + extent.bytes() > window && ahead > 0) return promote(leaving) || progress;
       if (fetching_bytes_ > kInFlightBytes) {  // a demand would wait behind all that is queued

@@ -106,6 +106,8 @@ class Engine {
   }
   void removeRelief(const std::shared_ptr<Relief>& relief) { std::erase(reliefs_, relief); }
   void wake() { wake_.notify_one(); }
+  /// A launch found the arena partly in place.
+  void askSwap(Region& region);
   /// A launch touched regions in the learned order: prefetch may have something to do.
   void touched() {
     if (idle_) wake();
@@ -143,6 +145,7 @@ class Engine {
     uint64_t bytes = 0;
     unsigned scratch = 0;
     bool scans_roots = false;
+    Region* swap_of = nullptr;  // all victims are parts of this arena, which change place (swap.cpp)
     uint64_t roots_serial = 0;  // of the newest write to a root that the pass sees (PoolState::RootsWritten)
     uint64_t completed = 0;     // all launches up to this one had completed when the pass began
     uint64_t bitmap_words = 0;
@@ -189,6 +192,9 @@ class Engine {
   bool serveWants(Lock& lock);
   bool serveReliefs(Lock& lock);
   bool prefetch(Lock& lock);
+  bool swapArenas();
+  bool beginSwap(Region& region);
+  static void swapAgainAfter(Region& region, bool useful);
   void plan();
   bool plan_known() const { return planned_round_ != 0; }
 
@@ -273,6 +279,9 @@ class Engine {
   uint64_t candidate_round_ = 0;  // pages of another round than the planned one
   unsigned candidate_seen_ = 0;
   bool prefetch_again_ = false;
+  std::vector<Region*> swaps_asked_;
+  Region* swapping_ = nullptr;  // whose parts change place
+  uint64_t swap_until_ns_ = 0;  // it is given up unless the arena is quiet by then
 };
 
 }  // namespace olpager::pager

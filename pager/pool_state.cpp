@@ -61,6 +61,8 @@ void resetRegion(Region& region) {
   region.by_pieces = region.whole_due = region.divisible = false;
   region.whole_stamp = region.fetch_after = region.fetch_pause = 0;
   region.host_writes = 0;
+  region.swap_after = region.swap_pause = 0;
+  region.swap_asked = region.swapping = false;
   region.arena.reset();
   region.piece_edges.clear();
   region.wanted = 0;

@@ -88,6 +88,7 @@ struct Extent {
   bool left_mapped = false;  // kFreeing: its mapping still stands
   bool prefetched = false;   // came in ahead of a launch and no launch has used it yet
   bool read_only = false;    // mapped for reading only (the program's own mapping says so)
+  bool in_host = false;      // of an arena that is reached whole: used less than what is in VRAM, so in place
   // Of arenas that move by pieces:
   bool scan_due = false;  // launches or copies may have written it since its last scan
   uint16_t wanted = 0;    // launches waiting for it: no victim
@@ -163,6 +164,12 @@ struct Region {
   uint64_t whole_stamp = 0;                      // of one by pieces: highest number of a launch that reached all of it
   uint64_t fetch_after = 0;  // likewise: launches up to this number don't wait for what is in place,
   uint64_t fetch_pause = 0;  // since waiting was in vain; twice as many the next time
+  // Of an arena that is reached whole (swap.cpp):
+  uint64_t swap_after = 0;  // names of the arena before the next exchange,
+  uint64_t swap_pause = 0;  // and between two
+  bool swap_asked = false;  // it is in the engine's list
+  bool swapping = false;    // launches wait for its parts to change place, and take none back
+
   uint32_t host_writes = 0;  // likewise: copies that set host_written
 
   /// Whether the extent, one of the region's, has to stay in VRAM. One mapping of a reservation does not pin the others where

@@ -333,6 +333,15 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       still_dirty.push_back(region);
       continue;
     }
+    if (region == batch.swap_of) {
+      // Who gets to the arena by its own pages has reached it before: only what leaves is looked at now.
+      std::vector<uint64_t> leaving;
+      for (const Extent* extent : batch.victims) leaving.push_back(extent->address);
+      std::sort(leaving.begin(), leaving.end());
+      batch.scanned.push_back({region, region->buffer_id, false, std::move(leaving)});
+      still_dirty.push_back(region);
+      continue;
+    }
     bool fits = true;
     bool whole = true;
     std::vector<uint64_t> only;
@@ -528,7 +537,8 @@ void Engine::findEdges(Batch& batch, Lock& lock) {
       uint32_t* found = scratch.found + (r - from) * words;
       const auto& only = batch.scanned[r].only;
       for (auto& extent : region->extents) {
-        if (region->by_pieces && !std::binary_search(only.begin(), only.end(), extent->address)) continue;
+        const bool some = region->by_pieces || !only.empty();
+        if (some && !std::binary_search(only.begin(), only.end(), extent->address)) continue;
         if (!extent->mapped() || slots + (1ull << extent->order) > scratch.pages) {
           // Another batch took it away since the pass: what it names must not be forgotten.
           batch.scanned[r].whole &= extent->state == ExtentState::kEmpty;

@@ -127,6 +127,7 @@ void takeOut(PoolState& state, VmmHandle& handle, Region& region, Lock& lock) {
     (*owned)->address -= base;
     (*owned)->stamp = 0;
     (*owned)->wanted = 0;
+    (*owned)->in_host = false;
     handle.extents.push_back(std::move(*owned));
   }
   region.extents.erase(first, last);

@@ -129,6 +129,36 @@ TEST_CASE("threads in arenas that are freed with work in flight", "[pager][arena
   for (uint64_t t = 0; t < 8; ++t) CHECK(rig.holds(common + t * kTensor, kTensor, t, t % 2 == 0 ? 9 : 0));
 }
 
+TEST_CASE("traced: the tensors that are used most come to VRAM and stay there", "[pager][arena][numa]") {
+  Rig rig({.vram = 12 * kMiB});
+  const CUdeviceptr arena = rig.allocate(kTensors * kTensor);
+  for (uint64_t t = 0; t < kTensors; ++t) rig.fill(arena + t * kTensor, kTensor, t);
+  rig.synchronize();
+  // The first ones have the VRAM. The last four are used at each step, the others now and then.
+  uint64_t steps = 0;
+  const auto use = [&](uint64_t rounds) {
+    for (uint64_t i = 0; i < rounds; ++i, ++steps) {
+      for (uint64_t t = kTensors - 4; t < kTensors; ++t)
+        rig.launch(CU_STREAM_LEGACY, "addTo", arena + t * kTensor, kWords, kStep, uint64_t{1});
+      if (steps % 8 == 0)
+        for (uint64_t t = 0; t < kTensors - 4; ++t)
+          rig.launch(CU_STREAM_LEGACY, "addTo", arena + t * kTensor, kWords, kStep, uint64_t{1});
+      rig.synchronize();
+    }
+  };
+  const char* mode = std::getenv("OL_SIM_MODE");
+  const bool waits_for_nobody = mode == nullptr || std::string(mode) != "lazy";
+  const Traffic before = trafficOf(rig);
+  for (int i = 0; i < 40 && (trafficOf(rig) - before).in < 4 * kTensor; ++i) use(16);
+  if (waits_for_nobody) CHECK((trafficOf(rig) - before).in >= 4 * kTensor);
+  use(16);
+  const Traffic settled = trafficOf(rig);
+  use(64);
+  CHECK((trafficOf(rig) - settled).in <= kTensor);  // no parts go back and forth
+  for (uint64_t t = 0; t < kTensors; ++t)
+    CHECK(rig.holds(arena + t * kTensor, kTensor, t, t + 4 >= kTensors ? steps : (steps + 7) / 8));
+}
+
 TEST_CASE("traced: a kernel that goes beyond the tensor that it names is right", "[pager][arena][numa]") {
   Rig rig({.vram = 12 * kMiB});
   const CUdeviceptr arena = rig.allocate(kTensors * kTensor);
@@ -166,4 +196,23 @@ TEST_CASE("learned: pointers in other memory to tensors of an arena are followed
     for (uint64_t i = 0; i < 4; ++i) CHECK(rig.get(out + i * 8) == 70 + first + i);
     for (uint64_t i = 0; i < 4; ++i) CHECK(rig.get(out + 64 + i * 8) == 70 + first + i);
   }
+}
+
+TEST_CASE("traced: what parts of an arena point to is known when they change place", "[pager][arena][numa]") {
+  Rig rig({.vram = 12 * kMiB});
+  const CUdeviceptr arena = rig.allocate(kTensors * kTensor);
+  for (uint64_t t = 0; t < kTensors; ++t) rig.fill(arena + t * kTensor, kTensor, t);
+  const CUdeviceptr targets = rig.allocate(2 * kMiB), out = rig.allocate(4096);
+  for (uint64_t i = 0; i < 4; ++i) rig.put(targets + i * 4096, 90 + i);
+  // A kernel writes pointers into the first tensor, which then leaves VRAM for others that are used more.
+  rig.launch(CU_STREAM_LEGACY, "buildTable", arena, targets, uint64_t{4}, uint64_t{4096});
+  for (int i = 0; i < 60; ++i) {
+    for (uint64_t t = kTensors - 4; t < kTensors; ++t)
+      rig.launch(CU_STREAM_LEGACY, "addTo", arena + t * kTensor, kWords, kStep, uint64_t{1});
+    rig.synchronize();
+  }
+  rig.press();  // the targets leave VRAM
+  rig.launch(CU_STREAM_LEGACY, "gather", out, arena, uint64_t{4});
+  rig.synchronize();
+  for (uint64_t i = 0; i < 4; ++i) CHECK(rig.get(out + i * 8) == 90 + i);
 }
