@@ -1,7 +1,13 @@
 // Arenas: one allocation with many tensors in it, several times as large as VRAM, under reach = traced and learned.
-#include <atomic>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <random>
+#include <string>
 #include <thread>
 
 #include "tests/unit/pager/rig.h"
@@ -215,4 +221,68 @@ TEST_CASE("traced: what parts of an arena point to is known when they change pla
   rig.launch(CU_STREAM_LEGACY, "gather", out, arena, uint64_t{4});
   rig.synchronize();
   for (uint64_t i = 0; i < 4; ++i) CHECK(rig.get(out + i * 8) == 90 + i);
+}
+
+namespace {
+
+// What goes to stderr while it lives.
+class CapturedErrors {
+ public:
+  CapturedErrors() : kept_(dup(2)) {
+    const int file = mkstemp(path_);
+    dup2(file, 2);
+    close(file);
+  }
+  ~CapturedErrors() {
+    dup2(kept_, 2);
+    close(kept_);
+    unlink(path_);
+  }
+  std::string text() const {
+    std::ifstream in(path_);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  }
+
+ private:
+  char path_[32] = "/tmp/ol_test_errors_XXXXXX";
+  int kept_;
+};
+
+}  // namespace
+
+// Where host memory can't be mapped in place, what is parked is not mapped: the miss is certain.
+TEST_CASE("learned: a context that is lost to a miss is reported as that", "[pager][arena][refused]") {
+  Rig rig({.vram = 12 * kMiB, .reach = Reach::kLearned});
+  constexpr uint64_t kFew = 5;
+  const CUdeviceptr arena = rig.allocate(kFew * kTensor);
+  rig.press();  // nothing is learned while everything is in VRAM
+  for (int pass = 0; pass < 4; ++pass)
+    for (uint64_t t = 0; t < kFew; ++t) rig.fill(arena + t * kTensor, kTensor, t);
+  rig.press();
+  CapturedErrors errors;
+  const CUfunction add = rig.kernel("addTo");
+  CUdeviceptr at = arena;
+  uint64_t count = kFew * kWords, step = kStep, value = 1;
+  {
+    Access access(rig.pool(), rig.key(CU_STREAM_LEGACY));
+    access.setFunction(add);
+    access.setName("addTo");
+    for (const uint64_t* word : {static_cast<uint64_t*>(static_cast<void*>(&at)), &count, &step, &value})
+      access.addParameter(word, sizeof(*word));
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    void* parameters[] = {&at, &count, &step, &value};
+    access.submitted(driver().api.cuLaunchKernel(add, 1, 1, 1, 32, 1, 1, 0, CU_STREAM_LEGACY, parameters, nullptr));
+  }
+  CHECK(driver().api.cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS);
+  // The pager notices when it next moves something.
+  std::string text;
+  for (int i = 0; i < 200 && text.find("OL_REACH=traced or") == std::string::npos; ++i) {
+    static_cast<void>(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), add, arena + kTensor * (static_cast<uint64_t>(i) % kFew),
+                                    uint64_t{1}, kStep, uint64_t{1}));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    text = errors.text();
+  }
+  INFO(text);
+  CHECK(text.find("the context is lost (CUDA error 700)") != std::string::npos);
+  CHECK(text.find("kernels that used arenas of late: addTo") != std::string::npos);
 }
