@@ -250,8 +250,9 @@ class CapturedErrors {
 
 }  // namespace
 
-// Where host memory can't be mapped in place, what is parked is not mapped: the miss is certain.
-TEST_CASE("learned: a context that is lost to a miss is reported as that", "[pager][arena][refused]") {
+// Where host memory can't be mapped in place, what is parked is not mapped: the miss is certain. A process of its own: its
+// device is lost.
+TEST_CASE("learned: a context that is lost to a miss is reported as that", "[.lost]") {
   Rig rig({.vram = 12 * kMiB, .reach = Reach::kLearned});
   constexpr uint64_t kFew = 5;
   const CUdeviceptr arena = rig.allocate(kFew * kTensor);
