@@ -80,10 +80,11 @@ CUresult ChunkStore::mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocat
   return result;
 }
 
-VramChunk* ChunkStore::makeVram(unsigned order) {
+VramChunk* ChunkStore::makeVram(unsigned order, bool exported) {
   const uint64_t bytes = kPageBytes << order;
-  const CUmemAllocationProp properties = deviceProperties(device_);
-  auto* chunk = new VramChunk{0, 0, static_cast<uint8_t>(order)};
+  CUmemAllocationProp properties = deviceProperties(device_);
+  if (exported) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  auto* chunk = new VramChunk{0, 0, static_cast<uint8_t>(order), exported, false};
   CUdeviceptr alias = 0;
   if (driver_.cuMemCreate(&chunk->handle, bytes, &properties, 0) == CUDA_SUCCESS) {
     if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
@@ -209,7 +210,20 @@ VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
   return chunk;
 }
 
+VramChunk* ChunkStore::makeExported(unsigned order, bool lent, Lock& lock) {
+  lock.unlock();
+  VramChunk* chunk = makeVram(order, true);
+  lock.lock();
+  if (chunk != nullptr) chunk->lent = lent;
+  return chunk;
+}
+
 void ChunkStore::giveVram(VramChunk* chunk) {
+  if (chunk->exported) {
+    if (chunk->lent) setVramBudget(vram_budget_ + (kPageBytes << chunk->order));
+    doomed_vram_.push_back(chunk);
+    return;
+  }
   free_vram_[chunk->order].push_back(chunk);
   vram_free_ += kPageBytes << chunk->order;
 }

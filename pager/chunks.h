@@ -42,6 +42,9 @@ class ChunkStore {
   VramChunk* takeVram(unsigned order, Lock& lock);
   /// True when a budget that was lowered for a while is whole again.
   bool restoreBudget();
+  /// A chunk that other processes can map, outside the budget. nullptr: the driver gave none.
+  VramChunk* makeExported(unsigned order, bool lent, Lock& lock);
+  /// Takes a chunk back. One that is exported goes to the driver, with the next call that releases chunks.
   void giveVram(VramChunk* chunk);
   /// A free host chunk or a new one. nullptr: the host tier is full, or the system gave none.
   HostChunk* takeHost(unsigned order, Lock& lock);
@@ -86,7 +89,7 @@ class ChunkStore {
   const std::vector<CUdevice>& peers() const { return peers_; }
 
  private:
-  VramChunk* makeVram(unsigned order);
+  VramChunk* makeVram(unsigned order, bool exported = false);
   void destroyVram(VramChunk* chunk);
   HostChunk* makeHost(unsigned order);
   void destroyHost(HostChunk* chunk);

@@ -352,10 +352,17 @@ CUresult Engine::mapNew(Region& region, Lock& lock) {
   return CUDA_SUCCESS;
 }
 
+/// What is being exported comes back into chunks of its own.
+VramChunk* Engine::takeVram(const Extent& extent, Lock& lock) {
+  const Region& region = *extent.region;
+  return region.exporting ? chunks_.makeExported(extent.order, region.exports_lent, lock)
+                          : chunks_.takeVram(extent.order, lock);
+}
+
 bool Engine::mapEmpty(Extent& extent, Lock& lock) {
   if (extent.state != ExtentState::kEmpty) return false;
   setState(extent, ExtentState::kMapping);
-  VramChunk* chunk = chunks_.takeVram(extent.order, lock);
+  VramChunk* chunk = takeVram(extent, lock);
   if (chunk == nullptr) {
     setState(extent, ExtentState::kEmpty);
     return false;
@@ -410,8 +417,10 @@ void Engine::dismantle(Extent& extent, Lock& lock) {
   lock.unlock();
   if (extent.left_mapped) chunks_.unmapAt(extent.address, extent.bytes());
   lock.lock();
+  const bool exported = extent.vram != nullptr && extent.vram->exported;
   if (extent.vram != nullptr) chunks_.giveVram(extent.vram);
   extent.vram = nullptr;
+  if (exported) chunks_.releaseFreeVram(0, lock);  // it goes back to the driver
   giveHost(extent);
   --without_host_[extent.order];
   wake();
@@ -525,7 +534,7 @@ void Engine::takeHash(Extent& extent, int slot) {
 bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   if (extent.state != ExtentState::kParked || broken_ || nowNs() < refused_until_ns_) return false;
   setState(extent, ExtentState::kFetching);
-  VramChunk* chunk = chunks_.takeVram(extent.order, lock);
+  VramChunk* chunk = takeVram(extent, lock);
   if (chunk == nullptr) {
     setState(extent, ExtentState::kParked);
     return false;

@@ -86,6 +86,8 @@ class Engine {
   void attach(Extent& extent, Lock& lock);
   /// An extent leaves its reservation, keeping its chunks. It is quiet and in a stable state.
   void detach(Extent& extent, Lock& lock);
+  /// What of the region is not in exported chunks leaves VRAM, pinned or not. False: not now.
+  bool retireForExport(Region& region);
   /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context goes.
   void releaseAll();
   /// The peer device gets access to every mapping.
@@ -202,6 +204,7 @@ class Engine {
   void takeHash(Extent& extent, int slot);
   bool startFetch(Extent& extent, bool ahead, Lock& lock);
   bool mapEmpty(Extent& extent, Lock& lock);
+  VramChunk* takeVram(const Extent& extent, Lock& lock);
   CUresult mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock);
   bool mapInPlace(Extent& extent, Lock& lock);
   bool isHeld(const Region& region) const;

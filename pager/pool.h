@@ -153,6 +153,20 @@ class Pool {
   /// Keeps the allocation that holds `address` in VRAM until unpinned as often. Waits until it is there.
   CUresult pin(CUdeviceptr address);
   CUresult unpin(CUdeviceptr address);
+  /// What an exported allocation lies in: `handles` of the driver's, mapped one behind the other, `offset` of the allocation's
+  /// first byte in them.
+  struct Exported {
+    struct Piece {
+      CUmemGenericAllocationHandle handle;
+      uint64_t bytes;
+    };
+    std::vector<Piece> pieces;
+    uint64_t offset = 0;
+  };
+  /// Makes the memory of the allocation that holds `address`, which is pinned, such that the driver exports its handles as
+  /// file descriptors; it stays so until it is freed. The first time its bytes move, so launches that use it are waited for:
+  /// CUDA_ERROR_NOT_READY when they don't end within ten seconds. The handles are valid while the allocation lives.
+  CUresult makeExportable(CUdeviceptr address, Exported* out);
 
   /// Module globals and constants, and mapped pinned memory: [address, + bytes) outside the range may hold pointers into
   /// it that kernels follow. `host` is non-null when the CPU can read it there. `managed`: it moves to who touches it, so a

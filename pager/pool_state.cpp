@@ -65,6 +65,7 @@ void resetRegion(Region& region) {
   region.swap_asked = region.swapping = false;
   region.arena.reset();
   region.piece_edges.clear();
+  region.exporting = region.exports_lent = false;
   region.wanted = 0;
   region.pins = region.ahead = region.in_place = region.unusable = 0;
   region.slot_bytes = 0;

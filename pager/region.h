@@ -59,6 +59,9 @@ struct VramChunk {
   CUmemGenericAllocationHandle handle = 0;
   uint64_t alias = 0;
   uint8_t order = 0;
+  /// Other processes may have it mapped: it is not used for anything else, and goes back to the driver. `lent`: the budget was
+  /// lowered for it.
+  bool exported = false, lent = false;
 };
 
 /// Pinned host memory of 2^order pages. `alias` is readable by the CPU and by copy engines. `handle` is 0 when it can't be
@@ -146,7 +149,9 @@ struct Region {
   bool whole_due = false;     // of one by pieces: all of it is to be scanned
   bool names_itself = false;  // its pages hold pointers into itself
   bool host_written = false;  // bytes of unknown contents came from the host since the last scan
-  uint16_t wanted = 0;        // launches waiting for it: no victim
+  bool exporting = false;     // moves into chunks that other processes can map; the budget was lowered for them:
+  bool exports_lent = false;
+  uint16_t wanted = 0;  // launches waiting for it: no victim
   uint32_t pins = 0;
   uint32_t ahead = 0;     // extents that came in ahead of a launch and are unused
   uint32_t in_place = 0;  // extents in host memory in place

@@ -1,7 +1,8 @@
 // Handles by which other processes and devices would reach pool memory.
-#include "base/log.h"
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
+#include "interpose/local/ipc_exports.h"
+#include "interpose/local/ipc_imports.h"
 #include "interpose/local/pinned_users.h"
 #include "interpose/local/root.h"
 
@@ -17,19 +18,32 @@ bool ours(CUdeviceptr address) {
 
 }  // namespace
 
-// An interprocess handle names a piece of VRAM, and an allocation here has no such piece of its own.
+// A driver's handle names a piece of VRAM, and an allocation here has none of its own: the handle is ours, and names this
+// process and the allocation.
 OLPAGER_HOOK(cuIpcGetMemHandle)(CUipcMemHandle* handle, CUdeviceptr address) {
   if (!ours(address)) return driver().cuIpcGetMemHandle(handle, address);
   // Natively only what cuMemAlloc gave has handles of this kind.
   olpager::pager::AllocationInfo info;
-  if (!pool()->describe(address, &info) || info.kind != olpager::pager::AllocationKind::kDevice) {
+  if (handle == nullptr || !pool()->describe(address, &info) || info.kind != olpager::pager::AllocationKind::kDevice) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  olpager::base::warnOnce(
-      "cuIpcGetMemHandle",
-      "memory that olpager manages can't be shared with another process by cuIpcGetMemHandle; run the "
-      "processes without olpager, or let them exchange data through host memory");
-  return CUDA_ERROR_NOT_SUPPORTED;
+  return ipcExport(address, handle);
+}
+
+OLPAGER_HOOK(cuIpcOpenMemHandle_v2)(CUdeviceptr* out, CUipcMemHandle handle, unsigned int flags) {
+  if (pool() != nullptr && ipcNamesImport(handle)) return ipcOpen(out, handle, flags);
+  return driver().cuIpcOpenMemHandle_v2(out, handle, flags);
+}
+
+OLPAGER_HOOK(cuIpcOpenMemHandle)(CUdeviceptr* out, CUipcMemHandle handle, unsigned int flags) {
+  if (pool() != nullptr && ipcNamesImport(handle)) return ipcOpen(out, handle, flags);
+  return driver().cuIpcOpenMemHandle(out, handle, flags);
+}
+
+OLPAGER_HOOK(cuIpcCloseMemHandle)(CUdeviceptr address) {
+  CUresult result = CUDA_SUCCESS;
+  if (pool() != nullptr && ipcClose(address, &result)) return result;
+  return driver().cuIpcCloseMemHandle(address);
 }
 
 // The driver exports what is mapped in the range: it has to be there and to stay.

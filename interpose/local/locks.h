@@ -9,6 +9,8 @@
 //    4  Captures::mutex          captures.cpp      what captures, graphs and executable graphs reach
 //    5  ForeignMaps::mutex       foreign_maps.cpp  mappings of the driver's own handles in the range
 //    6  PinnedUsers::mutex       pinned_users.cpp  textures, surfaces and exported handles that keep memory in VRAM
+//       IpcExports::mutex    ipc_exports.cpp   allocations that other processes may map (taken with no other)
+//       IpcImports::mutex    ipc_imports.cpp   other processes' memory that is mapped here (held while the other is asked)
 //    7  MemoryPools::mutex       memory_pools.cpp  pools that the program made, allocations that came from one
 //    8  HostRanges::mutex        host_memory.cpp   pinned and managed host memory that the program made
 //    9  PrimaryContexts::mutex   contexts.cpp      how often the program retained each primary context

@@ -10,6 +10,7 @@
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
+#include "interpose/local/ipc_imports.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/pinned_users.h"
 #include "interpose/local/relief.h"
@@ -296,7 +297,13 @@ OLPAGER_HOOK(cuDeviceTotalMem)(unsigned int* bytes, CUdevice device) {
 OLPAGER_HOOK(cuMemGetAddressRange_v2)(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
   Pool* running = pool();
   if (running == nullptr || !running->contains(address) || foreignMapped(address)) {
-    return driver().cuMemGetAddressRange_v2(base, bytes, address);
+    CUdeviceptr first = 0;
+    size_t size = 0;
+    if (running == nullptr || !ipcRange(address, &first, &size))
+      return driver().cuMemGetAddressRange_v2(base, bytes, address);
+    if (base != nullptr) *base = first;
+    if (bytes != nullptr) *bytes = size;
+    return CUDA_SUCCESS;
   }
   AllocationInfo info;
   if (currentContext() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/hook.h"
+#include "interpose/local/ipc_exports.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/root.h"
 
@@ -60,6 +61,7 @@ CUresult pinForLife(CUdeviceptr address) {
 }
 
 void forgetPointerState(CUdeviceptr base) {
+  ipcExportGone(base);
   pager::Pool* running = pool();
   pager::AllocationInfo info;
   const bool known = running != nullptr && running->describe(base, &info);

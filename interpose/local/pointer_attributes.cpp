@@ -123,10 +123,8 @@ CUresult attributeOf(const AllocationInfo& info, CUpointer_attribute attribute, 
       return give<int>(data, 0);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       return give<int>(data, info.device);
-    // Native says 1 for cuMemAlloc memory. Handles to pool memory are refused, and callers that are told so beforehand
-    // take the way through host memory.
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      return give<int>(data, 0);
+      return give<int>(data, info.kind == AllocationKind::kDevice ? 1 : 0);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       return give<CUdeviceptr>(data, info.base);
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:

@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "interpose/local/driver_loader.h"
+#include "interpose/local/ipc_exports.h"
 #include "pager/counters/counters.h"
 #include "pager/driver_api.h"
 
@@ -62,6 +63,7 @@ void childAfterFork() {
   detail::g_gate.running.store(nullptr, std::memory_order_release);
   pager::Pool* made = g_made.load(std::memory_order_acquire);
   if (made == nullptr) return;
+  ipcForked();
   g_forked.store(true, std::memory_order_release);
   made->forked();
 }

@@ -304,3 +304,62 @@ TEST_CASE("what another context allocated outlives the first", "[pager][context]
   rig.pool().contextGone(second);
   driver().cuCtxDestroy_v2(second);
 }
+
+TEST_CASE("exported memory lies in chunks of its own and stays in VRAM", "[pager][exports]") {
+  Rig rig({.vram = 16 * kMiB});
+  const CUdeviceptr large = rig.allocate(6 * kMiB), small = rig.allocate(3000), other = rig.allocate(3000);
+  rig.fill(large, 6 * kMiB, 1);
+  rig.put(small, 11);
+  rig.put(other, 12);
+  rig.press();  // parked by now
+  Pool::Exported exported;
+  CHECK(rig.pool().makeExportable(large, &exported) == CUDA_ERROR_INVALID_VALUE);  // not pinned
+  REQUIRE(rig.pool().pin(large) == CUDA_SUCCESS);
+  REQUIRE(rig.pool().pin(small) == CUDA_SUCCESS);
+  const uint64_t budget = valueOf(rig.figures().vram_budget_bytes);
+  REQUIRE(rig.pool().makeExportable(large + 4096, &exported) == CUDA_SUCCESS);
+  CHECK(exported.offset == 4096);
+  uint64_t bytes = 0;
+  for (const auto& piece : exported.pieces) bytes += piece.bytes;
+  CHECK(bytes == 6 * kMiB);
+  CHECK(valueOf(rig.figures().vram_budget_bytes) == budget - 6 * kMiB);
+  Pool::Exported again;
+  REQUIRE(rig.pool().makeExportable(large, &again) == CUDA_SUCCESS);
+  REQUIRE(again.pieces.size() == exported.pieces.size());
+  CHECK(again.pieces[0].handle == exported.pieces[0].handle);
+  Pool::Exported slot;
+  REQUIRE(rig.pool().makeExportable(small, &slot) == CUDA_SUCCESS);
+  CHECK(slot.offset < 2 * kMiB);
+  CHECK(slot.pieces.size() == 1);
+  // It is what it was, and goes on being used while all else comes and goes.
+  for (int round = 0; round < 2; ++round) {
+    rig.press();
+    CHECK(rig.holds(large, 6 * kMiB, 1, static_cast<uint64_t>(round)));
+    rig.launch(CU_STREAM_LEGACY, "addTo", large, 6 * kMiB / 8 / kStep, kStep, uint64_t{1});
+  }
+  CHECK(rig.get(small) == 11);
+  CHECK(rig.get(other) == 12);
+  REQUIRE(rig.pool().unpin(large) == CUDA_SUCCESS);
+  REQUIRE(rig.pool().unpin(small) == CUDA_SUCCESS);
+  rig.free(large);
+  rig.free(small);
+  rig.free(other);
+  CHECK(valueOf(rig.figures().vram_budget_bytes) == budget);
+  rig.press();
+}
+
+TEST_CASE("exporting waits for kernels that use the memory", "[pager][exports]") {
+  Rig rig({.vram = 32 * kMiB});
+  const CUstream stream = rig.makeStream();
+  const CUdeviceptr x = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
+  rig.put(x, 7);
+  REQUIRE(rig.pool().pin(x) == CUDA_SUCCESS);
+  rig.launch(stream, "readLong", out, x, uint64_t{2000000});
+  Pool::Exported exported;
+  REQUIRE(rig.pool().makeExportable(x, &exported) == CUDA_SUCCESS);
+  REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+  CHECK(rig.get(out) == uint64_t{7} * 2000000);
+  REQUIRE(rig.pool().unpin(x) == CUDA_SUCCESS);
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
