@@ -209,7 +209,8 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   region->device = engine.device();
   region->engine = &engine;
   const uint64_t budget = engine.chunks().vramBudget();
-  const bool arena = isArenaSize(wanted.pages * kPageBytes, budget, state.options.reach);
+  const bool arena =
+      wanted.kind != RegionKind::kSlab && isArenaSize(wanted.pages * kPageBytes, budget, state.options.reach);
   // An arena is larger than a good part of VRAM: its extents are a small part.
   const uint64_t largest = std::bit_floor(std::max<uint64_t>(1, budget / kArenaExtents / kPageBytes));
   region->divisible = arena;
