@@ -24,6 +24,19 @@ bool inside(const Region& region, uint64_t address, uint64_t bytes) {
   return region.slot_bytes == 0 || bytes <= region.slot_bytes - offset % region.slot_bytes;
 }
 
+// A launch may have written to memory that stays in place. Instead of scanning it over the link: what it can have written
+// there are pointers to what it reached. Now and then a scan after all, which forgets what is not there.
+void assumeNames(PoolState& state, Region& region, const std::vector<Region*>& reach) {
+  constexpr size_t kMostAssumed = 256;
+  constexpr uint16_t kScannedUses = 4096;
+  if (region.density.uses % kScannedUses == kScannedUses - 1 || region.edges.size() > kMostAssumed)
+    return state.markDirty(&region);
+  region.names_itself = true;
+  for (const Region* other : reach)
+    if (other != &region && std::find(region.edges.begin(), region.edges.end(), other->id) == region.edges.end())
+      region.edges.push_back(other->id);
+}
+
 }  // namespace
 
 Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), stream_(stream) {}
@@ -189,6 +202,7 @@ CUresult Access::acquireSlow() {
     visit(region);
     if (region->by_pieces && !region->dead && region->engine != nullptr) used.addWhole(*region);
   };
+  const size_t named = reach.size();  // by the launch itself; the rest it finds in memory
   // Follows the pointers from all that is reached so far. Repeated after each wait: a scan may have shown more of them.
   size_t listed = 0;         // regions of `reach` whose extents are in `needed`
   size_t listed_pieces = 0;  // extents of `used` that are
@@ -333,7 +347,12 @@ CUresult Access::acquireSlow() {
     if (region->ahead > 0 && !region->by_pieces)
       for (auto& extent : region->extents)
         if (extent->prefetched && extent->state == ExtentState::kVram) engine->noteUsed(*extent, true);
-    if (follows_pointers_) state.markDirty(region);
+    if (!follows_pointers_) continue;
+    if (region->isSparse() && region->in_place > 0 && !reach_all) {
+      assumeNames(state, *region, reach);
+    } else {
+      state.markDirty(region);
+    }
   }
   if (!used.empty()) {
     bool written = follows_pointers_;
@@ -342,6 +361,7 @@ CUresult Access::acquireSlow() {
     if (name_ != nullptr) state.recent_kernels.note(name_);
     in_place |= used.usesInPlace();
   }
+  if (function_ != nullptr && !reach_all) timed_ = chooseTimed({reach.data(), named});
   for (unsigned i = 0; !follows_pointers_ && i < count_; ++i) {
     if (use(i).mode == Mode::kRead) continue;
     Region* region = state.find(use(i).address);
@@ -384,6 +404,8 @@ CUresult Access::acquireSlow() {
     if (waited) figures.fault_wait.record(nowNs() - began);
     engine->touched();
   }
+  lock.unlock();
+  if (timed_ != nullptr) timed_->begin(state.driver, stream_.stream);
   return CUDA_SUCCESS;
 }
 
@@ -417,9 +439,36 @@ void Access::writesRoots(const std::vector<Region*>& sources, uint64_t number) {
   }
 }
 
+// The largest allocation that the launch names and of which it is not known how much launches touch.
+TimedLaunch* Access::chooseTimed(std::span<Region* const> named) {
+  PoolState& state = *pool_.state_;
+  Region* chosen = nullptr;
+  bool all_resident = true;
+  size_t in_place = 0;
+  for (Region* region : named) {
+    all_resident &= region->blocked.load(std::memory_order_relaxed) == 0;
+    in_place += region->in_place > 0 ? 1 : 0;
+    if (region->pages * kPageBytes < kLeastSparseBytes || region->density.verdict == Density::kDense) continue;
+    if (chosen == nullptr || region->pages > chosen->pages) chosen = region;
+  }
+  // Recorded only where the launch goes to the device's own engine's context, and into no graph.
+  if (chosen == nullptr || chosen->engine->context() != stream_.context || state.streams.capturing() ||
+      !chosen->engine->chunks().hostMappable())
+    return nullptr;
+  const bool alone = in_place == 1 && chosen->in_place > 0;  // nothing else is read over the link
+  if (chosen->isSparse()) {
+    const uint16_t use = chosen->density.uses++;
+    if (!alone || (use >= kTimedUses / 8 && use % kTimedUses != 0)) return nullptr;
+    return chosen->engine->timer().take(*chosen, true);
+  }
+  return all_resident || alone ? chosen->engine->timer().take(*chosen, alone) : nullptr;
+}
+
 void Access::submitted(CUresult result) {
   static_cast<void>(result);
   if (stream_state_ == nullptr) return;
+  if (timed_ != nullptr) timed_->finish(pool_.state_->driver, stream_.stream);
+  timed_ = nullptr;
   raise(stream_state_->last, number_);
   stream_state_->pending.fetch_sub(1, std::memory_order_acq_rel);
   hazards().mine()->leave();

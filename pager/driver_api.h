@@ -40,6 +40,7 @@ namespace olpager::pager {
   X(cuEventQuery)                         \
   X(cuEventSynchronize)                   \
   X(cuEventDestroy_v2)                    \
+  X(cuEventElapsedTime_v2)                \
   X(cuModuleLoadData)                     \
   X(cuModuleUnload)                       \
   X(cuModuleGetFunction)                  \

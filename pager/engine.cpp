@@ -54,6 +54,7 @@ CUresult Engine::start(uint64_t vram_budget, uint64_t host_limit, int numa_node,
 // Streams, kernel and buffers, in the current context.
 CUresult Engine::makeObjects() {
   const DriverApi& driver = pool_.driver;
+  vram_bandwidth_ = vramBandwidth(driver, device_);
   const uint64_t pages = (chunks_.vramBudget() + chunks_.hostLimit()) / kPageBytes + 64;
   CUresult result = CUDA_SUCCESS;
   // Before other streams' work, so that eviction does not wait behind the program's kernels.
@@ -100,6 +101,7 @@ void Engine::destroyObjects() {
   fetch_hashes_ = {};
   for (CUevent event : events_) driver.cuEventDestroy_v2(event);
   events_.clear();
+  timer_.drop(driver);
   for (CUstream* stream : {&in_stream_, &out_stream_, &pass_stream_}) {
     if (*stream != nullptr) driver.cuStreamDestroy_v2(*stream);
     *stream = nullptr;
@@ -292,6 +294,7 @@ void Engine::run() {
     if (pausing_) cancelBatches();
     progress |= advanceBatches(lock);
     if (!pausing_) {
+      judgeTimed(lock);
       progress |= serveReliefs(lock);
       progress |= serveWants(lock);
       progress |= prefetch(lock);
@@ -703,7 +706,8 @@ bool Engine::serveWants(Lock& lock) {
         case ExtentState::kEmpty:
         case ExtentState::kParked: {
           const bool parked = extent.state == ExtentState::kParked;
-          if ((want->in_place || (extent.in_host && !want->in_vram)) && mapInPlace(extent, lock)) {
+          const bool in_place = want->in_place || (!want->in_vram && (extent.in_host || extent.region->isSparse()));
+          if (in_place && mapInPlace(extent, lock)) {
             moved = true;
           } else if (parked ? startFetch(extent, false, lock) : mapEmpty(extent, lock)) {
             moved = in_flight = true;
@@ -829,20 +833,26 @@ bool Engine::prefetch(Lock& lock) {
     if (region->unusable != 0) bytes += region->pages * kPageBytes;
     return bytes < 2 * window;
   });
-  // What was put in place when there was no room comes in before it is used again, now that there is.
+  // What was put in place when there was no room comes in before it is used again. Once it is known what streams, that
+  // makes room.
   std::vector<Extent*> leaving;
   uint64_t room = chunks_.vramAvailable();
+  bool progress = false;
   for (const Next& next : upcoming) {
-    if (room < kPageBytes) break;
-    if (next.region->in_place == 0 || next.region->wanted > 0) continue;
+    if (next.region->in_place == 0 || next.region->wanted > 0 || next.region->isSparse()) continue;
     if (next.region->arena != nullptr) continue;  // by its pieces (below), or by what is used most (swap.cpp)
     for (auto& extent : next.region->extents) {
-      if (extent->state != ExtentState::kInPlace || extent->bytes() > room) continue;
-      room -= extent->bytes();
-      leaving.push_back(extent.get());
+      if (extent->state != ExtentState::kInPlace) continue;
+      const uint64_t coming = room + incoming_;
+      if (extent->bytes() <= room) {
+        room -= extent->bytes();
+        leaving.push_back(extent.get());
+      } else if (plan_known() && extent->bytes() > coming) {
+        progress |= retire(extent->bytes() - coming, next.distance, false);
+      }
     }
   }
-  bool progress = promote(leaving);
+  progress |= promote(leaving);
   prefetch_again_ |= progress;
   leaving.clear();
   uint64_t promoting = promotingBytes();
@@ -856,6 +866,11 @@ bool Engine::prefetch(Lock& lock) {
       if (extent.state == ExtentState::kRetiring && extent.vram != nullptr) {
         cancelRetiring(extent);
         progress = true;
+        continue;
+      }
+      if (extent.state == ExtentState::kParked && next.region->isSparse() && mapInPlace(extent, lock)) {
+        progress = prefetch_again_ = true;
+        if (next.region->dead) return true;
         continue;
       }
       const bool in_place =
@@ -889,6 +904,37 @@ bool Engine::prefetch(Lock& lock) {
   return promote(leaving) || progress;
 }
 
+// What timed launches tell of the regions that they used.
+void Engine::judgeTimed(Lock& lock) {
+  if (!timer_.busy() || broken_) return;
+  struct Sample {
+    Region* region;
+    uint64_t buffer_id;
+    uint64_t ns;
+    bool in_place;
+  };
+  std::vector<Sample> samples;
+  lock.unlock();
+  timer_.collect(pool_.driver, [&](const TimedLaunch& launch, uint64_t ns) {
+    samples.push_back({launch.region, launch.buffer_id, ns, launch.in_place});
+  });
+  lock.lock();
+  for (const Sample& sample : samples) {
+    Region& region = *sample.region;
+    if (region.dead || region.buffer_id != sample.buffer_id) continue;
+    const uint64_t bytes = region.pages * kPageBytes;
+    if (!judge(region.density, bytes, sample.ns, sample.in_place, vram_bandwidth_)) continue;
+    if (!region.isSparse() && !sample.in_place) continue;  // as it was treated so far
+    base::logInfo("device %d: launches touch %s of the %llu MiB at 0x%llx: %s", device_,
+                  region.isSparse() ? "little" : "much", static_cast<unsigned long long>(bytes >> 20),
+                  static_cast<unsigned long long>(region.base),
+                  region.isSparse() ? "it stays in host memory, used in place" : "it is fetched again");
+    region.placement = Placement::kUnplanned;
+    planned_round_ = next_plan_ = 0;  // there is more or less room for the others
+    prefetch_again_ = true;
+  }
+}
+
 // Which regions stay and which stream through VRAM, once the order of a round is known. Any set that stays gives the same
 // number of bytes a round; an evenly spread one lets copies and kernels overlap all the time, where the set that plain
 // farthest-next-use ends up with (one contiguous run) would leave the link idle while the run is used.
@@ -898,7 +944,8 @@ void Engine::plan() {
   uint64_t total = 0;
   pool_.predictor.upcoming(1u << 16, [&](uint32_t unit, uint64_t) {
     const UnitRef found = pool_.unitAt(unit);
-    if (found.region == nullptr || found.region->dead || found.region->engine != this) return true;
+    if (found.region == nullptr || found.region->dead || found.region->engine != this || found.region->isSparse())
+      return true;
     round.push_back(found);
     total += found.pages();
     return true;
@@ -918,7 +965,7 @@ void Engine::plan() {
       });
       continue;
     }
-    if (region->mark == mark) continue;
+    if (region->mark == mark || region->isSparse()) continue;
     if (pool_.predictor.isHot(unitOf(*region)) || region->placement == Placement::kUnplanned) others += region->pages;
   }
   const uint64_t budget = chunks_.vramBudget() / kPageBytes;

@@ -26,6 +26,7 @@
 #include "pager/kernels/page_pass.h"
 #include "pager/launches.h"
 #include "pager/region.h"
+#include "pager/sparse.h"
 
 namespace olpager::pager {
 
@@ -70,6 +71,7 @@ class Engine {
   CUdevice device() const { return device_; }
   CUcontext context() const { return context_; }
   ChunkStore& chunks() { return chunks_; }
+  LaunchTimer& timer() { return timer_; }
 
   /// New extents of a region get VRAM where there is room without evicting; the others stay kEmpty.
   CUresult mapNew(Region& region, Lock& lock);
@@ -128,6 +130,7 @@ class Engine {
     Region* region;
     uint64_t buffer_id;          // as of then: it may be freed and reused meanwhile
     bool whole;                  // every page of it, and no launch in flight writes it
+    uint64_t stamp;              // as of then: a launch since may have written it
     std::vector<uint64_t> only;  // of an arena that moves by pieces: the extents, by address
   };
   /// A region that the host wrote, with its figures as the scan began.
@@ -197,6 +200,7 @@ class Engine {
   bool swapArenas();
   bool beginSwap(Region& region);
   static void swapAgainAfter(Region& region, bool useful);
+  void judgeTimed(Lock& lock);
   void plan();
   bool plan_known() const { return planned_round_ != 0; }
 
@@ -269,6 +273,8 @@ class Engine {
   std::vector<Want*> wants_;  // oldest first
   size_t serving_ = 0;  // of wants_: what this one and older ones need is no victim, where nothing is used in place
   std::vector<std::shared_ptr<Relief>> reliefs_;
+  LaunchTimer timer_;
+  uint64_t vram_bandwidth_ = 0;  // bytes a second
   uint64_t fetching_bytes_ = 0;
   uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet
   uint64_t ahead_bytes_ = 0;   // prefetched and not used yet, in flight included

@@ -478,6 +478,19 @@ CUresult Pool::freeAsync(CUdeviceptr address, const StreamKey& stream) {
   return CUDA_SUCCESS;
 }
 
+Residency Pool::residency(uint64_t address) const {
+  Residency found;
+  Lock lock(state_->mutex);
+  const Region* region = contains(address) ? state_->find(address) : nullptr;
+  if (region == nullptr || region->dead) return found;
+  found.sparse = region->isSparse();
+  for (const auto& extent : region->extents) {
+    const bool in_vram = extent->mapped() && extent->vram != nullptr;
+    (in_vram ? found.vram : extent->mapped() ? found.in_place : found.other) += extent->bytes();
+  }
+  return found;
+}
+
 bool Pool::describe(uint64_t address, AllocationInfo* out) const {
   PoolState& state = *state_;
   if (!contains(address) || state.forked.load()) return false;

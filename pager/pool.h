@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,14 @@ struct AllocationInfo {
   CUdevice device = 0;
 };
 
+/// Where the bytes of an allocation are.
+struct Residency {
+  uint64_t vram = 0;      // mapped there
+  uint64_t in_place = 0;  // mapped for the GPU in host memory
+  uint64_t other = 0;     // not mapped, on the way, or never touched
+  bool sparse = false;    // launches touch little of it: it stays in place
+};
+
 struct MemoryInfo {
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;
@@ -91,6 +100,8 @@ struct Region;       // private
 struct StreamState;  // private
 class Engine;        // private: one device's residency engine
 struct PoolState;    // private
+struct Region;       // private
+struct TimedLaunch;  // private: a launch between two events
 
 /// Allocations that a graph reaches, gathered while it is captured or from its nodes. Copyable.
 struct ReachSet {
@@ -126,6 +137,8 @@ class Pool {
   CUresult freeAsync(CUdeviceptr address, const StreamKey& stream);
   /// The allocation that holds `address` (its guard and end excluded). False when there is none.
   bool describe(uint64_t address, AllocationInfo* out) const;
+  /// Of the region (an allocation, a slab of small ones, a reservation) that holds `address`; as of the call.
+  Residency residency(uint64_t address) const;
   /// The driver is out of memory on `device`: gives up to `bytes` of VRAM back to it, evicting what is in it if need be,
   /// and lowers the budget by as much. Waits some seconds at most. Returns the bytes given, 0 when that many can't be had.
   uint64_t relieve(CUdevice device, uint64_t bytes);
@@ -261,6 +274,7 @@ class Access {
   void addWord(uint64_t word);
   CUresult acquireSlow();
   void writesRoots(const std::vector<Region*>& sources, uint64_t number);
+  TimedLaunch* chooseTimed(std::span<Region* const> named);
 
   Pool& pool_;
   StreamKey stream_;
@@ -277,6 +291,7 @@ class Access {
   unsigned count_ = 0;
   StreamState* stream_state_ = nullptr;  // set while acquired
   uint64_t number_ = 0;                  // of this operation, while acquired
+  TimedLaunch* timed_ = nullptr;         // this launch is timed
 };
 
 }  // namespace olpager::pager

@@ -57,6 +57,7 @@ void resetRegion(Region& region) {
   region.stamp.store(0);
   region.blocked.store(0);
   region.placement = Placement::kUnplanned;
+  region.density = {};
   region.tiny = region.published = region.dead = region.host_written = region.names_itself = false;
   region.by_pieces = region.whole_due = region.divisible = false;
   region.whole_stamp = region.fetch_after = region.fetch_pause = 0;

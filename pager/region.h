@@ -34,6 +34,7 @@
 
 #include "pager/arena.h"
 #include "pager/pool.h"
+#include "pager/sparse.h"
 
 namespace olpager::pager {
 
@@ -141,6 +142,7 @@ struct Region {
   RegionKind kind = RegionKind::kAllocation;
   AllocationKind allocation_kind = AllocationKind::kDevice;
   Placement placement = Placement::kUnplanned;
+  DensityRecord density;   // large regions: how much of it launches touch
   bool tiny = false;       // stays by recency, out of the learned order: see kTinyShare
   bool published = false;  // in the page map
   bool dead = false;       // freed; the object is reused after a grace period
@@ -187,6 +189,8 @@ struct Region {
     return by_pieces ? std::max(extent.stamp, whole_stamp) : stamp.load(std::memory_order_acquire);
   }
   uint64_t end() const { return base + pages * kPageBytes; }
+  /// Better read in place than fetched.
+  bool isSparse() const { return density.verdict == Density::kSparse; }
 };
 
 /// Extents of a region that [address, address + bytes) overlaps: indices [first, last).

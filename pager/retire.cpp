@@ -106,6 +106,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
     if (region->extents.empty() || region->blocked.load(std::memory_order_relaxed) >= region->extents.size()) continue;
     const auto scoreOf = [&](const UnitRef& unit, uint64_t age) -> Score {
       const predict::Unit id = unit.piece != nullptr ? unitOf(*unit.piece) : unitOf(*region);
+      if (region->isSparse()) return {kNeverAgain, UINT64_MAX};
       if (region->tiny) return {age < kTinyLaunches ? kHot : kUnknown, age};
       if (pool_.predictor.isHot(id)) return {kHot, UINT64_MAX - unit.pages()};
       using Kind = predict::Predictor::NextUse::Kind;
@@ -376,7 +377,8 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       region->in_dirty_list = false;
     }
     // What it names is known anew; of pages that are elsewhere, or may be written meanwhile, the old knowledge stays.
-    batch.scanned.push_back({region, region->buffer_id, whole && !region->in_dirty_list, std::move(only)});
+    batch.scanned.push_back(
+        {region, region->buffer_id, whole && !region->in_dirty_list, region->stamp.load(), std::move(only)});
   }
   pool_.dirty.swap(still_dirty);
   scratch->busy = true;
@@ -568,7 +570,9 @@ void Engine::findEdges(Batch& batch, Lock& lock) {
 // and nothing is forgotten.
 void Engine::forgetEdges(const Scanned& scanned) {
   Region& region = *scanned.region;
-  if (region.dead || region.buffer_id != scanned.buffer_id || !scanned.whole || region.in_dirty_list) return;
+  if (region.dead || region.buffer_id != scanned.buffer_id || !scanned.whole || region.in_dirty_list ||
+      region.stamp.load() != scanned.stamp)
+    return;
   region.host_written = region.names_itself = false;
   region.edges.clear();
   region.piece_edges.clear();
