@@ -448,7 +448,9 @@ TimedLaunch* Access::chooseTimed(std::span<Region* const> named) {
   for (Region* region : named) {
     all_resident &= region->blocked.load(std::memory_order_relaxed) == 0;
     in_place += region->in_place > 0 ? 1 : 0;
-    if (region->pages * kPageBytes < kLeastSparseBytes || region->density.verdict == Density::kDense) continue;
+    if (region->pages * kPageBytes < kLeastSparseBytes || region->density.verdict == Density::kDense ||
+        region->by_pieces)
+      continue;
     if (chosen == nullptr || region->pages > chosen->pages) chosen = region;
   }
   // Recorded only where the launch goes to the device's own engine's context, and into no graph.

@@ -154,8 +154,9 @@ class Engine {
     uint64_t roots_serial = 0;  // of the newest write to a root that the pass sees (PoolState::RootsWritten)
     uint64_t completed = 0;     // all launches up to this one had completed when the pass began
     uint64_t bitmap_words = 0;
-    bool for_roots = false;      // a launch waits for the scan of the roots
-    bool settles_floor = false;  // its grace period began after the time before `slow`
+    bool for_roots = false;  // a launch waits for the scan of the roots
+    uint64_t settles_floor =
+        0;  // PoolState::floor_epoch when its grace period began, if that time was not settled; else 0
     CUevent event = nullptr;
   };
   struct Copy {
@@ -220,13 +221,15 @@ class Engine {
   bool begin(std::unique_ptr<Batch> batch);
   bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
   bool startPass(Batch& batch, Lock& lock);
-  CUresult launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event);
+  CUresult launchPass(const Scratch& scratch, size_t first, size_t count, uint64_t range_pages, CUevent event);
   CUresult launchRootScans(const Scratch& scratch, const std::vector<kernels::ScanJob>& roots, uint64_t range_pages);
   void finishPass(Batch& batch, Lock& lock);
-  void findEdges(Batch& batch, Lock& lock);
+  void findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock);
   static void forgetEdges(const Scanned& scanned);
   std::vector<kernels::ScanJob> listRoots(uint32_t* found) const;
-  bool noteRoots(const Batch& batch, const uint32_t* found);
+  void noteRoots(const Batch& batch, const uint32_t* found, std::vector<uint32_t>& news);
+  void noteMoved(const std::vector<uint32_t>& named, std::vector<uint32_t>& news);
+  void spare(const Batch& batch, std::vector<uint32_t> news);
   void spreadStamps();
   static void stampPage(Region& region, uint64_t page, uint64_t stamp);
   static uint64_t stampToScan(const Region& region);

@@ -152,6 +152,13 @@ void StreamTable::poll() {
     while (!stream->marks.empty()) {
       const CUresult result = driver_.cuEventQuery(stream->marks.front().event);
       if (result == CUDA_ERROR_NOT_READY) break;
+      if (result == CUDA_ERROR_CAPTURED_EVENT || result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
+          result == CUDA_ERROR_STREAM_CAPTURE_ISOLATION || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) {
+        // It got into a capture: it tells nothing. A new mark is recorded behind the same work.
+        free_events_.push_back({stream->key.context, stream->marks.front().event});
+        stream->marks.pop_front();
+        continue;
+      }
       // Any other answer ends the wait too: in a context that a kernel has broken nothing runs any more.
       stream->completed.store(std::max(stream->completed.load(), stream->marks.front().number));
       free_events_.push_back({stream->key.context, stream->marks.front().event});

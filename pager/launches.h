@@ -107,7 +107,11 @@ class StreamTable {
   uint64_t completedFloor(uint64_t upper);
   void streamDestroyed(const StreamKey& key);
   void contextGone(CUcontext context);
-  void captureBegan() { captures_.fetch_add(1); }
+  /// Called before the driver begins to capture: when it returns, no mark is being recorded.
+  void captureBegan() {
+    std::lock_guard lock(mutex_);
+    captures_.fetch_add(1);
+  }
   void captureEnded() { captures_.fetch_sub(1); }
   bool capturing() const { return captures_.load() > 0; }
   /// A context synchronisation has returned that began when every launch up to `number` had been submitted.

@@ -166,6 +166,7 @@ void PoolState::updateSlow() {
   if (!now) return;
   // Nobody recorded what launches reached up to here, nor looked for pointers.
   floor_pending = true;
+  ++floor_epoch;
   for (uint32_t id = 1; id < regions.end(); ++id) {
     Region* region = regions.at(id);
     if (region->dead) continue;

@@ -177,6 +177,7 @@ struct PoolState {
   /// which pointers they could follow. Settled after the grace period that follows `slow`.
   uint64_t floor = 0;
   bool floor_pending = false;
+  uint64_t floor_epoch = 0;  // how often it has come to be pending
 
   // Under the mutex from here on.
   std::unique_ptr<space::AddressAllocator> addresses;

@@ -9,6 +9,7 @@
 // A launch that comes for a victim before it is unmapped takes it back (cancelRetiring).
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "base/log.h"
 #include "pager/engine.h"
@@ -160,7 +161,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
 // The batch sets out, if there is anything in it.
 bool Engine::begin(std::unique_ptr<Batch> batch) {
   if (batch->victims.empty() && batch->scan_for.empty() && !batch->for_roots) return false;
-  batch->settles_floor = pool_.floor_pending;
+  batch->settles_floor = pool_.floor_pending ? pool_.floor_epoch : 0;
   hazards().snapshot(batch->hazards);
   batches_.push_back(std::move(batch));
   return true;
@@ -226,7 +227,7 @@ bool Engine::advanceBatches(Lock& lock) {
       }
     }
     if (batch.stage == Batch::Stage::kGrace && Hazards::passed(batch.hazards)) {
-      if (batch.settles_floor) {
+      if (pool_.floor_pending && batch.settles_floor == pool_.floor_epoch) {
         // Every launch of the time before has been submitted by now.
         pool_.floor = std::max(pool_.floor, pool_.launch_number.load());
         pool_.floor_pending = false;
@@ -320,6 +321,9 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   batch.scanned.clear();
 
   std::vector<Region*> still_dirty;
+  // A kernel may move a pointer from where the scan has not been yet to where it has: what kernels use now is scanned once
+  // more, after all else.
+  std::vector<kernels::PagePassJob> again;
   const bool roots_alone = batch.victims.empty() && batch.scan_for.empty();
   for (Region* region : pool_.dirty) {
     if (roots_alone) {
@@ -347,6 +351,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
     bool whole = true;
     std::vector<uint64_t> only;
     bool rest = false;  // some of it is to be scanned again
+    const size_t first_job = jobs;
     for (auto& extent : region->extents) {
       if (region->by_pieces && !extent->scan_due && !region->whole_due) {
         whole = false;
@@ -373,6 +378,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
     if (region->by_pieces) region->whole_due &= !fits;
     if (!fits || (region->by_pieces ? rest : region->stamp.load() > floor) || pool_.floor_pending) {
       still_dirty.push_back(region);  // may be written while it is scanned
+      again.insert(again.end(), scratch->jobs + first_job, scratch->jobs + jobs);
     } else {
       region->in_dirty_list = false;
     }
@@ -405,23 +411,31 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   std::fill_n(scratch->found, bitmap_words, 0u);
   std::fill_n(root_found, bitmap_words, 0u);
   CUresult result = launchRootScans(*scratch, roots, used_pages);
-  if (result == CUDA_SUCCESS) result = launchPass(*scratch, jobs, used_pages, batch.event);
+  if (result == CUDA_SUCCESS) result = launchPass(*scratch, 0, jobs, used_pages, nullptr);
+  if (jobs + again.size() <= scratch->pages) {
+    std::copy(again.begin(), again.end(), scratch->jobs + jobs);
+    if (result == CUDA_SUCCESS) result = launchPass(*scratch, jobs, again.size(), used_pages, batch.event);
+  } else if (result == CUDA_SUCCESS) {
+    result = launchPass(*scratch, 0, jobs, used_pages, batch.event);
+  }
   lock.lock();
   if (result != CUDA_SUCCESS) lost(result);
   return true;
 }
 
-CUresult Engine::launchPass(const Scratch& scratch, size_t jobs, uint64_t range_pages, CUevent event) {
+// The jobs [first, first + count) of the buffer, then the event.
+CUresult Engine::launchPass(const Scratch& scratch, size_t first, size_t count, uint64_t range_pages, CUevent event) {
   uint32_t widest = 1;
-  for (size_t i = 0; i < jobs; ++i) widest = std::max(widest, scratch.jobs[i].pages);
+  const size_t end = first + count;
+  for (size_t i = first; i < end; ++i) widest = std::max(widest, scratch.jobs[i].pages);
   kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(scratch.jobs), pool_.map->base(), range_pages,
                                          reinterpret_cast<uint64_t>(scratch.hashes)};
   void* pointers[] = {&parameters.jobs, &parameters.range_base, &parameters.range_pages, &parameters.hashes};
   CUresult result = CUDA_SUCCESS;
   constexpr size_t kGridY = 65535;
-  for (size_t at = 0; at < jobs && result == CUDA_SUCCESS; at += kGridY) {
+  for (size_t at = first; at < end && result == CUDA_SUCCESS; at += kGridY) {
     parameters.jobs = reinterpret_cast<uint64_t>(scratch.jobs + at);
-    result = pool_.driver.cuLaunchKernel(pass_, widest, static_cast<unsigned>(std::min(kGridY, jobs - at)), 1,
+    result = pool_.driver.cuLaunchKernel(pass_, widest, static_cast<unsigned>(std::min(kGridY, end - at)), 1,
                                          kernels::kPagePassThreads, 1, 1, 0, pass_stream_, pointers, nullptr);
   }
   if (result == CUDA_SUCCESS && event != nullptr) result = pool_.driver.cuEventRecord(event, pass_stream_);
@@ -473,8 +487,7 @@ std::vector<kernels::ScanJob> Engine::listRoots(uint32_t* found) const {
 }
 
 // Takes over what the roots name. True when something is new: launches in flight may be following it.
-bool Engine::noteRoots(const Batch& batch, const uint32_t* found) {
-  bool news = false;
+void Engine::noteRoots(const Batch& batch, const uint32_t* found, std::vector<uint32_t>& news) {
   std::unordered_map<uint64_t, size_t> known;  // edges of this engine's, by region or page
   for (size_t i = 0; i < pool_.root_edges.size(); ++i) {
     RootEdge& edge = pool_.root_edges[i];
@@ -495,7 +508,7 @@ bool Engine::noteRoots(const Batch& batch, const uint32_t* found) {
       if (!fresh && edge.buffer_id == target->buffer_id) continue;
       edge.id = target->id;
       edge.buffer_id = target->buffer_id;
-      news = true;
+      news.push_back(target->id);
       const uint64_t newest = pool_.launch_number.load();
       if (target->by_pieces) stampPage(*target, named, newest);
       uint64_t before = target->stamp.load();
@@ -520,11 +533,10 @@ bool Engine::noteRoots(const Batch& batch, const uint32_t* found) {
   const auto written = pool_.roots_written.find(context_);
   if (written != pool_.roots_written.end() && written->second.serial == batch.roots_serial)
     pool_.roots_written.erase(written);
-  return news;
 }
 
 // Some page names another region: finds out which, one scan for each region that was in the pass.
-void Engine::findEdges(Batch& batch, Lock& lock) {
+void Engine::findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock) {
   Scratch& scratch = scratch_[batch.scratch];
   const uint64_t used_pages = pool_.addresses->highWaterPages();
   const uint64_t words = (used_pages + 31) / 32;
@@ -553,15 +565,18 @@ void Engine::findEdges(Batch& batch, Lock& lock) {
     }
     lock.unlock();
     std::fill_n(scratch.found, (upto - from) * words, 0u);
-    CUresult result = launchPass(scratch, jobs, used_pages, nullptr);
+    CUresult result = launchPass(scratch, 0, jobs, used_pages, nullptr);
     if (result == CUDA_SUCCESS) result = pool_.driver.cuStreamSynchronize(pass_stream_);
     lock.lock();
     if (result != CUDA_SUCCESS) lost(result);
     for (size_t r = from; r < upto; ++r) {
       Region* region = batch.scanned[r].region;
       if (region->dead || region->buffer_id != batch.scanned[r].buffer_id) continue;
+      const std::vector<uint32_t> before = region->edges;
       forgetEdges(batch.scanned[r]);
       noteFound(*region, scratch.found + (r - from) * words, words);
+      for (const uint32_t id : region->edges)
+        if (std::find(before.begin(), before.end(), id) == before.end()) news.push_back(id);
     }
   }
 }
@@ -585,6 +600,44 @@ void Engine::noteFound(Region& region, const uint32_t* found, uint64_t words) {
       addEdge(pool_, region, pool_.map->base() + page * kPageBytes);
     }
   }
+}
+
+// Pages that were named when the pass looked and that nothing names any more: the pointer has moved since, who knows where.
+void Engine::noteMoved(const std::vector<uint32_t>& named, std::vector<uint32_t>& news) {
+  std::unordered_set<uint32_t> known;
+  for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
+    const Region* region = pool_.regions.at(id);
+    if (region->dead) continue;
+    known.insert(region->edges.begin(), region->edges.end());
+    if (region->names_itself) known.insert(id);
+  }
+  for (const RootEdge& edge : pool_.root_edges) known.insert(edge.id);
+  for (uint64_t w = 0; w < named.size(); ++w) {
+    for (uint32_t bits = named[w]; bits != 0; bits &= bits - 1) {
+      const uint64_t page = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
+      const Region* target = pool_.find(pool_.map->base() + page * kPageBytes);
+      if (target != nullptr && !target->dead && !target->by_pieces && !known.contains(target->id))
+        news.push_back(target->id);
+    }
+  }
+}
+
+// Launches that were made before the pass ended did not know that something names `news`: they may follow it, or have put it
+// elsewhere. What it leads to stays this time; launches from now on know.
+void Engine::spare(const Batch& batch, std::vector<uint32_t> news) {
+  if (news.empty()) return;
+  const uint32_t mark = ++pool_.closure_mark;
+  while (!news.empty()) {
+    Region* region = pool_.regions.at(news.back());
+    news.pop_back();
+    if (region->dead || region->mark == mark) continue;
+    region->mark = mark;
+    news.insert(news.end(), region->edges.begin(), region->edges.end());
+  }
+  const std::vector<Extent*> victims = batch.victims;  // cancelRetiring takes them off the batch
+  for (Extent* extent : victims)
+    if (extent != nullptr && extent->state == ExtentState::kRetiring && extent->region->mark == mark)
+      cancelRetiring(*extent);
 }
 
 // Whoever reaches a region reaches what it names: stamps follow the edges, as far as they go.
@@ -649,22 +702,24 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
                          : combine(scratch.hashes + batch.hash_slots[v], 1u << batch.victims[v]->order));
   }
   const uint64_t words = batch.bitmap_words;
-  bool any = false;
-  bool root_news = false;
-  for (uint64_t w = 0; w < words && !any; ++w) any = scratch.found[w] != 0;
+  std::vector<uint32_t> named;  // pages that some page names, where any does
+  if (std::any_of(scratch.found, scratch.found + words, [](uint32_t bits) { return bits != 0; }))
+    named.assign(scratch.found, scratch.found + words);
+  std::vector<uint32_t> news;  // regions that something names of which that was not known
   if (batch.scans_roots) {
     --pool_.root_scans;
     // Before findEdges uses the bitmap again.
     const bool apart = 2 * batch.bitmap_words * sizeof(uint32_t) <= kFoundBytes;
-    root_news = !broken_ && noteRoots(batch, scratch.found + (apart ? batch.bitmap_words : 0));
+    if (!broken_) noteRoots(batch, scratch.found + (apart ? batch.bitmap_words : 0), news);
   }
-  if (any) {
-    findEdges(batch, lock);
+  if (!named.empty()) {
+    findEdges(batch, news, lock);
+    noteMoved(named, news);
   } else {
     for (const Scanned& scanned : batch.scanned) forgetEdges(scanned);
   }
-  any |= root_news;
-  if (any) spreadStamps();
+  if (!named.empty() || !news.empty()) spreadStamps();
+  spare(batch, news);
   // Copies into these had completed when the pass began; none has come since if the stamp is the same.
   for (const auto& entry : batch.scan_for) {
     const bool same = entry.region->by_pieces ? entry.region->host_writes == entry.host_writes
@@ -674,9 +729,9 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   for (size_t v = 0; v < batch.victims.size(); ++v) {
     Extent* extent = batch.victims[v];
     if (extent == nullptr || extent->state != ExtentState::kRetiring) continue;
-    // A launch that was made before this scan may be following a pointer that only the scan has shown.
-    const uint64_t stamp = extent->region->stampOf(*extent);
-    if (any && !broken_ && !pool_.streams.quiet(stamp)) {
+    // Of an arena that moves by pieces it is not known which of them a new pointer names.
+    if (!named.empty() && !broken_ && extent->region->by_pieces &&
+        !pool_.streams.quiet(extent->region->stampOf(*extent))) {
       cancelRetiring(*extent);
       continue;
     }

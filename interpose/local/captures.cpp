@@ -179,7 +179,6 @@ uint64_t captureOf(const pager::StreamKey& stream) {
 
 void captureBegan(const pager::StreamKey& stream) {
   detail::g_captures.fetch_add(1, std::memory_order_relaxed);
-  if (pager::Pool* running = pool()) running->captureBegan();
   const uint64_t id = captureOf(stream);
   Captures& all = state();
   std::lock_guard lock(all.mutex);

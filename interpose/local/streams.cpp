@@ -23,8 +23,15 @@ CUresult destroy(CUstream stream, Native native) {
 
 template <typename Native>
 CUresult begin(CUstream stream, bool per_thread, Native native) {
+  Pool* running = pool();
+  if (running == nullptr) return native();
+  running->captureBegan();  // before: from now on the pager records no event on any stream
   const CUresult result = native();
-  if (result == CUDA_SUCCESS && pool() != nullptr) captureBegan(streamKey(stream, per_thread));
+  if (result == CUDA_SUCCESS) {
+    captureBegan(streamKey(stream, per_thread));
+  } else {
+    running->captureEnded();
+  }
   return result;
 }
 

@@ -245,7 +245,8 @@ TEST_CASE("pages that were only read are dropped, written ones are written down"
   };
   readAll();
   const uint64_t clean = valueOf(rig.figures().evictions_clean);
-  for (int i = 0; i < 3; ++i) readAll();
+  // More than once: a launch that waits too long uses its memory in place.
+  for (int i = 0; i < 100 && valueOf(rig.figures().evictions_clean) == clean; ++i) readAll();
   CHECK(valueOf(rig.figures().evictions_clean) > clean);
   for (size_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i));
 }
