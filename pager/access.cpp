@@ -449,7 +449,7 @@ TimedLaunch* Access::chooseTimed(std::span<Region* const> named) {
     all_resident &= region->blocked.load(std::memory_order_relaxed) == 0;
     in_place += region->in_place > 0 ? 1 : 0;
     if (region->pages * kPageBytes < kLeastSparseBytes || region->density.verdict == Density::kDense ||
-        region->by_pieces)
+        region->arena != nullptr)
       continue;
     if (chosen == nullptr || region->pages > chosen->pages) chosen = region;
   }

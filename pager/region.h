@@ -190,7 +190,7 @@ struct Region {
   }
   uint64_t end() const { return base + pages * kPageBytes; }
   /// Better read in place than fetched.
-  bool isSparse() const { return density.verdict == Density::kSparse && !by_pieces; }
+  bool isSparse() const { return density.verdict == Density::kSparse && arena == nullptr; }
 };
 
 /// Extents of a region that [address, address + bytes) overlaps: indices [first, last).
