@@ -343,7 +343,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       std::vector<uint64_t> leaving;
       for (const Extent* extent : batch.victims) leaving.push_back(extent->address);
       std::sort(leaving.begin(), leaving.end());
-      batch.scanned.push_back({region, region->buffer_id, false, std::move(leaving)});
+      batch.scanned.push_back({region, region->buffer_id, false, region->stamp.load(), std::move(leaving)});
       still_dirty.push_back(region);
       continue;
     }
