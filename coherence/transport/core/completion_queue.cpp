@@ -178,6 +178,9 @@ size_t EventQueue::wait(std::span<Completion> into, std::chrono::microseconds ti
     got = poll(into);
     if (got != 0 || Clock::now() >= end) break;
   }
+  for (auto& source : sources()) {
+    if (source) source->rearm();
+  }
   leaveWait();
   // One ring wakes one sleeper: pass it on when there is more than this one took.
   if (size_.load() != 0 && sleepers_.load() != 0) ring(wake_.get());

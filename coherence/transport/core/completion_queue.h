@@ -20,13 +20,15 @@ class Pollable {
  public:
   virtual ~Pollable() = default;
   virtual int pollFd() const = 0;  // readable: drive() has something to do
-  virtual void drive() = 0;
+  virtual void drive() = 0;            // takes what there is; prepareSleep() or rearm() has to follow
   virtual void leaveToWaiter(bool leave) = 0;  // the I/O thread stops or begins again to look at pollFd
   /// True when a look costs no system call, so that it pays to look a few times before sleeping (rings).
   virtual bool spins() const { return false; }
   virtual bool pending() { return false; }  // there is something to drive (rings)
   /// Before sleeping: asks for pollFd to be rung; true when there is something to drive already.
   virtual bool prepareSleep() { return false; }
+  /// After driving without going to sleep: as if nobody had been here.
+  virtual void rearm() {}
 };
 
 class EventQueue final : public CompletionQueue {

@@ -71,6 +71,13 @@ class Pin {
   std::shared_ptr<RegionEntry> entry_;
 };
 
+/// Who wants to know when a key that peers may have mapped is taken back.
+class KeyWatcher {
+ public:
+  virtual ~KeyWatcher() = default;
+  virtual void keyRevoked(uint64_t key) = 0;
+};
+
 class Domain {
  public:
   /// kOk and a pin when [offset, offset + length) of `key` may be accessed so; kRevoked for a key that once was good;
@@ -79,6 +86,7 @@ class Domain {
 
   void add(const std::shared_ptr<RegionEntry>& entry);
   void remove(const RegionEntry& entry);
+  void watch(std::weak_ptr<KeyWatcher> watcher);
 
  private:
   static constexpr size_t kRevokedKeys = 4096;  // remembered, so that a late request is not taken for an attack
@@ -86,6 +94,7 @@ class Domain {
   std::unordered_map<uint64_t, std::shared_ptr<RegionEntry>> entries_;
   std::unordered_set<uint64_t> revoked_;
   std::deque<uint64_t> revoked_order_;
+  std::vector<std::weak_ptr<KeyWatcher>> watchers_;
 };
 
 }  // namespace olpager::transport

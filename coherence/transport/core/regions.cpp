@@ -34,15 +34,29 @@ void Domain::add(const std::shared_ptr<RegionEntry>& entry) {
 }
 
 void Domain::remove(const RegionEntry& entry) {
-  std::lock_guard lock(mutex_);
-  entries_.erase(entry.key);
-  if (entry.access == kLocalOnly) return;
-  revoked_.insert(entry.key);
-  revoked_order_.push_back(entry.key);
-  if (revoked_order_.size() > kRevokedKeys) {
-    revoked_.erase(revoked_order_.front());
-    revoked_order_.pop_front();
+  std::vector<std::shared_ptr<KeyWatcher>> watchers;
+  {
+    std::lock_guard lock(mutex_);
+    entries_.erase(entry.key);
+    if (entry.access == kLocalOnly) return;
+    revoked_.insert(entry.key);
+    revoked_order_.push_back(entry.key);
+    if (revoked_order_.size() > kRevokedKeys) {
+      revoked_.erase(revoked_order_.front());
+      revoked_order_.pop_front();
+    }
+    if (!entry.handed_out.load()) return;
+    for (auto& weak : watchers_) {
+      if (auto watcher = weak.lock()) watchers.push_back(std::move(watcher));
+    }
   }
+  for (auto& watcher : watchers) watcher->keyRevoked(entry.key);
+}
+
+void Domain::watch(std::weak_ptr<KeyWatcher> watcher) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(watchers_, [](auto& weak) { return weak.expired(); });
+  watchers_.push_back(std::move(watcher));
 }
 
 Region::Region(DomainPtr domain, std::shared_ptr<RegionEntry> entry)

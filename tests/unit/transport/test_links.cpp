@@ -7,13 +7,8 @@ using namespace olpager;
 using namespace olpager::transport;
 using namespace olpager::transport::test;
 
-#ifdef OL_TEST_SHM
-#define TRANSPORTS Tcp, Shm
-#else
-#define TRANSPORTS Tcp
-#endif
 
-TEMPLATE_TEST_CASE("reads and writes move the right bytes", "[links]", TRANSPORTS) {
+TEMPLATE_TEST_CASE("reads and writes move the right bytes", "[links]", Tcp, Shm) {
   const bool shared = GENERATE(false, true);
   Pair pair(optionsFor(TestType::kChoice));
   REQUIRE(pair.up->peer().kind == TestType::kKind);
@@ -45,7 +40,7 @@ TEMPLATE_TEST_CASE("reads and writes move the right bytes", "[links]", TRANSPORT
   REQUIRE(there.holds(2, 0, there.length));
 }
 
-TEMPLATE_TEST_CASE("local ranges scatter and gather", "[links]", TRANSPORTS) {
+TEMPLATE_TEST_CASE("local ranges scatter and gather", "[links]", Tcp, Shm) {
   auto random = seededRandom("scatter");
   const bool shared = GENERATE(false, true);
   Pair pair(optionsFor(TestType::kChoice));
@@ -81,7 +76,7 @@ TEMPLATE_TEST_CASE("local ranges scatter and gather", "[links]", TRANSPORTS) {
   }
 }
 
-TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", TRANSPORTS) {
+TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", Tcp, Shm) {
   Options options = optionsFor(TestType::kChoice);
   options.stream = 8;
   Pair pair(options);
@@ -115,7 +110,7 @@ TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", TRA
   REQUIRE(pair.server.await(Kind::kMessage).message.bytes().size() == longest.size());
 }
 
-TEMPLATE_TEST_CASE("a reply has its room from the request on", "[links]", TRANSPORTS) {
+TEMPLATE_TEST_CASE("a reply has its room from the request on", "[links]", Tcp, Shm) {
   Options options = optionsFor(TestType::kChoice);
   options.requests = 4;
   options.notices = 1;
@@ -136,7 +131,7 @@ TEMPLATE_TEST_CASE("a reply has its room from the request on", "[links]", TRANSP
   REQUIRE(textOf(pair.server.await(Kind::kMessage).message) == "?");
 }
 
-TEMPLATE_TEST_CASE("what is wrong is refused where it is asked", "[links]", TRANSPORTS) {
+TEMPLATE_TEST_CASE("what is wrong is refused where it is asked", "[links]", Tcp, Shm) {
   Pair pair(optionsFor(TestType::kChoice));
   Buffer there(1 << 20), here(1 << 20);
   const auto region = pair.server.add(there, kRemoteRead);
@@ -149,7 +144,7 @@ TEMPLATE_TEST_CASE("what is wrong is refused where it is asked", "[links]", TRAN
   REQUIRE(pair.up->state() == LinkState::kUp);
 }
 
-TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why", "[links]", TRANSPORTS) {
+TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why", "[links]", Tcp, Shm) {
   Pair pair(optionsFor(TestType::kChoice));
   Buffer there(32 << 20), here(32 << 20);
   const auto region = pair.server.add(there, kRemoteReadWrite);

@@ -1,0 +1,91 @@
+// A ring of bytes in memory that two processes share: one produces frames, the other consumes them. The other side may write
+// anything anywhere in it at any time: what is read is copied out first and checked then, and indices are never trusted.
+//
+// Thread-safety: one producer, one consumer at a time (their own locks). A consumer that wants to sleep says so with sleep()
+// and is rung; a producer without room says so with wantRoom() and is rung.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace olpager::transport {
+
+/// Shared; 64-bit indices that only grow. All bytes 0 is an empty ring whose consumer is awake.
+struct RingControl {
+  alignas(64) std::atomic<uint64_t> head;  // consumed up to here
+  alignas(64) std::atomic<uint64_t> tail;  // produced up to here
+  alignas(64) std::atomic<uint32_t> asleep;
+  alignas(64) std::atomic<uint32_t> room_wanted;
+};
+static_assert(sizeof(RingControl) == 256 && std::atomic<uint64_t>::is_always_lock_free);
+
+/// One side's view of a ring. Its own index is kept in private memory (atomic: others look whether there is something).
+class Ring {
+ public:
+  Ring() = default;
+  void attach(RingControl* control, std::byte* bytes, uint64_t capacity) {
+    control_ = control;
+    bytes_ = bytes;
+    capacity_ = capacity;
+  }
+
+  // The producer.
+  bool fits(uint64_t length) const {
+    const uint64_t used = own_ - control_->head.load(std::memory_order_acquire);
+    return used <= capacity_ && length <= capacity_ - used;
+  }
+  /// Appends to what publish() will show.
+  void put(const void* from, uint64_t length) {
+    move(own_, length, [&](std::byte* place, uint64_t done, uint64_t part) {
+      std::memcpy(place, static_cast<const std::byte*>(from) + done, part);
+    });
+    own_ += length;
+  }
+  /// True when the consumer sleeps: ring its bell.
+  bool publish() {
+    control_->tail.store(own_, std::memory_order_seq_cst);
+    return control_->asleep.load(std::memory_order_seq_cst) != 0 && control_->asleep.exchange(0) != 0;
+  }
+  void wantRoom() { control_->room_wanted.store(1, std::memory_order_seq_cst); }
+
+  // The consumer.
+  /// Bytes to read; more than capacity(): the producer broke the ring.
+  uint64_t available() const { return control_->tail.load(std::memory_order_acquire) - own_; }
+  uint64_t capacity() const { return capacity_; }
+  void copyOut(void* into, uint64_t skip, uint64_t length) const {
+    move(own_ + skip, length, [&](std::byte* place, uint64_t done, uint64_t part) {
+      std::memcpy(static_cast<std::byte*>(into) + done, place, part);
+    });
+  }
+  /// True when the producer waits for room: ring its bell.
+  bool consumed(uint64_t length) {
+    own_ += length;
+    control_->head.store(own_, std::memory_order_seq_cst);
+    return control_->room_wanted.load(std::memory_order_seq_cst) != 0 && control_->room_wanted.exchange(0) != 0;
+  }
+  /// From now on the producer rings the bell. False: there is something already.
+  bool sleep() {
+    control_->asleep.store(1, std::memory_order_seq_cst);
+    return control_->tail.load(std::memory_order_seq_cst) == own_;
+  }
+
+ private:
+  template <typename Copy>
+  void move(uint64_t from, uint64_t length, Copy&& copy) const {
+    for (uint64_t done = 0; done < length;) {
+      const uint64_t place = (from + done) % capacity_;
+      const uint64_t part = length - done < capacity_ - place ? length - done : capacity_ - place;
+      copy(bytes_ + place, done, part);
+      done += part;
+    }
+  }
+
+  RingControl* control_ = nullptr;
+  std::byte* bytes_ = nullptr;
+  uint64_t capacity_ = 0;
+  std::atomic<uint64_t> own_{0};
+};
+
+}  // namespace olpager::transport

@@ -1,0 +1,605 @@
+#include "coherence/transport/shm/shm_link.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/log.h"
+
+namespace olpager::transport {
+namespace {
+
+constexpr uint32_t kInlineCopy = 64 << 10;  // copied by the caller's own thread
+constexpr int kSlicesInOneGo = 16;
+
+}  // namespace
+
+class ShmLink::BellSource final : public Reactor::Source, public Pollable {
+ public:
+  explicit BellSource(std::shared_ptr<ShmLink> link) : link_(std::move(link)) {}
+  void onEvents(uint32_t) override { link_->drive(); }
+  int pollFd() const override { return link_->channel_->ownBell(); }
+  void drive() override { link_->consume(); }
+  bool spins() const override { return true; }
+  bool pending() override { return link_->state() == LinkState::kUp && link_->channel_->in.available() != 0; }
+  bool prepareSleep() override { return link_->arm(); }
+  void rearm() override {
+    if (link_->arm()) link_->channel_->ringOwn();
+  }
+  void leaveToWaiter(bool leave) override {
+    link_->home_->modify(pollFd(), leave ? 0u : uint32_t{EPOLLIN});
+  }
+
+ private:
+  const std::shared_ptr<ShmLink> link_;
+};
+
+class ShmLink::SocketSource final : public Reactor::Source {
+ public:
+  explicit SocketSource(std::shared_ptr<ShmLink> link) : link_(std::move(link)) {}
+  void onEvents(uint32_t) override { link_->socketEvents(); }
+
+ private:
+  const std::shared_ptr<ShmLink> link_;
+};
+
+ShmLink::ShmLink(LinkSetup setup, base::UniqueFd socket, std::unique_ptr<Channel> channel,
+                 const std::vector<Reactor*>& reactors)
+    : LinkCore(std::move(setup)),
+      socket_(std::move(socket)),
+      channel_(std::move(channel)),
+      reactors_(reactors),
+      home_(reactors[setup_.id[0] % reactors.size()]) {}
+
+ShmLink::~ShmLink() = default;
+
+void ShmLink::start(bool announce) {
+  auto self = std::static_pointer_cast<ShmLink>(shared_from_this());
+  if (announce) {
+    Completion up;
+    up.kind = Completion::Kind::kUp;
+    up.link = self;
+    setup_.queue->push(std::move(up));
+  }
+  setup_.domain->watch(std::static_pointer_cast<KeyWatcher>(self));
+  bell_ = std::make_shared<BellSource>(self);
+  home_->add(socket_.get(), EPOLLIN, std::make_shared<SocketSource>(self));
+  home_->add(channel_->ownBell(), EPOLLIN, bell_);
+  home_->addTicker(weak_from_this());
+  setup_.queue->add(bell_);
+  channel_->ringOwn();  // the first look at the ring
+}
+
+uint32_t ShmLink::sliceBytes(bool, Class, uint64_t) const {
+  return std::clamp<uint32_t>(setup_.options.slice_bytes, wire::kMinSlice, Channel::kSlotBytes);
+}
+
+// ---- shares
+
+bool ShmLink::enter() {
+  for (uint32_t now = shares_.load(); now != 0;) {
+    if (shares_.compare_exchange_weak(now, now + 1)) return true;
+  }
+  return false;
+}
+
+void ShmLink::leave() {
+  if (shares_.fetch_sub(1) != 1) return;
+  auto self = std::static_pointer_cast<ShmLink>(shared_from_this());
+  home_->post([self] { self->cleanUp(); });
+}
+
+void ShmLink::stop(bool tell) {
+  if (tell) {
+    wire::Header goodbye;
+    goodbye.frame = wire::Frame::kGoodbye;
+    const std::string text = reason().substr(0, wire::kMaxGoodbye);
+    goodbye.length = static_cast<uint32_t>(text.size());
+    transmit(goodbye, std::as_bytes(std::span(text)), {});
+  }
+  shutdown(socket_.get(), SHUT_RDWR);
+  leave();
+}
+
+void ShmLink::cleanUp() {
+  setup_.queue->remove(bell_.get());
+  home_->remove(channel_->ownBell());
+  home_->remove(socket_.get());
+  socket_.reset();
+  {
+    std::lock_guard lock(maps_mutex_);
+    for (auto& [key, mapping] : maps_) {
+      if (mapping.base != nullptr) munmap(mapping.base, mapping.mapped);
+    }
+    maps_.clear();
+  }
+  stopped();
+  bell_.reset();
+}
+
+// ---- operations
+
+// A short slice is copied here and now; the rest is for the reactors.
+void ShmLink::issue() {
+  if (!enter()) return;
+  bool more = false;
+  for (Slice slice; nextSlice(slice);) {
+    if (slice.bytes <= kInlineCopy) {
+      perform(slice);
+      continue;
+    }
+    std::lock_guard lock(maps_mutex_);
+    deferred_.push_back(slice);
+    more = true;
+    break;
+  }
+  if (more) startPump();
+  leave();
+}
+
+void ShmLink::startPump() {
+  if (pumps_.fetch_add(1) >= reactors_.size()) {
+    pumps_.fetch_sub(1);
+    return;
+  }
+  auto self = std::static_pointer_cast<ShmLink>(shared_from_this());
+  reactors_[next_pump_.fetch_add(1) % reactors_.size()]->post([self] { self->pump(); });
+}
+
+void ShmLink::pump() {
+  if (!enter()) return;
+  bool idle = false;
+  for (int i = 0; i < kSlicesInOneGo && state() == LinkState::kUp; ++i) {
+    Slice slice;
+    bool got = false;
+    {
+      std::lock_guard lock(maps_mutex_);
+      if (!deferred_.empty()) {
+        slice = deferred_.front();
+        deferred_.pop_front();
+        got = true;
+      }
+    }
+    if (!got && !nextSlice(slice)) {
+      idle = true;
+      break;
+    }
+    perform(slice);
+    if (channel_->in.available() != 0) drive();
+  }
+  pumps_.fetch_sub(1);
+  // What was posted while this one was counted has started no other.
+  Slice slice;
+  if (!idle) {
+    startPump();
+  } else if (nextSlice(slice)) {
+    {
+      std::lock_guard lock(maps_mutex_);
+      deferred_.push_back(slice);
+    }
+    startPump();
+  } else {
+    std::unique_lock lock(maps_mutex_);
+    const bool left = !deferred_.empty();
+    lock.unlock();
+    if (left) startPump();
+  }
+  leave();
+}
+
+void ShmLink::perform(const Slice& slice) {
+  std::byte* there = nullptr;
+  bool ask = false;
+  Mapping::State state{};
+  {
+    std::lock_guard lock(maps_mutex_);
+    auto [place, fresh] = maps_.try_emplace(slice.key);
+    Mapping& mapping = place->second;
+    ask = fresh;
+    state = mapping.state;
+    if (state == Mapping::State::kAsked) mapping.waiting.push_back(slice);
+    if (state == Mapping::State::kMapped) {
+      if (slice.offset + slice.bytes > mapping.length) {
+        state = Mapping::State::kBounced;  // the program's key claims more than the owner says: the owner decides
+      } else {
+        ++mapping.users;
+        there = mapping.bytes + slice.offset;
+      }
+    }
+  }
+  if (ask) {
+    wire::Header header;
+    header.frame = wire::Frame::kMap;
+    header.key = slice.key;
+    transmit(header, {}, {});
+  }
+  switch (state) {
+    case Mapping::State::kAsked:
+      return;
+    case Mapping::State::kMapped: {
+      copy(slice, there, false);
+      std::lock_guard lock(maps_mutex_);
+      const auto place = maps_.find(slice.key);
+      --place->second.users;
+      unmapIfIdle(place->second);
+      return;
+    }
+    case Mapping::State::kBounced:
+      bounce(slice);
+      return;
+    case Mapping::State::kRevoked:
+      answerSlice(slice.operation, slice.index, slice.write, Outcome::kRevoked);
+      return;
+  }
+}
+
+// The one copy, and the answer.
+void ShmLink::copy(const Slice& slice, std::byte* there, bool bounced) {
+  iovec parts[kMaxLocalRanges];
+  size_t count = 0;
+  if (slice.write) {
+    count = localBytes(slice, parts);
+  } else if (!takeSlice(slice.operation, slice.index, slice.bytes, parts, count)) {
+    return;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (slice.write) {
+      std::memcpy(there, parts[i].iov_base, parts[i].iov_len);
+    } else {
+      std::memcpy(parts[i].iov_base, there, parts[i].iov_len);
+    }
+    there += parts[i].iov_len;
+  }
+  // A bounced write is done when the owner says so.
+  if (!(bounced && slice.write)) answerSlice(slice.operation, slice.index, slice.write, Outcome::kOk);
+}
+
+void ShmLink::bounce(const Slice& slice) {
+  uint32_t number = Channel::kSlots;
+  {
+    std::lock_guard lock(maps_mutex_);
+    for (uint32_t i = 0; i < Channel::kSlots && number == Channel::kSlots; ++i) {
+      if (!slots_[i].used) number = i;
+    }
+    if (number == Channel::kSlots) {
+      slot_waiting_.push_back(slice);
+      return;
+    }
+    slots_[number] = {true, slice};
+  }
+  if (slice.write) copy(slice, channel_->ownSlot(number), true);
+  countBounced(slice.bytes);
+  base::warnOnce("shm bounce", "shared memory: memory of %s is no memfd and is copied twice", setup_.peer.node.c_str());
+  wire::Header header;
+  header.frame = slice.write ? wire::Frame::kBouncePush : wire::Frame::kBouncePull;
+  header.klass = static_cast<uint8_t>(slice.klass);
+  header.operation = slice.operation;
+  header.index = slice.index;
+  header.code = number;
+  header.key = slice.key;
+  header.offset = slice.offset;
+  header.bytes = slice.bytes;
+  transmit(header, {}, {});
+}
+
+void ShmLink::bounceAnswered(uint32_t number, Outcome outcome) {
+  Slice slice, next;
+  bool more = false;
+  {
+    std::lock_guard lock(maps_mutex_);
+    slice = slots_[number].slice;
+  }
+  if (outcome == Outcome::kOk && !slice.write) {
+    copy(slice, channel_->ownSlot(number), true);
+  } else {
+    answerSlice(slice.operation, slice.index, slice.write, outcome);
+  }
+  {
+    std::lock_guard lock(maps_mutex_);
+    slots_[number].used = false;
+    if (!slot_waiting_.empty()) {
+      next = slot_waiting_.front();
+      slot_waiting_.pop_front();
+      more = true;
+    }
+  }
+  if (more) bounce(next);
+  issue();
+}
+
+void ShmLink::unmapIfIdle(Mapping& mapping) {
+  if (mapping.state != Mapping::State::kRevoked || mapping.users != 0 || mapping.base == nullptr) return;
+  munmap(mapping.base, mapping.mapped);
+  mapping.base = nullptr;
+}
+
+// ---- the rings
+
+void ShmLink::transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) {
+  std::lock_guard lock(out_mutex_);
+  const uint64_t length = sizeof header + head.size() + body.size();
+  bool bell = false;
+  if (out_waiting_.empty() && channel_->out.fits(length)) {
+    channel_->out.put(&header, sizeof header);
+    channel_->out.put(head.data(), head.size());
+    channel_->out.put(body.data(), body.size());
+    bell = channel_->out.publish();
+  } else {
+    std::vector<std::byte> frame(length);
+    std::memcpy(frame.data(), &header, sizeof header);
+    if (!head.empty()) std::memcpy(frame.data() + sizeof header, head.data(), head.size());
+    if (!body.empty()) std::memcpy(frame.data() + sizeof header + head.size(), body.data(), body.size());
+    out_waiting_.push_back(std::move(frame));
+    bell = flush();
+  }
+  if (bell) channel_->ringPeer();
+}
+
+bool ShmLink::flush() {
+  bool bell = false;
+  const auto move = [&] {
+    while (!out_waiting_.empty() && channel_->out.fits(out_waiting_.front().size())) {
+      channel_->out.put(out_waiting_.front().data(), out_waiting_.front().size());
+      out_waiting_.pop_front();
+      bell = channel_->out.publish() || bell;
+    }
+  };
+  move();
+  if (!out_waiting_.empty()) {
+    channel_->out.wantRoom();
+    move();  // the consumer may have made room before it could see the wish
+  }
+  return bell;
+}
+
+// From now on the producer rings the bell; true when there is something already. What is in the ring of a link that is
+// failing stays there.
+bool ShmLink::arm() {
+  if (state() != LinkState::kUp) return false;
+  armed_.store(true);
+  return !channel_->in.sleep();
+}
+
+// The bell is armed whenever this returns: somebody else may be asleep on it.
+void ShmLink::drive() {
+  while (consume() && arm()) {
+  }
+}
+
+// False: somebody else is at it, who looks again before the bell is armed.
+bool ShmLink::consume() {
+  std::unique_lock lock(in_mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !enter()) return false;
+  if (armed_.exchange(false)) channel_->silenceOwn();
+  std::vector<Completion> completions;
+  std::string broken;
+  bool any = false;
+  while (broken.empty() && state() == LinkState::kUp) {
+    const uint64_t available = channel_->in.available();
+    if (available == 0) break;
+    any = true;
+    wire::Header header;
+    if (available > channel_->in.capacity() || available < sizeof header) {
+      broken = "a ring whose indices can't be";
+      break;
+    }
+    channel_->in.copyOut(&header, 0, sizeof header);
+    if (header.version != wire::kVersion) {
+      broken = fmt::format("a frame of version {}", header.version);
+    } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye) ||
+               header.length > available - sizeof header) {
+      broken = fmt::format("a frame of {} bytes", header.length);
+    } else {
+      payload_.resize(header.length);
+      channel_->in.copyOut(payload_.data(), sizeof header, header.length);
+      if (channel_->in.consumed(sizeof header + header.length)) channel_->ringPeer();
+      broken = frame(header, payload_, completions);
+    }
+  }
+  if (any) heard();
+  {
+    std::lock_guard out_lock(out_mutex_);
+    if (!out_waiting_.empty() && flush()) channel_->ringPeer();
+  }
+  lock.unlock();
+  setup_.queue->push(completions);
+  if (!broken.empty()) fail("the peer broke the protocol: " + broken, true);
+  leave();
+  return true;
+}
+
+std::string ShmLink::frame(const wire::Header& header, std::span<const std::byte> payload,
+                           std::vector<Completion>& completions) {
+  switch (header.frame) {
+    case wire::Frame::kMap:
+      return mapAsked(header);
+    case wire::Frame::kMapped:
+      return mapRefused(header.key, header.code);
+    case wire::Frame::kUnmap: {
+      std::lock_guard lock(maps_mutex_);
+      const auto place = maps_.find(header.key);
+      if (place == maps_.end() || place->second.state == Mapping::State::kAsked) return "";  // its answer is to come
+      place->second.state = Mapping::State::kRevoked;
+      unmapIfIdle(place->second);
+      return "";
+    }
+    case wire::Frame::kBouncePull:
+    case wire::Frame::kBouncePush:
+      return bounceAsked(header);
+    case wire::Frame::kAck:
+    case wire::Frame::kRefuse: {
+      const bool ack = header.frame == wire::Frame::kAck;
+      if (header.bytes >= Channel::kSlots || (!ack && header.code != static_cast<uint32_t>(Outcome::kRevoked))) {
+        return "a bad answer";
+      }
+      {
+        std::lock_guard lock(maps_mutex_);
+        const Slot& slot = slots_[header.bytes];
+        if (!slot.used || slot.slice.operation != header.operation || slot.slice.index != header.index) {
+          return "an answer to nothing";
+        }
+      }
+      bounceAnswered(static_cast<uint32_t>(header.bytes), ack ? Outcome::kOk : Outcome::kRevoked);
+      return "";
+    }
+    case wire::Frame::kGoodbye: {
+      std::string text(reinterpret_cast<const char*>(payload.data()), std::min<size_t>(payload.size(), wire::kMaxGoodbye));
+      for (char& c : text) {
+        if (c < ' ' || c > '~') c = '?';
+      }
+      fail("the peer ended it: " + text);
+      return "";
+    }
+    default:
+      return control(header, payload, completions);
+  }
+}
+
+// ---- memory that the peer maps
+
+std::string ShmLink::mapAsked(const wire::Header& header) {
+  Pin pin;
+  Outcome outcome = setup_.domain->pin(header.key, 0, 0, kRemoteRead, pin);
+  if (outcome == Outcome::kBadRange) outcome = setup_.domain->pin(header.key, 0, 0, kRemoteWrite, pin);
+  if (outcome == Outcome::kBadRange) return "a key that was never granted";
+  wire::Header answer;
+  answer.frame = wire::Frame::kMapped;
+  answer.key = header.key;
+  answer.code = static_cast<uint32_t>(outcome);
+  if (outcome == Outcome::kOk && pin->fd) {
+    // Who may only read gets a descriptor that can't be mapped for writing.
+    base::UniqueFd readable;
+    int fd = pin->fd.get();
+    if ((pin->access & kRemoteWrite) == 0) {
+      readable = base::UniqueFd(open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDONLY | O_CLOEXEC));
+      fd = readable.get();
+    }
+    if (fd >= 0) {
+      pin->handed_out.store(true);
+      const MapAnswer map{header.key, pin->length, pin->fd_offset, pin->access, 0};
+      return sendWithFds(socket_.get(), &map, sizeof map, &fd, 1) ? "" : "it asks for mappings and does not take them";
+    }
+  }
+  transmit(answer, {}, {});
+  return "";
+}
+
+std::string ShmLink::mapRefused(uint64_t key, uint32_t code) {
+  {
+    std::lock_guard lock(maps_mutex_);
+    const auto place = maps_.find(key);
+    if (place == maps_.end() || place->second.state != Mapping::State::kAsked) return "an answer about a key not asked for";
+  }
+  settle(key, code == static_cast<uint32_t>(Outcome::kOk) ? Mapping::State::kBounced : Mapping::State::kRevoked);
+  return "";
+}
+
+// The owner of a key that this side's peer may have mapped takes it back.
+void ShmLink::keyRevoked(uint64_t key) {
+  if (!enter()) return;
+  wire::Header header;
+  header.frame = wire::Frame::kUnmap;
+  header.key = key;
+  transmit(header, {}, {});
+  leave();
+}
+
+std::string ShmLink::bounceAsked(const wire::Header& header) {
+  if (header.code >= Channel::kSlots || header.bytes == 0 || header.bytes > Channel::kSlotBytes) return "a bad slot";
+  const bool push = header.frame == wire::Frame::kBouncePush;
+  Pin pin;
+  const Outcome outcome =
+      setup_.domain->pin(header.key, header.offset, header.bytes, push ? kRemoteWrite : kRemoteRead, pin);
+  if (outcome == Outcome::kBadRange) return fmt::format("a {} of memory that was never granted", push ? "write" : "read");
+  wire::Header answer = header;
+  answer.length = 0;
+  answer.frame = outcome == Outcome::kOk ? wire::Frame::kAck : wire::Frame::kRefuse;
+  answer.code = static_cast<uint32_t>(outcome);
+  answer.bytes = header.code;
+  if (outcome == Outcome::kOk) {
+    std::byte* here = pin->base + header.offset;
+    std::byte* slot = channel_->peerSlot(header.code);
+    std::memcpy(push ? here : slot, push ? slot : here, header.bytes);
+    countServed(header.bytes);
+  }
+  pin.reset();
+  transmit(answer, {}, {});
+  return "";
+}
+
+void ShmLink::socketEvents() {
+  if (!enter()) return;
+  std::string broken;
+  ssize_t got = 0;
+  while (broken.empty()) {
+    MapAnswer answer;
+    base::UniqueFd fd;
+    got = receiveWithFds(socket_.get(), &answer, sizeof answer, &fd, 1);
+    if (got <= 0) break;
+    broken = got == sizeof answer && fd ? mapArrived(answer, fd) : "a piece of an answer on the socket";
+  }
+  if (!broken.empty()) {
+    fail("the peer broke the protocol: " + broken, true);
+  } else if (got == 0 || got != -EAGAIN) {
+    drive();  // if the peer said why, that is the reason
+    fail(got == 0 ? "the connection is lost: the peer closed it" : fmt::format("the connection is lost: {}", std::strerror(static_cast<int>(-got))));
+  }
+  leave();
+}
+
+std::string ShmLink::mapArrived(const MapAnswer& answer, const base::UniqueFd& fd) {
+  {
+    std::lock_guard lock(maps_mutex_);
+    const auto place = maps_.find(answer.key);
+    if (place == maps_.end() || place->second.state != Mapping::State::kAsked) return "a mapping that was not asked for";
+  }
+  // A memfd that can shrink would kill this process; one that is too short would as well.
+  struct stat about {};
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  const auto size = fstat(fd.get(), &about) == 0 ? static_cast<uint64_t>(about.st_size) : 0;
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || answer.length > size || answer.fd_offset > size - answer.length) {
+    return "a memfd that is not sealed, or shorter than it says";
+  }
+  const uint64_t skip = answer.fd_offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const int rights = (answer.access & kRemoteWrite) != 0 ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* base = mmap(nullptr, answer.length + skip, rights, MAP_SHARED, fd.get(), static_cast<off_t>(answer.fd_offset - skip));
+  if (base == MAP_FAILED) {
+    base::logWarn("shared memory: %s's memory can't be mapped: %s", setup_.peer.node.c_str(), std::strerror(errno));
+    settle(answer.key, Mapping::State::kBounced);
+    return "";
+  }
+  madvise(base, answer.length + skip, MADV_DONTFORK);
+  madvise(base, answer.length + skip, MADV_DONTDUMP);
+  {
+    std::lock_guard lock(maps_mutex_);
+    Mapping& mapping = maps_[answer.key];
+    mapping.base = base;
+    mapping.mapped = answer.length + skip;
+    mapping.bytes = static_cast<std::byte*>(base) + skip;
+    mapping.length = answer.length;
+  }
+  settle(answer.key, Mapping::State::kMapped);
+  return "";
+}
+
+// What becomes of a key's slices is known: those that waited go on.
+void ShmLink::settle(uint64_t key, Mapping::State state) {
+  std::vector<Slice> waiting;
+  {
+    std::lock_guard lock(maps_mutex_);
+    Mapping& mapping = maps_[key];
+    mapping.state = state;
+    waiting.swap(mapping.waiting);
+    for (const Slice& slice : waiting) deferred_.push_back(slice);
+  }
+  if (!waiting.empty()) startPump();
+}
+
+}  // namespace olpager::transport

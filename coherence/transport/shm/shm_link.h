@@ -1,0 +1,108 @@
+// A link between two processes of one host. Messages and answers go through a ring for each direction; bytes of registered
+// memory are copied once, by the side that reads or writes, from or to its own mapping of the other's memfd. Memory that
+// can't be mapped goes through slots of the channel: copied twice, counted, and warned about once.
+//
+// Mappings, under maps_mutex_: kAsked (kMap sent; slices wait in it) -> kMapped | kBounced | kRevoked. kMapped -> kRevoked
+// when the owner takes the key back; unmapped when no copy uses it any more.
+//
+// Who works on the link holds a share of it (enter/leave). stop() gives back the link's own share; the last one to leave has
+// the reactor clean up and report: then no copy is running.
+//
+// Locks, in this order: in_mutex_ -> (maps_mutex_ | out_mutex_ | LinkCore::mutex_).
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+
+#include "coherence/transport/core/link_core.h"
+#include "coherence/transport/shm/channel.h"
+
+namespace olpager::transport {
+
+class ShmLink final : public LinkCore, public KeyWatcher {
+ public:
+  ShmLink(LinkSetup setup, base::UniqueFd socket, std::unique_ptr<Channel> channel, const std::vector<Reactor*>& reactors);
+  ~ShmLink() override;
+  void start(bool announce);
+
+  /// On the socket, with the memfd: the answer to kMap.
+  struct MapAnswer {
+    uint64_t key = 0;
+    uint64_t length = 0;
+    uint64_t fd_offset = 0;
+    uint32_t access = 0;
+    uint32_t zero = 0;
+  };
+
+ private:
+  class BellSource;
+  class SocketSource;
+  struct Mapping {
+    enum class State : uint8_t { kAsked, kMapped, kBounced, kRevoked };
+    State state = State::kAsked;
+    std::byte* bytes = nullptr;  // of the region
+    void* base = nullptr;        // of the mapping
+    uint64_t mapped = 0, length = 0;
+    uint32_t users = 0;
+    std::vector<Slice> waiting;
+  };
+  struct Slot {
+    bool used = false;
+    Slice slice;
+  };
+
+  uint32_t sliceBytes(bool write, Class klass, uint64_t length) const override;
+  void issue() override;
+  void transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) override;
+  void stop(bool tell) override;
+  void keyRevoked(uint64_t key) override;
+
+  bool enter();
+  void leave();
+  void cleanUp();
+
+  void startPump();
+  void pump();
+  void perform(const Slice& slice);
+  void copy(const Slice& slice, std::byte* there, bool bounced);
+  void bounce(const Slice& slice);
+  void bounceAnswered(uint32_t slot, Outcome outcome);
+  void unmapIfIdle(Mapping& mapping);
+
+  bool flush();  // out_mutex_ held
+  void drive();
+  bool consume();
+  bool arm();
+  std::string frame(const wire::Header& header, std::span<const std::byte> payload, std::vector<Completion>& completions);
+  std::string mapAsked(const wire::Header& header);
+  std::string mapRefused(uint64_t key, uint32_t code);
+  std::string bounceAsked(const wire::Header& header);
+  void socketEvents();
+  std::string mapArrived(const MapAnswer& answer, const base::UniqueFd& fd);
+  void settle(uint64_t key, Mapping::State state);
+
+  base::UniqueFd socket_;
+  const std::unique_ptr<Channel> channel_;
+  const std::vector<Reactor*> reactors_;
+  Reactor* const home_;
+  std::shared_ptr<BellSource> bell_;
+  std::atomic<uint32_t> shares_{1};
+  std::atomic<uint32_t> pumps_{0}, next_pump_{0};
+
+  std::mutex in_mutex_;
+  std::vector<std::byte> payload_;
+  std::atomic<bool> armed_{true};  // the bell may have been rung since it was last silenced
+
+  std::mutex out_mutex_;
+  std::deque<std::vector<std::byte>> out_waiting_;  // frames that the ring had no room for
+
+  std::mutex maps_mutex_;
+  std::unordered_map<uint64_t, Mapping> maps_;
+  std::deque<Slice> deferred_;        // taken from the scheduler by a caller who should not copy that much
+  std::array<Slot, Channel::kSlots> slots_;
+  std::deque<Slice> slot_waiting_;
+};
+
+}  // namespace olpager::transport
