@@ -10,6 +10,7 @@
 #include "base/size.h"
 #include "tools/olbench/child.h"
 #include "tools/olbench/measure.h"
+#include "tools/olbench/transport.h"
 
 namespace {
 
@@ -160,11 +161,33 @@ int run(int argc, char** argv) {
   auto* launch_command = app.add_subcommand("launch", "Time of a resident launch by number of pointers");
   auto* swap_command = app.add_subcommand("swap", "Cyclic walk through more than fits");
   auto* resident_command = app.add_subcommand("resident", "A program that fits wholly");
+  auto* transport_command = app.add_subcommand("transport", "Links between nodes, beside raw sockets and memcpy");
+  TransportOptions transport;
+  bool no_veth = false;
+  transport_command->add_option("--lanes", transport.lanes, "Connections of a link")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 16));
+  transport_command->add_option("--seconds", transport.seconds, "Of each timed part")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  transport_command->add_flag("--encrypted", transport.encrypted, "With a key and tls = all");
+  transport_command->add_flag("--no-veth", no_veth, "Without the pair of namespaces at 1 Gbit/s (needs root)");
   app.require_subcommand(0, 1);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (transport_command->parsed()) {
+    transport.rounds = options.rounds;
+    transport.shaped = !no_veth;
+    const json result = measureTransport(transport);
+    if (as_json) {
+      fmt::print("{}\n", result.dump(2));
+    } else {
+      printTransport(result);
+    }
+    return 0;
   }
   if (!child.empty()) return runAsChild(child, options);
   if (options.driver == "sim") {

@@ -107,17 +107,42 @@ void EventQueue::remove(Pollable* source) {
   sources_.erase(found);
 }
 
-void EventQueue::enterWait() {
+void EventQueue::enterWait(Clock::time_point now) {
+  constexpr auto kAtOnce = std::chrono::microseconds(100);
   std::lock_guard lock(sources_mutex_);
-  ++waiters_;
-  if (sources_.size() > kMaxPolled) return;
+  ++waits_;
+  streak_ = now - left_ < kAtOnce ? streak_ + 1 : 0;
+  if (++waiters_ != 1 || kept_ || sources_.size() > kMaxPolled) return;
   for (auto& source : sources_) source->leaveToWaiter(true);
 }
 
 void EventQueue::leaveWait() {
+  constexpr uint32_t kStreak = 16;
   std::lock_guard lock(sources_mutex_);
-  if (--waiters_ != 0) return;
+  left_ = Clock::now();
+  if (--waiters_ != 0 || sources_.empty() || sources_.size() > kMaxPolled) return;
+  const bool busy = std::any_of(sources_.begin(), sources_.end(), [](auto& source) { return source->transferring(); });
+  if (streak_ >= kStreak && !busy) {
+    if (kept_) return;
+    kept_ = true;
+    sources_.front()->reactor().everyMillisecond([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      return self && self->takeBack();
+    });
+    return;
+  }
+  if (kept_) return;  // the next check takes them back
   for (auto& source : sources_) source->leaveToWaiter(false);
+}
+
+bool EventQueue::takeBack() {
+  std::lock_guard lock(sources_mutex_);
+  const bool quiet = waiters_ == 0 && checked_waits_ == waits_;
+  checked_waits_ = waits_;
+  if (!quiet) return true;
+  kept_ = false;
+  for (auto& source : sources_) source->leaveToWaiter(false);
+  return false;
 }
 
 EventQueue::Sources EventQueue::sources() {
@@ -128,42 +153,45 @@ EventQueue::Sources EventQueue::sources() {
 }
 
 size_t EventQueue::spin(std::span<Completion> into, const Sources& sources) {
-  const uint32_t limit = spin_us_.load(std::memory_order_relaxed);
-  const bool useful = std::any_of(sources.begin(), sources.end(), [](auto& s) { return s && s->spins(); });
-  if (limit == 0 || !useful) return 0;
+  uint32_t limit = spin_us_.load(std::memory_order_relaxed);
+  static thread_local uint32_t waits = 0;
+  if (limit == 0) {
+    if (max_spin_us_ == 0 || ++waits % 64 != 0) return 0;
+    limit = max_spin_us_;  // now and then, to notice when it pays again
+  }
+  if (!sources[0]) return 0;
   const auto end = Clock::now() + std::chrono::microseconds(limit);
   do {
     for (auto& source : sources) {
       if (source && source->pending()) source->drive();
     }
     if (const size_t got = poll(into); got != 0) {
-      spin_us_.store(std::min(max_spin_us_, limit * 2), std::memory_order_relaxed);
+      spin_us_.store(max_spin_us_, std::memory_order_relaxed);
       return got;
     }
     __builtin_ia32_pause();
   } while (Clock::now() < end);
-  // In vain: half as long next time; now and then a short one, to notice when it pays again.
-  static thread_local uint32_t waits = 0;
-  const uint32_t shorter = limit / 2;
-  spin_us_.store(shorter != 0 ? shorter : (++waits % 64 == 0 ? 1 : 0), std::memory_order_relaxed);
+  spin_us_.store(limit / 4, std::memory_order_relaxed);
   return 0;
 }
 
 size_t EventQueue::wait(std::span<Completion> into, std::chrono::microseconds timeout) {
   if (size_t got = poll(into); got != 0 || into.empty()) return got;
-  const auto end = Clock::now() + timeout;
-  enterWait();
+  auto now = Clock::now();
+  const auto end = now + timeout;
+  enterWait(now);
   size_t got = 0;
-  for (;;) {
-    const Sources all = sources();
-    if ((got = spin(into, all)) != 0) break;
+  Sources all;
+  for (bool first = true;; first = false) {
+    all = sources();
+    if (first && (got = spin(into, all)) != 0) break;
     sleepers_.fetch_add(1);
     bool ready = size_.load() != 0;
     for (auto& source : all) ready = (source && source->prepareSleep()) || ready;
     epoll_event events[8];
     int count = 0;
     if (!ready) {
-      const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - Clock::now()).count();
+      const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - now).count();
       timespec limit{};
       if (left > 0) limit = {left / 1000000, left % 1000000 * 1000};
       count = epoll_pwait2(epoll_.get(), events, 8, &limit, nullptr);
@@ -176,9 +204,11 @@ size_t EventQueue::wait(std::span<Completion> into, std::chrono::microseconds ti
       if (source) source->drive();
     }
     got = poll(into);
-    if (got != 0 || Clock::now() >= end) break;
+    if (got != 0) break;
+    now = Clock::now();
+    if (now >= end) break;
   }
-  for (auto& source : sources()) {
+  for (auto& source : all) {
     if (source) source->rearm();
   }
   leaveWait();

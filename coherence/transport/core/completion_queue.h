@@ -3,6 +3,10 @@
 // A thread in wait() blocks in one epoll set that holds the queue's event and the message connections of the links
 // (Pollable). While it is there, the links' I/O threads leave those connections to it: a message then wakes the thread that
 // wants it and no other. With many links in one queue (kMaxPolled) that would cost more than it saves, and I/O threads do it.
+//
+// Giving a connection to the waiter and back costs two system calls. A thread that comes back to wait at once, time and again
+// (requests and replies), therefore keeps the connections in between, as long as no reads or writes are outstanding; a
+// check every millisecond on an I/O thread takes them back when nobody has come (kept_).
 #pragma once
 
 #include <array>
@@ -11,6 +15,7 @@
 #include <mutex>
 
 #include "base/fd.h"
+#include "coherence/transport/core/reactor.h"
 #include "coherence/transport/transport.h"
 
 namespace olpager::transport {
@@ -19,19 +24,19 @@ namespace olpager::transport {
 class Pollable {
  public:
   virtual ~Pollable() = default;
-  virtual int pollFd() const = 0;  // readable: drive() has something to do
-  virtual void drive() = 0;            // takes what there is; prepareSleep() or rearm() has to follow
+  virtual int pollFd() const = 0;              // readable: drive() has something to do
+  virtual void drive() = 0;                    // takes what there is; prepareSleep() or rearm() has to follow
   virtual void leaveToWaiter(bool leave) = 0;  // the I/O thread stops or begins again to look at pollFd
-  /// True when a look costs no system call, so that it pays to look a few times before sleeping (rings).
-  virtual bool spins() const { return false; }
-  virtual bool pending() { return false; }  // there is something to drive (rings)
+  virtual bool transferring() const = 0;       // reads or writes are outstanding
+  virtual Reactor& reactor() const = 0;
+  virtual bool pending() { return true; }  // drive() may find something
   /// Before sleeping: asks for pollFd to be rung; true when there is something to drive already.
   virtual bool prepareSleep() { return false; }
   /// After driving without going to sleep: as if nobody had been here.
   virtual void rearm() {}
 };
 
-class EventQueue final : public CompletionQueue {
+class EventQueue final : public CompletionQueue, public std::enable_shared_from_this<EventQueue> {
  public:
   explicit EventQueue(uint32_t spin_us);
   ~EventQueue() override;
@@ -69,8 +74,13 @@ class EventQueue final : public CompletionQueue {
   std::mutex sources_mutex_;  // before any link's locks
   std::vector<std::shared_ptr<Pollable>> sources_;
   uint32_t waiters_ = 0;  // threads in wait(), under sources_mutex_
-  void enterWait();
+  bool kept_ = false;     // nobody waits, and yet the connections are the waiters'
+  uint32_t streak_ = 0;   // waits that began at once after the one before
+  uint64_t waits_ = 0, checked_waits_ = 0;
+  std::chrono::steady_clock::time_point left_{};
+  void enterWait(std::chrono::steady_clock::time_point now);
   void leaveWait();
+  bool takeBack();  // false: nothing left to check
 };
 
 }  // namespace olpager::transport

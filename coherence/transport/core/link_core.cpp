@@ -11,6 +11,10 @@ namespace {
 
 bool bit(const std::vector<uint64_t>& bits, uint32_t index) { return (bits[index / 64] >> (index % 64) & 1) != 0; }
 void setBit(std::vector<uint64_t>& bits, uint32_t index) { bits[index / 64] |= 1ull << (index % 64); }
+int64_t nowUs() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 void clearBit(std::vector<uint64_t>& bits, uint32_t index) { bits[index / 64] &= ~(1ull << (index % 64)); }
 
 }  // namespace
@@ -48,7 +52,7 @@ const char* linkKindName(LinkKind kind) {
 LinkCore::LinkCore(LinkSetup setup)
     : setup_(std::move(setup)),
       scheduler_({setup_.options.demand_window, setup_.options.prefetch_window, setup_.options.write_window,
-                  setup_.peer_hello.slices}),
+                  2 * setup_.options.slice_bytes, setup_.options.slice_bytes, setup_.peer_hello.slices}),
       operations_(setup_.options.operations) {
   free_.reserve(operations_.size());
   for (uint32_t slot = 0; slot < operations_.size(); ++slot) {
@@ -62,7 +66,7 @@ LinkCore::LinkCore(LinkSetup setup)
   room(MessageClass::kNotice, setup_.options.notices, setup_.peer_hello.notices);
   room(MessageClass::kRequest, setup_.options.requests, setup_.peer_hello.requests);
   room(MessageClass::kStream, setup_.options.stream, setup_.peer_hello.stream);
-  heard();
+  last_heard_ms_ = nowMs();
 }
 
 std::string LinkCore::reason() const {
@@ -122,6 +126,7 @@ Outcome LinkCore::post(bool write, std::span<const LocalRange> local, const Remo
     if (free_.empty()) return Outcome::kFull;
     const uint32_t slot = free_.back();
     free_.pop_back();
+    outstanding_.fetch_add(1);
     Operation& operation = operations_[slot];
     operation.used = true;
     operation.write = write;
@@ -137,6 +142,7 @@ Outcome LinkCore::post(bool write, std::span<const LocalRange> local, const Remo
     operation.outstanding = 0;
     operation.open.assign((operation.slices + 63) / 64, 0);
     operation.taken.assign((operation.slices + 63) / 64, 0);
+    operation.asked_us.assign(klass >= Class::kPrefetch ? operation.slices : 0, 0);
     scheduler_.enqueue(slot, klass);
     if (id != nullptr) *id = uint64_t{operation.generation} << 32 | slot;
     ++(write ? stats_.writes : stats_.reads);
@@ -183,6 +189,7 @@ bool LinkCore::nextSlice(Slice& slice) {
   slice.offset = operation.remote.offset + uint64_t{slice.index} * operation.slice_bytes;
   slice.bytes = bytesOf(operation, slice.index);
   setBit(operation.open, slice.index);
+  if (!operation.asked_us.empty()) operation.asked_us[slice.index] = nowUs();
   operation.outstanding += slice.bytes;
   scheduler_.issued(operation.klass, slice.bytes);
   if (operation.next == operation.slices) scheduler_.exhausted(operation.klass);
@@ -241,6 +248,10 @@ bool LinkCore::answerSlice(OperationId id, uint32_t slice, bool write, Outcome o
     const uint32_t bytes = bytesOf(*operation, slice);
     operation->outstanding -= bytes;
     scheduler_.answered(operation->klass, bytes);
+    if (!operation->asked_us.empty()) {
+      const int64_t now = nowUs();
+      scheduler_.measured(operation->klass, bytes, static_cast<uint32_t>(now - operation->asked_us[slice]), now);
+    }
     if (outcome != Outcome::kOk) {
       operation->outcome = outcome;
       if (operation->next < operation->slices) {  // what was not asked for need not be
@@ -271,6 +282,7 @@ Completion LinkCore::complete(uint32_t slot) {
   ++operation.generation;
   operation.pins.clear();
   free_.push_back(slot);
+  outstanding_.fetch_sub(1);
   return completion;
 }
 
@@ -432,8 +444,8 @@ void LinkCore::onTick(bool late) {
   if (state_.load() != LinkState::kUp) return;
   const int64_t now = nowMs();
   // What a peer said while this process did not run is still to be read.
-  if (late) heard();
-  const int64_t silence = now - last_heard_ms_.load(std::memory_order_relaxed);
+  if (heard_.exchange(false, std::memory_order_relaxed) || late) last_heard_ms_ = now;
+  const int64_t silence = now - last_heard_ms_;
   if (setup_.options.silent_ms != 0 && silence > setup_.options.silent_ms) {
     fail(fmt::format("the peer has not answered for {} ms", silence), true);
     return;

@@ -81,7 +81,7 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
 
   // What it tells.
   void stopped();
-  void heard() { last_heard_ms_.store(nowMs(), std::memory_order_relaxed); }
+  void heard() { heard_.store(true, std::memory_order_relaxed); }
   bool nextSlice(Slice& slice);
   /// The local bytes of an outstanding slice; at most kMaxLocalRanges parts. How many.
   size_t localBytes(const Slice& slice, iovec* into);
@@ -91,6 +91,7 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   bool answerSlice(OperationId operation, uint32_t index, bool write, Outcome outcome);
   /// kMessage, kCredit, kPing and kPong frames, payload and all; "" or what rule was broken. Completions go to `into`.
   std::string control(const wire::Header& header, std::span<const std::byte> payload, std::vector<Completion>& into);
+  bool transferring() const { return outstanding_.load(std::memory_order_relaxed) != 0; }
   void countServed(uint64_t bytes) { served_.fetch_add(bytes, std::memory_order_relaxed); }
   void countBounced(uint64_t bytes) { bounced_.fetch_add(bytes, std::memory_order_relaxed); }
 
@@ -111,9 +112,10 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
     uint32_t slices = 0;
     uint32_t next = 0;  // first slice that was not asked for
     uint32_t answered = 0;
-    uint64_t outstanding = 0;     // bytes
-    std::vector<uint64_t> open;   // bits: asked for, not yet taken (reads) or answered (writes)
-    std::vector<uint64_t> taken;  // bits, reads: bytes arriving
+    uint64_t outstanding = 0;       // bytes
+    std::vector<uint64_t> open;     // bits: asked for, not yet taken (reads) or answered (writes)
+    std::vector<int64_t> asked_us;  // background only: when each slice was asked for
+    std::vector<uint64_t> taken;    // bits, reads: bytes arriving
   };
   struct Room {
     uint32_t there = 0;    // messages that the peer still takes
@@ -137,13 +139,15 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   IssueScheduler scheduler_;
   std::vector<Operation> operations_;
   std::vector<uint32_t> free_;
+  std::atomic<uint32_t> outstanding_{0};  // operations
   std::array<Room, kMessageClasses> room_;
   uint32_t unanswered_ = 0;        // requests sent whose reply was not taken yet
   uint32_t replies_expected_ = 0;  // requests sent whose reply did not arrive yet
   uint32_t replies_due_ = 0;       // requests received and not replied to
   LinkStats stats_;
   std::atomic<uint64_t> served_{0}, bounced_{0};
-  std::atomic<int64_t> last_heard_ms_{0};
+  std::atomic<bool> heard_{false};  // since the last tick
+  int64_t last_heard_ms_ = 0;       // the ticking reactor's
   int64_t last_ping_ms_ = 0;
 };
 

@@ -84,7 +84,12 @@ void Reactor::post(std::function<void()> task) {
   }
 }
 
+void Reactor::everyMillisecond(std::function<bool()> check) {
+  post([this, check = std::move(check)] { checks_.push_back(check); });
+}
+
 void Reactor::tick() {
+  std::erase_if(checks_, [](auto& check) { return !check(); });
   const int64_t now = nowMs();
   if (now - last_tick_ms_ < kTickMs) return;
   const bool late = now - last_tick_ms_ > 20 * kTickMs;
@@ -105,7 +110,7 @@ void Reactor::tick() {
 void Reactor::run() {
   epoll_event events[64];
   for (;;) {
-    const int count = epoll_wait(epoll_.get(), events, 64, kTickMs);
+    const int count = epoll_wait(epoll_.get(), events, 64, checks_.empty() ? kTickMs : 1);
     for (int i = 0; i < count; ++i) {
       auto* entry = static_cast<Entry*>(events[i].data.ptr);
       if (entry == nullptr) {

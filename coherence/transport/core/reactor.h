@@ -43,6 +43,8 @@ class Reactor {
   void remove(int fd);
   void addTicker(std::weak_ptr<Ticker> ticker);
   void post(std::function<void()> task);
+  /// About every millisecond, until it returns false.
+  void everyMillisecond(std::function<bool()> check);
   bool onThread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
@@ -60,6 +62,7 @@ class Reactor {
   std::vector<std::unique_ptr<Entry>> removed_;  // events of the present batch may still name them
   std::vector<std::function<void()>> tasks_;
   std::vector<std::weak_ptr<Ticker>> tickers_;
+  std::vector<std::function<bool()>> checks_;  // the reactor's thread only
   int64_t last_tick_ms_ = 0;
   bool stop_ = false;
   std::thread thread_;

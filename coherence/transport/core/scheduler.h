@@ -18,15 +18,57 @@ namespace olpager::transport {
 constexpr size_t index(Class klass) { return static_cast<size_t>(klass); }
 constexpr size_t index(MessageClass klass) { return static_cast<size_t>(klass); }
 
+/// How much of a background class may be under way so that about one slice of it waits somewhere on the path, no more: its
+/// slices' time from being asked for to being answered, against the shortest lately seen, tells how much waits.
+class BackgroundWindow {
+ public:
+  BackgroundWindow(uint64_t least, uint64_t most, uint64_t slice)
+      : least_(std::min(least, most)), most_(most), slice_(slice), window_(std::clamp(4 * slice, least_, most)) {}
+
+  uint64_t bytes() const { return window_; }
+
+  /// A slice of `bytes` was answered `took_us` after it was asked for.
+  void answered(uint64_t bytes, uint32_t took_us, int64_t now_us) {
+    took_us = std::max(1u, took_us);
+    if (now_us - since_us_ > kForgetUs) {
+      before_us_ = shortest_us_;
+      shortest_us_ = took_us;
+      since_us_ = now_us;
+    }
+    shortest_us_ = std::min(shortest_us_, took_us);
+    const uint32_t base = std::min(shortest_us_, before_us_);
+    const uint64_t waiting = window_ - window_ * base / took_us;
+    // By about one slice in the time of a whole window.
+    const uint64_t step = std::max<uint64_t>(1, slice_ * bytes / window_);
+    if (waiting < slice_) {
+      window_ = std::min(most_, window_ + step);
+    } else if (waiting > 2 * slice_) {
+      window_ = std::max(least_, window_ - std::min(window_, step));
+    }
+  }
+
+ private:
+  static constexpr int64_t kForgetUs = 5'000'000;
+  const uint64_t least_, most_, slice_;
+  uint64_t window_;
+  uint32_t shortest_us_ = UINT32_MAX, before_us_ = UINT32_MAX;
+  int64_t since_us_ = 0;
+};
+
 class IssueScheduler {
  public:
   struct Windows {
     uint64_t demand = 0;
-    uint64_t prefetch = 0;
-    uint64_t write_back = 0;
-    uint32_t slices = 0;  // the peer's bound on all of them together
+    uint64_t prefetch = 0;    // at most
+    uint64_t write_back = 0;  // at most
+    uint64_t least = 0;       // of either
+    uint64_t slice = 0;       // what of them may be in a demand's way
+    uint32_t slices = 0;      // the peer's bound on all of them together
   };
-  explicit IssueScheduler(Windows windows) : windows_(windows) {}
+  explicit IssueScheduler(Windows windows)
+      : windows_(windows),
+        prefetch_(windows.least, windows.prefetch, windows.slice),
+        write_back_(windows.least, windows.write_back, windows.slice) {}
 
   void enqueue(uint32_t slot, Class klass) { queues_[index(klass)].push_back(slot); }
 
@@ -48,6 +90,13 @@ class IssueScheduler {
     outstanding_[index(klass)] -= bytes;
     --slices_;
   }
+
+  /// How long a background slice took.
+  void measured(Class klass, uint64_t bytes, uint32_t took_us, int64_t now_us) {
+    if (klass == Class::kPrefetch) prefetch_.answered(bytes, took_us, now_us);
+    if (klass == Class::kWriteBack) write_back_.answered(bytes, took_us, now_us);
+  }
+  uint64_t window(Class klass) const { return klass == Class::kPrefetch ? prefetch_.bytes() : write_back_.bytes(); }
 
   /// `slot`, of which `outstanding` bytes are under way, goes on in another class; `queued`: it has slices left.
   void move(uint32_t slot, Class from, Class to, uint64_t outstanding, bool queued) {
@@ -78,14 +127,15 @@ class IssueScheduler {
       case Class::kDemand:
         return now < windows_.demand;
       case Class::kPrefetch:
-        return !demandWaits() && now < windows_.prefetch;
+        return !demandWaits() && now < prefetch_.bytes();
       case Class::kWriteBack:
-        return now == 0 || (!demandWaits() && now < windows_.write_back);  // one slice at a time is its floor
+        return now == 0 || (!demandWaits() && now < write_back_.bytes());  // one slice at a time is its floor
     }
     return false;
   }
 
   const Windows windows_;
+  BackgroundWindow prefetch_, write_back_;
   std::array<std::deque<uint32_t>, kClasses> queues_;
   std::array<uint64_t, kClasses> outstanding_{};
   uint64_t slices_ = 0;

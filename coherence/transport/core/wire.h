@@ -30,7 +30,7 @@ enum class Frame : uint8_t {
   kMapped,      // shm: answer; code 1: the memfd is on the socket, 0: it can't be mapped
   kBouncePull,  // shm: copy `bytes` at (key, offset) to bounce slot `code`, as slice (operation, index)
   kBouncePush,  // shm: the same towards (key, offset)
-  kUnmap,        // shm: (key) was taken back; may cross kMap
+  kUnmap,       // shm: (key) was taken back; may cross kMap
 };
 
 struct Header {

@@ -75,7 +75,8 @@ Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup s
   setup.peer.kind = LinkKind::kShm;
   setup.peer.address = address.value().text();
   setup.peer.why = describeLink(setup.peer, 0);
-  auto link = std::make_shared<ShmLink>(std::move(setup), std::move(fd), std::move(channel.value()), endpoint.reactors());
+  auto link =
+      std::make_shared<ShmLink>(std::move(setup), std::move(fd), std::move(channel.value()), endpoint.reactors());
   link->start(false);
   return std::shared_ptr<LinkCore>(link);
 }
@@ -87,7 +88,8 @@ Result<std::shared_ptr<LinkCore>> acceptShm(EndpointCore& endpoint, LinkSetup se
   if (!channel.ok()) return channel.error();
   const int fds[] = {channel.value()->memoryFd(), channel.value()->peerBell(), channel.value()->ownBell()};
   if (!sendWithFds(socket.fd(), &offer, sizeof offer, fds, 3)) return Error{"the peer does not take the shared memory"};
-  auto link = std::make_shared<ShmLink>(std::move(setup), socket.takeFd(), std::move(channel.value()), endpoint.reactors());
+  auto link =
+      std::make_shared<ShmLink>(std::move(setup), socket.takeFd(), std::move(channel.value()), endpoint.reactors());
   link->start(true);
   return std::shared_ptr<LinkCore>(link);
 }

@@ -27,15 +27,14 @@ class ShmLink::BellSource final : public Reactor::Source, public Pollable {
   void onEvents(uint32_t) override { link_->drive(); }
   int pollFd() const override { return link_->channel_->ownBell(); }
   void drive() override { link_->consume(); }
-  bool spins() const override { return true; }
+  bool transferring() const override { return link_->transferring(); }
+  Reactor& reactor() const override { return *link_->home_; }
   bool pending() override { return link_->state() == LinkState::kUp && link_->channel_->in.available() != 0; }
   bool prepareSleep() override { return link_->arm(); }
   void rearm() override {
     if (link_->arm()) link_->channel_->ringOwn();
   }
-  void leaveToWaiter(bool leave) override {
-    link_->home_->modify(pollFd(), leave ? 0u : uint32_t{EPOLLIN});
-  }
+  void leaveToWaiter(bool leave) override { link_->home_->modify(pollFd(), leave ? 0u : uint32_t{EPOLLIN}); }
 
  private:
   const std::shared_ptr<ShmLink> link_;
@@ -450,7 +449,8 @@ std::string ShmLink::frame(const wire::Header& header, std::span<const std::byte
       return "";
     }
     case wire::Frame::kGoodbye: {
-      std::string text(reinterpret_cast<const char*>(payload.data()), std::min<size_t>(payload.size(), wire::kMaxGoodbye));
+      std::string text(reinterpret_cast<const char*>(payload.data()),
+                       std::min<size_t>(payload.size(), wire::kMaxGoodbye));
       for (char& c : text) {
         if (c < ' ' || c > '~') c = '?';
       }
@@ -495,7 +495,8 @@ std::string ShmLink::mapRefused(uint64_t key, uint32_t code) {
   {
     std::lock_guard lock(maps_mutex_);
     const auto place = maps_.find(key);
-    if (place == maps_.end() || place->second.state != Mapping::State::kAsked) return "an answer about a key not asked for";
+    if (place == maps_.end() || place->second.state != Mapping::State::kAsked)
+      return "an answer about a key not asked for";
   }
   settle(key, code == static_cast<uint32_t>(Outcome::kOk) ? Mapping::State::kBounced : Mapping::State::kRevoked);
   return "";
@@ -517,7 +518,8 @@ std::string ShmLink::bounceAsked(const wire::Header& header) {
   Pin pin;
   const Outcome outcome =
       setup_.domain->pin(header.key, header.offset, header.bytes, push ? kRemoteWrite : kRemoteRead, pin);
-  if (outcome == Outcome::kBadRange) return fmt::format("a {} of memory that was never granted", push ? "write" : "read");
+  if (outcome == Outcome::kBadRange)
+    return fmt::format("a {} of memory that was never granted", push ? "write" : "read");
   wire::Header answer = header;
   answer.length = 0;
   answer.frame = outcome == Outcome::kOk ? wire::Frame::kAck : wire::Frame::kRefuse;
@@ -549,7 +551,8 @@ void ShmLink::socketEvents() {
     fail("the peer broke the protocol: " + broken, true);
   } else if (got == 0 || got != -EAGAIN) {
     drive();  // if the peer said why, that is the reason
-    fail(got == 0 ? "the connection is lost: the peer closed it" : fmt::format("the connection is lost: {}", std::strerror(static_cast<int>(-got))));
+    fail(got == 0 ? "the connection is lost: the peer closed it"
+                  : fmt::format("the connection is lost: {}", std::strerror(static_cast<int>(-got))));
   }
   leave();
 }
@@ -558,7 +561,8 @@ std::string ShmLink::mapArrived(const MapAnswer& answer, const base::UniqueFd& f
   {
     std::lock_guard lock(maps_mutex_);
     const auto place = maps_.find(answer.key);
-    if (place == maps_.end() || place->second.state != Mapping::State::kAsked) return "a mapping that was not asked for";
+    if (place == maps_.end() || place->second.state != Mapping::State::kAsked)
+      return "a mapping that was not asked for";
   }
   // A memfd that can shrink would kill this process; one that is too short would as well.
   struct stat about {};
@@ -569,7 +573,8 @@ std::string ShmLink::mapArrived(const MapAnswer& answer, const base::UniqueFd& f
   }
   const uint64_t skip = answer.fd_offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const int rights = (answer.access & kRemoteWrite) != 0 ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* base = mmap(nullptr, answer.length + skip, rights, MAP_SHARED, fd.get(), static_cast<off_t>(answer.fd_offset - skip));
+  void* base =
+      mmap(nullptr, answer.length + skip, rights, MAP_SHARED, fd.get(), static_cast<off_t>(answer.fd_offset - skip));
   if (base == MAP_FAILED) {
     base::logWarn("shared memory: %s's memory can't be mapped: %s", setup_.peer.node.c_str(), std::strerror(errno));
     settle(answer.key, Mapping::State::kBounced);

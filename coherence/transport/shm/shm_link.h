@@ -23,7 +23,8 @@ namespace olpager::transport {
 
 class ShmLink final : public LinkCore, public KeyWatcher {
  public:
-  ShmLink(LinkSetup setup, base::UniqueFd socket, std::unique_ptr<Channel> channel, const std::vector<Reactor*>& reactors);
+  ShmLink(LinkSetup setup, base::UniqueFd socket, std::unique_ptr<Channel> channel,
+          const std::vector<Reactor*>& reactors);
   ~ShmLink() override;
   void start(bool announce);
 
@@ -75,7 +76,8 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   void drive();
   bool consume();
   bool arm();
-  std::string frame(const wire::Header& header, std::span<const std::byte> payload, std::vector<Completion>& completions);
+  std::string frame(const wire::Header& header, std::span<const std::byte> payload,
+                    std::vector<Completion>& completions);
   std::string mapAsked(const wire::Header& header);
   std::string mapRefused(uint64_t key, uint32_t code);
   std::string bounceAsked(const wire::Header& header);
@@ -100,7 +102,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
 
   std::mutex maps_mutex_;
   std::unordered_map<uint64_t, Mapping> maps_;
-  std::deque<Slice> deferred_;        // taken from the scheduler by a caller who should not copy that much
+  std::deque<Slice> deferred_;  // taken from the scheduler by a caller who should not copy that much
   std::array<Slot, Channel::kSlots> slots_;
   std::deque<Slice> slot_waiting_;
 };

@@ -11,7 +11,7 @@ namespace olpager::transport {
 namespace {
 
 constexpr size_t kControlBuffer = 64 << 10;
-constexpr size_t kLaneBudget = 4 << 20;  // read in one go before others get their turn
+constexpr size_t kLaneBudget = 256 << 10;  // moved in one go before others get their turn
 
 }  // namespace
 
@@ -54,6 +54,8 @@ class TcpLink::ControlSource final : public Reactor::Source, public Pollable {
   }
   int pollFd() const override { return link_->control_.fd(); }
   void drive() override { link_->readControl(); }
+  bool transferring() const override { return link_->transferring(); }
+  Reactor& reactor() const override { return *link_->control_reactor_; }
   void leaveToWaiter(bool leave) override {
     std::lock_guard lock(link_->control_out_);
     if (link_->left_to_waiter_ == leave) return;
@@ -327,6 +329,8 @@ std::string TcpLink::controlFrame(const wire::Header& header, std::span<const st
 // ---- lanes: receiving
 
 void TcpLink::laneEvents(Lane& lane, uint32_t events) {
+  // Between any two pieces of bulk: what is asked for on the first connection may be more urgent.
+  if (!left_to_waiter_.load(std::memory_order_relaxed)) readControl();
   if ((events & EPOLLOUT) != 0) sendOnLane(lane);
   if ((events & ~uint32_t{EPOLLOUT}) != 0 && !readLane(lane)) {
     // Encrypted bytes may wait inside TLS, where epoll does not see them.
@@ -473,7 +477,7 @@ bool TcpLink::beginFrame(Lane& lane) {
 void TcpLink::sendOnLane(Lane& lane) {
   std::lock_guard lock(lane.sending);
   if (lane.closed) return;
-  for (;;) {
+  for (size_t sent = 0; sent < kLaneBudget;) {  // the rest when the socket is writable again
     if (!lane.active && !beginFrame(lane)) {
       // The lane is idle from here on; what was queued meanwhile has to find it so, or be found now.
       lane.blocked = false;
@@ -488,6 +492,7 @@ void TcpLink::sendOnLane(Lane& lane) {
       if (put != -EAGAIN) lane.closed = true;  // reading tells why
       return;
     }
+    sent += static_cast<size_t>(put);
     lane.out_first = advance(lane.out, lane.out_first, lane.out_count, static_cast<size_t>(put));
     if (lane.out_first == lane.out_count) {
       lane.active = false;

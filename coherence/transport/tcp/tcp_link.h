@@ -75,8 +75,8 @@ class TcpLink final : public LinkCore {
   std::mutex control_out_;
   std::vector<std::byte> out_;
   size_t out_sent_ = 0;
-  bool out_blocked_ = false;     // EPOLLOUT is asked for, under control_out_
-  bool left_to_waiter_ = false;  // under control_out_ as well: both are the epoll flags
+  bool out_blocked_ = false;                 // EPOLLOUT is asked for, under control_out_
+  std::atomic<bool> left_to_waiter_{false};  // changed under control_out_ as well: both are the epoll flags
   bool goodbye_seen_ = false;
 
   std::vector<std::unique_ptr<Lane>> lanes_;

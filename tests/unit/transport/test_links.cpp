@@ -7,7 +7,6 @@ using namespace olpager;
 using namespace olpager::transport;
 using namespace olpager::transport::test;
 
-
 TEMPLATE_TEST_CASE("reads and writes move the right bytes", "[links]", Tcp, Shm) {
   const bool shared = GENERATE(false, true);
   Pair pair(optionsFor(TestType::kChoice));

@@ -1,0 +1,19 @@
+// olbench transport: what the transports move and how fast they answer, beside raw sockets and memcpy in the same run.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+namespace olpager::tools::bench {
+
+struct TransportOptions {
+  unsigned lanes = 4;
+  unsigned rounds = 5;
+  double seconds = 0.5;  // of each timed part
+  bool shaped = true;    // also over a veth pair shaped to 1 Gbit/s
+  bool encrypted = false;
+};
+
+nlohmann::json measureTransport(const TransportOptions& options);
+void printTransport(const nlohmann::json& result);
+
+}  // namespace olpager::tools::bench
