@@ -23,7 +23,7 @@ constexpr size_t index(MessageClass klass) { return static_cast<size_t>(klass); 
 class BackgroundWindow {
  public:
   BackgroundWindow(uint64_t least, uint64_t most, uint64_t slice)
-      : least_(std::min(least, most)), most_(most), slice_(slice), window_(std::clamp(4 * slice, least_, most)) {}
+      : least_(std::min(least, most)), most_(most), slice_(slice), window_(least_) {}
 
   uint64_t bytes() const { return window_; }
 
@@ -34,6 +34,7 @@ class BackgroundWindow {
       before_us_ = shortest_us_;
       shortest_us_ = took_us;
       since_us_ = now_us;
+      window_ = least_;  // what always waits would else pass for the path's own time
     }
     shortest_us_ = std::min(shortest_us_, took_us);
     const uint32_t base = std::min(shortest_us_, before_us_);

@@ -205,7 +205,9 @@ void ShmLink::perform(const Slice& slice) {
     state = mapping.state;
     if (state == Mapping::State::kAsked) mapping.waiting.push_back(slice);
     if (state == Mapping::State::kMapped) {
-      if (slice.offset + slice.bytes > mapping.length) {
+      const uint32_t right = slice.write ? kRemoteWrite : kRemoteRead;
+      if ((mapping.access & right) == 0 || slice.bytes > mapping.length ||
+          slice.offset > mapping.length - slice.bytes) {
         state = Mapping::State::kBounced;  // the program's key claims more than the owner says: the owner decides
       } else {
         ++mapping.users;
@@ -589,6 +591,7 @@ std::string ShmLink::mapArrived(const MapAnswer& answer, const base::UniqueFd& f
     mapping.mapped = answer.length + skip;
     mapping.bytes = static_cast<std::byte*>(base) + skip;
     mapping.length = answer.length;
+    mapping.access = answer.access;
   }
   settle(answer.key, Mapping::State::kMapped);
   return "";

@@ -46,6 +46,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
     std::byte* bytes = nullptr;  // of the region
     void* base = nullptr;        // of the mapping
     uint64_t mapped = 0, length = 0;
+    uint32_t access = 0;
     uint32_t users = 0;
     std::vector<Slice> waiting;
   };

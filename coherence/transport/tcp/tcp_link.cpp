@@ -488,7 +488,7 @@ void TcpLink::sendOnLane(Lane& lane) {
       continue;
     }
     const ssize_t put = lane.stream.write(lane.out + lane.out_first, lane.out_count - lane.out_first);
-    if (put < 0) {
+    if (put <= 0) {
       if (put != -EAGAIN) lane.closed = true;  // reading tells why
       return;
     }

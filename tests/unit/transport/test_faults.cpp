@@ -1,0 +1,486 @@
+// Links that fail, and what then still holds: everything completes once, nothing lands late, no wrong bytes.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "coherence/transport/core/address.h"
+#include "coherence/transport/core/reactor.h"
+#include "coherence/transport/core/wire.h"
+#include "coherence/transport/faults/faulty.h"
+#include "coherence/transport/faults/faulty_wire.h"
+#include "tests/unit/transport/rig.h"
+
+using namespace olpager;
+using namespace olpager::transport;
+using namespace olpager::transport::test;
+
+namespace {
+
+/// Random operations on a link until it is down or `count` are done. Returns what completed how often, by context.
+struct Exercise {
+  std::map<uint64_t, int> posted;
+  uint64_t ok = 0, failed = 0;
+  bool down = false;
+};
+
+Exercise exercise(Side& client, const LinkPtr& link, const RemoteRange& remote, const RegionPtr& local,
+                  std::mt19937_64& random, int count) {
+  Exercise result;
+  uint64_t next = 1, outstanding = 0;
+  const uint64_t kSlot = 256 << 10;
+  const uint64_t slots = local->length() / kSlot;
+  while (!result.down && (count > 0 || outstanding > 0)) {
+    while (count > 0 && outstanding < slots) {
+      const uint64_t length = 1 + random() % kSlot;
+      // A slot of one's own for each operation, here and there.
+      const LocalRange range{local.get(), next % slots * kSlot, length};
+      const RemoteRange there{remote.key, next % slots * kSlot, length};
+      const auto klass = static_cast<Class>(random() % kClasses);
+      const auto outcome = random() % 2 == 0 ? link->read({&range, 1}, there, klass, next)
+                                             : link->write({&range, 1}, there, klass, next);
+      --count;
+      if (outcome != Outcome::kOk) {
+        REQUIRE(outcome == Outcome::kLinkDown);
+        break;
+      }
+      result.posted[next++] = 0;
+      ++outstanding;
+    }
+    const auto one = client.next(kLong);
+    REQUIRE(one);
+    if (one->kind == Kind::kDown) result.down = true;
+    if (one->kind != Kind::kRead && one->kind != Kind::kWrite) continue;
+    REQUIRE(result.posted.count(one->context) == 1);
+    REQUIRE(++result.posted[one->context] == 1);
+    --outstanding;
+    ++(one->outcome == Outcome::kOk ? result.ok : result.failed);
+  }
+  REQUIRE(outstanding == 0);
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("a wire that delays changes nothing", "[faults]") {
+  auto random = seededRandom("delays");
+  Pair pair(optionsFor(Choice::kTcp));
+  WirePlan plan;
+  plan.seed = random();
+  plan.delay = 100'000;
+  plan.delay_us = 3000;
+  auto wire = makeFaultyWire(pair.listener->address(), plan);
+  REQUIRE(wire.ok());
+  Side client(optionsFor(Choice::kTcp));
+  auto link = client.endpoint->connect(wire.value()->address(), {client.domain, client.queue, ""});
+  REQUIRE(link.ok());
+  Buffer there(8 << 20), here(8 << 20);
+  there.fill(1);
+  here.fill(1);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  const auto local = client.add(here, kLocalOnly);
+  const auto result = exercise(client, link.value(), whole(region), local, random, 400);
+  REQUIRE(result.ok == 400);
+  REQUIRE(here.holds(1, 0, here.length));
+  REQUIRE(there.holds(1, 0, there.length));
+  REQUIRE(wire.value()->faults() != 0);
+  link.value()->close("done");
+  client.await(Kind::kDown);
+}
+
+TEST_CASE("a wire that cuts connections ends links, each operation once", "[faults]") {
+  auto random = seededRandom("cuts");
+  Pair pair(optionsFor(Choice::kTcp));
+  Buffer there(8 << 20);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  int downs = 0;
+  for (int round = 0; round < 25; ++round) {
+    WirePlan plan;
+    plan.seed = random();
+    plan.cut = 5'000;
+    plan.quiet_bytes = 4096;
+    auto wire = makeFaultyWire(pair.listener->address(), plan);
+    REQUIRE(wire.ok());
+    Side client(optionsFor(Choice::kTcp));
+    auto link = client.endpoint->connect(wire.value()->address(), {client.domain, client.queue, ""});
+    REQUIRE(link.ok());
+    Buffer here(8 << 20);
+    const auto local = client.add(here, kLocalOnly);
+    const auto result = exercise(client, link.value(), whole(region), local, random, 600);
+    if (result.down) {
+      ++downs;
+      REQUIRE(!link.value()->reason().empty());
+      REQUIRE(!client.next(5ms));
+    } else {
+      link.value()->close("done");
+      client.await(Kind::kDown);
+    }
+  }
+  REQUIRE(downs > 5);
+  REQUIRE(pair.up->state() == LinkState::kUp);  // nobody else has noticed
+}
+
+TEST_CASE("encrypted, a changed bit ends the link and is never taken for data", "[faults]") {
+  auto random = seededRandom("corruption");
+  Options options = optionsFor(Choice::kTcp);
+  NamedKey key;
+  key.name = "k";
+  key.secret.fill(5);
+  options.keys = std::make_shared<const KeyRing>(std::vector<NamedKey>{key});
+  Pair pair(options);
+  Buffer there(8 << 20);
+  there.fill(1);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  int downs = 0;
+  for (int round = 0; round < 10; ++round) {
+    WirePlan plan;
+    plan.seed = random();
+    plan.corrupt = 20'000;
+    plan.quiet_bytes = 4096;
+    auto wire = makeFaultyWire(pair.listener->address(), plan);
+    REQUIRE(wire.ok());
+    Side client(options);
+    auto link = client.endpoint->connect(wire.value()->address(), {client.domain, client.queue, ""});
+    REQUIRE(link.ok());
+    Buffer here(8 << 20);
+    here.fill(1);
+    const auto local = client.add(here, kLocalOnly);
+    // What is read and written is the same everywhere: nothing else may ever be seen, whatever ends half-way.
+    downs += exercise(client, link.value(), whole(region), local, random, 300).down ? 1 : 0;
+    if (link.value()->state() == LinkState::kUp) {
+      link.value()->close("done");
+      client.await(Kind::kDown);
+    }
+    REQUIRE(here.holds(1, 0, here.length));
+    REQUIRE(there.holds(1, 0, there.length));
+  }
+  REQUIRE(downs > 2);
+}
+
+TEST_CASE("a peer that falls silent is lost in its time", "[faults]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.ping_ms = 50;
+  options.silent_ms = 400;
+  Pair pair(options);
+  auto wire = makeFaultyWire(pair.listener->address(), {});
+  REQUIRE(wire.ok());
+  Side client(options);
+  auto link = client.endpoint->connect(wire.value()->address(), {client.domain, client.queue, ""});
+  REQUIRE(link.ok());
+  const auto peer = pair.server.await(Kind::kUp).link;
+  // Pings keep a quiet link alive.
+  REQUIRE(!client.next(1s));
+  REQUIRE(link.value()->state() == LinkState::kUp);
+  Buffer there(1 << 20), here(1 << 20);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  const auto local = client.add(here, kLocalOnly);
+  wire.value()->freeze();
+  const LocalRange all = wholeLocal(local);
+  REQUIRE(link.value()->read({&all, 1}, whole(region), Class::kDemand, 3) == Outcome::kOk);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto read = client.await(Kind::kRead);
+  REQUIRE(read.outcome == Outcome::kLinkDown);
+  REQUIRE(std::chrono::steady_clock::now() - begin < 5s);
+  client.await(Kind::kDown);
+  REQUIRE(link.value()->reason().find("not answered") != std::string::npos);
+  pair.server.await(Kind::kDown);
+  REQUIRE(peer->reason().find("not answered") != std::string::npos);
+}
+
+TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is stopped in its time", "[faults]", Tcp,
+                   Shm) {
+  const bool kill_it = GENERATE(true, false);
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    // The serving process. No Catch here: it must never come back.
+    close(ends[0]);
+    Options options = optionsFor(TestType::kChoice);
+    auto endpoint = makeEndpoint(options);
+    const auto domain = makeDomain();
+    const auto queue = endpoint.value()->makeQueue();
+    Buffer memory(8 << 20, true);
+    memory.fill(1);
+    auto region = registerMemory(domain, memory.memory(), kRemoteReadWrite);
+    auto listener = endpoint.value()->listen("127.0.0.1:0", [&](const PeerInfo&) -> Result<Accepted> {
+      return Accepted{domain, queue};
+    });
+    char text[64] = {};
+    strncpy(text, listener.value()->address().c_str(), sizeof text - 1);
+    const RemoteKey key = region.value()->key();
+    if (write(ends[1], text, sizeof text) < 0 || write(ends[1], &key, sizeof key) < 0) _exit(1);
+    char byte = 0;
+    if (read(ends[1], &byte, 1) < 0) _exit(1);
+    _exit(0);
+  }
+  close(ends[1]);
+  char text[64] = {};
+  RemoteKey key;
+  REQUIRE(recv(ends[0], text, sizeof text, MSG_WAITALL) == sizeof text);
+  REQUIRE(recv(ends[0], &key, sizeof key, MSG_WAITALL) == sizeof key);
+  {
+    Options options = optionsFor(TestType::kChoice);
+    options.ping_ms = 50;
+    options.silent_ms = 500;
+    Side client(options);
+    auto link = client.endpoint->connect(text, {client.domain, client.queue, ""});
+    if (!link.ok()) FAIL(link.error().message);
+    REQUIRE(link.value()->peer().kind == TestType::kKind);
+    Buffer here(8 << 20);
+    const auto local = client.add(here, kLocalOnly);
+    const LocalRange all = wholeLocal(local);
+    REQUIRE(link.value()->read({&all, 1}, {key, 0, key.length}, Class::kDemand, 1) == Outcome::kOk);
+    REQUIRE(client.await(Kind::kRead).outcome == Outcome::kOk);
+    REQUIRE(here.holds(1, 0, here.length));
+    REQUIRE(kill(child, kill_it ? SIGKILL : SIGSTOP) == 0);
+    client.await(Kind::kDown, 10s);
+    const bool silent = link.value()->reason().find("not answered") != std::string::npos;
+    REQUIRE(silent == !kill_it);
+  }
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  close(ends[0]);
+}
+
+TEMPLATE_TEST_CASE("a link that replaces another is up after it is down", "[faults]", Tcp, Shm) {
+  auto random = seededRandom("replace");
+  Options options = optionsFor(TestType::kChoice);
+  Pair pair(options);
+  Buffer there(8 << 20), here(8 << 20);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  const auto local = pair.client.add(here, kLocalOnly);
+  LinkPtr link = pair.up;
+  for (int round = 0; round < 20; ++round) {
+    const LocalRange all = wholeLocal(local);
+    for (int i = 0; i < 4; ++i) REQUIRE(link->write({&all, 1}, whole(region), Class::kWriteBack, 0) == Outcome::kOk);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+    const LinkPtr old_peer = round == 0 ? pair.peer : pair.server.await(Kind::kUp).link;
+    const LinkPtr next = pair.connect(link->id());
+    // The new one is up: of the old one nothing lands any more, whatever it had on its way.
+    REQUIRE(old_peer->state() == LinkState::kDown);
+    link = next;
+  }
+  pair.server.early.clear();
+}
+
+TEMPLATE_TEST_CASE("memory that was taken back is not touched any more", "[faults]", Tcp, Shm) {
+  auto random = seededRandom("revoke");
+  Pair pair(optionsFor(TestType::kChoice));
+  Buffer here(8 << 20);
+  here.fill(2);
+  const auto local = pair.client.add(here, kLocalOnly);
+  const LocalRange all = wholeLocal(local);
+  for (int round = 0; round < 20; ++round) {
+    Buffer there(8 << 20);  // no memfd: what a peer has mapped is another matter (handedOut)
+    auto region = pair.server.add(there, kRemoteReadWrite);
+    const RemoteRange range = whole(region);
+    for (int i = 0; i < 3; ++i) REQUIRE(pair.up->write({&all, 1}, range, Class::kDemand, 0) == Outcome::kOk);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 5000));
+    region.reset();
+    there.fill(3);
+    for (int i = 0; i < 3; ++i) {
+      const auto outcome = pair.client.await(Kind::kWrite).outcome;
+      REQUIRE((outcome == Outcome::kOk || outcome == Outcome::kRevoked));
+    }
+    REQUIRE(there.holds(3, 0, there.length));
+  }
+  REQUIRE(pair.up->state() == LinkState::kUp);
+}
+
+TEMPLATE_TEST_CASE("the decorator: faults of every kind, contracts kept", "[faults]", Tcp, Shm) {
+  auto random = seededRandom("decorator");
+  FaultCounts counts;
+  for (int round = 0; round < 8; ++round) {
+    FaultPlan plan;
+    plan.seed = random();
+    plan.delay = 300'000;
+    plan.delay_us = 2000;
+    plan.drop = round % 2 == 0 ? 0 : 2000;
+    plan.truncate = round % 4 == 2 ? 30'000 : 0;
+    plan.corrupt = 20'000;
+    Pair pair(optionsFor(TestType::kChoice));
+    Side client(optionsFor(TestType::kChoice));
+    client.queue.reset();
+    client.endpoint = makeFaulty(std::move(client.endpoint), plan, &counts);
+    client.queue = client.endpoint->makeQueue();
+    auto link = client.endpoint->connect(pair.listener->address(), {client.domain, client.queue, ""});
+    REQUIRE(link.ok());
+    Buffer there(8 << 20, true), here(8 << 20);
+    const auto region = pair.server.add(there, kRemoteReadWrite);
+    const auto local = client.add(here, kLocalOnly);
+    const auto result = exercise(client, link.value(), whole(region), local, random, 300);
+    if (!result.down) {
+      REQUIRE(result.ok == 300);
+      link.value()->close("done");
+      client.await(Kind::kDown);
+    }
+    REQUIRE(!client.next(20ms));
+  }
+  REQUIRE(counts.delayed != 0);
+  REQUIRE(counts.dropped != 0);
+  REQUIRE(counts.corrupted != 0);
+  REQUIRE(counts.truncated != 0);
+}
+
+TEST_CASE("frames full of noise end the link with a reason", "[faults][fuzz]") {
+  // A peer that has shaken hands properly, and then says anything.
+  auto random = seededRandom("frame noise");
+  Options options = optionsFor(Choice::kTcp);
+  options.limits.handshakes_per_second = 100000;
+  Pair pair(options);
+  Buffer there(1 << 20);
+  there.fill(6);
+  const auto readable = pair.server.add(there, kRemoteRead);
+  for (int round = 0; round < 150; ++round) {
+    struct {
+      wire::Preamble preamble;
+      wire::Header header;
+      wire::Hello hello;
+    } opening;
+    opening.header.frame = wire::Frame::kHello;
+    opening.header.length = sizeof opening.hello;
+    opening.hello.lanes = 1;
+    opening.hello.choice = static_cast<uint8_t>(Choice::kTcp);
+    opening.hello.message_bytes = 4096;
+    opening.hello.slices = opening.hello.requests = opening.hello.notices = opening.hello.stream = 16;
+    const auto address = resolve(pair.listener->address(), false).value().front();
+    const auto connect = [&] {
+      auto fd = connectSocket(address, nowMs() + 5000);
+      REQUIRE(fd.ok());
+      fcntl(fd.value().get(), F_SETFL, 0);
+      return std::move(fd.value());
+    };
+    const auto control = connect();
+    REQUIRE(send(control.get(), &opening, sizeof opening, MSG_NOSIGNAL) == sizeof opening);
+    wire::Header header;
+    wire::Hello hello;
+    REQUIRE(recv(control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
+    REQUIRE(recv(control.get(), &hello, sizeof hello, MSG_WAITALL) == sizeof hello);
+    const auto lane = connect();
+    struct {
+      wire::Preamble preamble;
+      wire::Ticket ticket;
+    } ticket;
+    ticket.preamble.kind = wire::Preamble::Kind::kLane;
+    std::memcpy(ticket.ticket.link_id, hello.link_id, sizeof hello.link_id);
+    Secret secret;
+    std::memcpy(secret.data(), hello.secret, sizeof hello.secret);
+    const Secret proof = mac(secret, {reinterpret_cast<const uint8_t*>(&ticket.ticket), offsetof(wire::Ticket, mac)});
+    std::memcpy(ticket.ticket.mac, proof.data(), proof.size());
+    REQUIRE(send(lane.get(), &ticket, sizeof ticket, MSG_NOSIGNAL) == sizeof ticket);
+    REQUIRE(recv(control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
+    REQUIRE(header.frame == wire::Frame::kReady);
+
+    // Plausible frames with something wrong in them, on either connection, until the server has had enough.
+    bool closed = false;
+    for (int frame = 0; frame < 200 && !closed; ++frame) {
+      wire::Header bad;
+      bad.frame = static_cast<wire::Frame>(random() % 20);
+      bad.klass = static_cast<uint8_t>(random() % 6);
+      bad.length = random() % 4 == 0 ? static_cast<uint32_t>(random()) : static_cast<uint32_t>(random() % 3000);
+      bad.operation = random() % 3;
+      bad.index = static_cast<uint32_t>(random() % 3);
+      bad.code = static_cast<uint32_t>(random() % 300);
+      bad.key = random() % 2 == 0 ? readable->key().key : random();
+      bad.offset = random() % (2 << 20);
+      bad.bytes = random() % (2 << 20);
+      std::vector<uint8_t> bytes(sizeof bad + std::min<uint32_t>(bad.length, 3000));
+      for (auto& byte : bytes) byte = static_cast<uint8_t>(random());
+      std::memcpy(bytes.data(), &bad, sizeof bad);
+      const int fd = random() % 3 == 0 ? lane.get() : control.get();
+      closed = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0;
+    }
+    shutdown(control.get(), SHUT_RDWR);
+    shutdown(lane.get(), SHUT_RDWR);
+    const auto down = pair.server.await(Kind::kDown);
+    REQUIRE(!down.link->reason().empty());
+    pair.server.early.clear();
+    REQUIRE(there.holds(6, 0, 4096));
+  }
+  REQUIRE(there.holds(6, 0, there.length));
+  REQUIRE(pair.up->send(MessageClass::kNotice, bytesOf("still here")) == Outcome::kOk);
+  REQUIRE(textOf(pair.server.await(Kind::kMessage).message) == "still here");
+}
+
+TEMPLATE_TEST_CASE("many threads, many links, at once", "[faults]", Tcp, Shm) {
+  auto random = seededRandom("threads");
+  Options options = optionsFor(TestType::kChoice);
+  options.io_threads = 3;
+  Pair pair(options);
+  Buffer there(8 << 20, true);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> answered{0};
+  std::thread server([&] {
+    while (!stop) {
+      Completion batch[8];
+      const size_t got = pair.server.queue->wait(batch, 10ms);
+      for (size_t i = 0; i < got; ++i) {
+        if (batch[i].kind == Kind::kMessage) batch[i].link->send(MessageClass::kReply, batch[i].message.bytes());
+      }
+    }
+  });
+  std::vector<std::thread> threads;
+  const uint64_t seed = random();
+  for (unsigned t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 own(seed + t);
+      auto endpoint = makeEndpoint(options);
+      const auto domain = makeDomain();
+      const auto queue = endpoint.value()->makeQueue();
+      std::vector<std::byte> bytes(2 << 20);
+      auto local = registerMemory(domain, {bytes.data(), bytes.size(), -1, 0}, kLocalOnly);
+      for (int round = 0; round < 3; ++round) {
+        auto link = endpoint.value()->connect(pair.listener->address(), {domain, queue, ""});
+        if (!link.ok()) continue;
+        uint64_t outstanding = 0;
+        const auto take = [&] {
+          Completion one;
+          if (queue->wait({&one, 1}, kLong) == 0) std::abort();
+          if (one.kind == Kind::kMessage) ++answered;
+          --outstanding;
+        };
+        for (int i = 0; i < 200; ++i) {
+          const LocalRange range{local.value().get(), 0, 1 + own() % bytes.size()};
+          const RemoteRange remote{region->key(), 0, range.length};
+          Outcome outcome{};
+          OperationId id = 0;
+          switch (own() % 3) {
+            case 0:
+              outcome = link.value()->read({&range, 1}, remote, static_cast<Class>(own() % 4), 0, &id);
+              break;
+            case 1:
+              outcome = link.value()->write({&range, 1}, remote, static_cast<Class>(own() % 4), 0, &id);
+              break;
+            default:
+              outcome = link.value()->send(MessageClass::kRequest, std::vector<std::byte>(own() % 1000));
+          }
+          if (id != 0 && own() % 4 == 0) link.value()->raise(id, Class::kDemand);
+          if (outcome == Outcome::kOk) ++outstanding;
+          while (outstanding > 8) take();
+        }
+        if (own() % 2 == 0) {
+          while (outstanding > 0) take();
+        }
+        link.value()->close("round over");
+        Completion one;
+        do {
+          if (queue->wait({&one, 1}, kLong) == 0) std::abort();
+        } while (one.kind != Kind::kDown);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  stop = true;
+  server.join();
+  REQUIRE(answered != 0);
+}

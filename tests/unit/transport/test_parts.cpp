@@ -1,0 +1,202 @@
+// The scheduler's rules, the ring against a hostile other side, regions.
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "coherence/transport/core/region_entry.h"
+#include "coherence/transport/core/scheduler.h"
+#include "coherence/transport/shm/channel.h"
+#include "tests/unit/transport/rig.h"
+
+using namespace olpager;
+using namespace olpager::transport;
+using namespace olpager::transport::test;
+
+namespace {
+
+constexpr uint64_t kSlice = 64 << 10;
+IssueScheduler scheduler() {
+  return IssueScheduler({8 * kSlice, 16 * kSlice, 16 * kSlice, 4 * kSlice, 4 * kSlice, 1000});
+}
+
+}  // namespace
+
+TEST_CASE("prefetch is not asked for while a demand is outstanding", "[scheduler]") {
+  auto s = scheduler();
+  s.enqueue(1, Class::kPrefetch);
+  REQUIRE(s.pick() == 1u);
+  s.enqueue(2, Class::kDemand);
+  REQUIRE(s.pick() == 2u);
+  s.issued(Class::kDemand, kSlice);
+  s.exhausted(Class::kDemand);
+  REQUIRE(!s.pick());
+  s.answered(Class::kDemand, kSlice);
+  REQUIRE(s.pick() == 1u);
+}
+
+TEST_CASE("write-back keeps one slice under way, whatever is urgent", "[scheduler]") {
+  auto s = scheduler();
+  s.enqueue(1, Class::kWriteBack);
+  s.enqueue(2, Class::kDemand);
+  for (int i = 0; i < 8; ++i) {
+    REQUIRE(s.pick() == 2u);
+    s.issued(Class::kDemand, kSlice);
+  }
+  REQUIRE(s.pick() == 1u);  // the demand's window is full
+  s.issued(Class::kWriteBack, kSlice);
+  REQUIRE(!s.pick());
+  s.answered(Class::kWriteBack, kSlice);
+  REQUIRE(s.pick() == 1u);
+}
+
+TEST_CASE("a raised operation goes with its new class", "[scheduler]") {
+  auto s = scheduler();
+  s.enqueue(1, Class::kWriteBack);
+  s.enqueue(2, Class::kWriteBack);
+  REQUIRE(s.pick() == 1u);
+  s.issued(Class::kWriteBack, kSlice);
+  s.move(2, Class::kWriteBack, Class::kDemand, 0, true);
+  REQUIRE(s.pick() == 2u);
+  s.move(1, Class::kWriteBack, Class::kControl, kSlice, true);
+  REQUIRE(s.pick() == 1u);
+  REQUIRE(s.outstanding(Class::kWriteBack) == 0);
+  REQUIRE(s.outstanding(Class::kControl) == kSlice);
+}
+
+TEST_CASE("the peer's bound on slices holds for all classes together", "[scheduler]") {
+  IssueScheduler s({1 << 30, 1 << 30, 1 << 30, 4 * kSlice, 4 * kSlice, 2});
+  s.enqueue(1, Class::kDemand);
+  s.issued(Class::kDemand, kSlice);
+  REQUIRE(s.pick());
+  s.issued(Class::kDemand, kSlice);
+  REQUIRE(!s.pick());
+}
+
+TEST_CASE("a background window follows what waits on the path", "[scheduler]") {
+  constexpr uint64_t kUnit = 256 << 10;
+  BackgroundWindow window(2 * kUnit, 64 * kUnit, kUnit);
+  // A path of 100 us and one slice each 10 us: ten slices are under way before any of them waits.
+  int64_t now = 0;
+  const auto run = [&](uint32_t base, uint32_t each, int slices) {
+    for (int i = 0; i < slices; ++i) {
+      const auto under_way = static_cast<uint32_t>(window.bytes() / kUnit);
+      const uint32_t took = std::max(base, under_way * each);
+      now += each;
+      window.answered(kUnit, took, now);
+    }
+  };
+  run(100, 10, 5000);
+  REQUIRE(window.bytes() >= 9 * kUnit);
+  REQUIRE(window.bytes() <= 13 * kUnit);
+  // A slow path: the least, no more.
+  BackgroundWindow slow(2 * kUnit, 64 * kUnit, kUnit);
+  for (int i = 0; i < 1000; ++i) slow.answered(kUnit, 2000 * static_cast<uint32_t>(slow.bytes() / kUnit), i * 2000);
+  REQUIRE(slow.bytes() <= 4 * kUnit + kUnit / 2);
+}
+
+TEST_CASE("what is sent goes by class, with a share for write-back", "[scheduler]") {
+  EgressQueue<int> queue;
+  for (int i = 0; i < 200; ++i) queue.push(Class::kDemand, 1);
+  for (int i = 0; i < 10; ++i) queue.push(Class::kWriteBack, 3);
+  for (int i = 0; i < 10; ++i) queue.push(Class::kPrefetch, 2);
+  queue.push(Class::kControl, 0);
+  REQUIRE(queue.pop() == 0);
+  int until_write = 1;
+  while (queue.pop() == 1) ++until_write;
+  REQUIRE(until_write > 8);    // demand first
+  REQUIRE(until_write < 100);  // but not for ever
+  int seen[4] = {};
+  while (!queue.empty()) ++seen[queue.pop()];
+  REQUIRE(seen[2] == 10);
+  REQUIRE(seen[3] == 9);
+}
+
+TEST_CASE("regions: keys, rights, ends", "[regions]") {
+  const auto domain = makeDomain(), other = makeDomain();
+  Buffer memory(1 << 16);
+  auto region = registerMemory(domain, memory.memory(), kRemoteRead).value();
+  const RemoteKey key = region->key();
+  REQUIRE(key.key != 0);
+  Pin pin;
+  REQUIRE(domain->pin(key.key, 0, 1 << 16, kRemoteRead, pin) == Outcome::kOk);
+  pin.reset();
+  REQUIRE(domain->pin(key.key, 0, 1, kRemoteWrite, pin) == Outcome::kBadRange);
+  REQUIRE(domain->pin(key.key, 1, 1 << 16, kRemoteRead, pin) == Outcome::kBadRange);
+  REQUIRE(domain->pin(key.key, UINT64_MAX, 2, kRemoteRead, pin) == Outcome::kBadRange);
+  REQUIRE(domain->pin(key.key + 1, 0, 1, kRemoteRead, pin) == Outcome::kBadRange);
+  REQUIRE(other->pin(key.key, 0, 1, kRemoteRead, pin) == Outcome::kBadRange);
+  // Its end waits for who is touching it.
+  REQUIRE(domain->pin(key.key, 0, 1, kRemoteRead, pin) == Outcome::kOk);
+  std::atomic<bool> ended{false};
+  std::thread ending([&] {
+    region.reset();
+    ended = true;
+  });
+  std::this_thread::sleep_for(20ms);
+  REQUIRE(!ended);
+  pin.reset();
+  ending.join();
+  REQUIRE(domain->pin(key.key, 0, 1, kRemoteRead, pin) == Outcome::kRevoked);
+
+  REQUIRE(!registerMemory(domain, {nullptr, 1, -1, 0}, kRemoteRead).ok());
+  REQUIRE(!registerMemory(domain, {memory.base, 0, -1, 0}, kRemoteRead).ok());
+  REQUIRE(!registerMemory(domain, {memory.base, 1, 0, 0}, kRemoteRead).ok());  // no memfd
+  Buffer shared(1 << 16, true);
+  REQUIRE(!registerMemory(domain, {shared.base, shared.length, shared.fd, 4096}, kRemoteRead).ok());
+}
+
+TEST_CASE("a ring carries bytes between threads", "[ring]") {
+  auto random = seededRandom("ring");
+  auto made = Channel::make(4096);
+  REQUIRE(made.ok());
+  auto opened =
+      Channel::open(base::UniqueFd(dup(made.value()->memoryFd())), base::UniqueFd(dup(made.value()->peerBell())),
+                    base::UniqueFd(dup(made.value()->ownBell())), 4096);
+  REQUIRE(opened.ok());
+  Ring& out = made.value()->out;
+  Ring& in = opened.value()->in;
+  const uint64_t seed = random();
+  std::thread producer([&] {
+    std::mt19937_64 own(seed);
+    for (uint32_t i = 0; i < 20000; ++i) {
+      std::vector<uint32_t> frame(1 + own() % 300, i);
+      frame[0] = static_cast<uint32_t>(frame.size());
+      while (!out.fits(frame.size() * 4)) std::this_thread::yield();
+      out.put(frame.data(), frame.size() * 4);
+      out.publish();
+    }
+  });
+  bool right = true;
+  for (uint32_t i = 0; i < 20000; ++i) {
+    while (in.available() == 0) std::this_thread::yield();
+    uint32_t length = 0;
+    in.copyOut(&length, 0, 4);
+    std::vector<uint32_t> frame(length);
+    in.copyOut(frame.data(), 0, length * 4);
+    in.consumed(length * 4);
+    for (uint32_t k = 1; k < length; ++k) right = right && frame[k] == i;
+  }
+  producer.join();
+  REQUIRE(right);
+}
+
+TEST_CASE("a channel that is not sealed, or of another size, is refused", "[ring]") {
+  const auto offer = [](bool seal, off_t size) {
+    base::UniqueFd memory(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    REQUIRE(ftruncate(memory.get(), size) == 0);
+    if (seal) REQUIRE(fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    return Channel::open(std::move(memory), base::UniqueFd(eventfd(0, 0)), base::UniqueFd(eventfd(0, 0)), 4096).ok();
+  };
+  auto good = Channel::make(4096);
+  REQUIRE(good.ok());
+  struct stat about {};
+  REQUIRE(fstat(good.value()->memoryFd(), &about) == 0);
+  REQUIRE(offer(true, about.st_size));
+  REQUIRE(!offer(false, about.st_size));
+  REQUIRE(!offer(true, about.st_size - 4096));
+}

@@ -1,0 +1,427 @@
+// Who may connect, and what becomes of those who may not.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "coherence/transport/core/endpoint.h"
+#include "tests/unit/transport/rig.h"
+
+using namespace olpager;
+using namespace olpager::transport;
+using namespace olpager::transport::test;
+
+namespace {
+
+std::shared_ptr<const KeyRing> ringOf(const std::vector<std::pair<std::string, uint8_t>>& keys) {
+  std::vector<NamedKey> all;
+  for (const auto& [name, byte] : keys) {
+    NamedKey key;
+    key.name = name;
+    key.secret.fill(byte);
+    all.push_back(key);
+  }
+  return std::make_shared<const KeyRing>(all);
+}
+
+Options keyed(const std::vector<std::pair<std::string, uint8_t>>& keys, Tls tls, Choice choice = Choice::kTcp) {
+  Options options = optionsFor(choice);
+  options.keys = ringOf(keys);
+  options.tls = tls;
+  options.connect_ms = 3000;
+  return options;
+}
+
+struct Folder {
+  Folder() {
+    char name[] = "/tmp/olpager-test-XXXXXX";
+    REQUIRE(mkdtemp(name) != nullptr);
+    path = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::string path;
+};
+
+/// A server that accepts everything, and raw sockets to it.
+struct Target {
+  explicit Target(const Options& options) : side(options) {
+    auto listening = side.endpoint->listen("127.0.0.1:0", [this](const PeerInfo&) -> Result<Accepted> {
+      return Accepted{side.domain, side.queue};
+    });
+    REQUIRE(listening.ok());
+    listener = std::move(listening.value());
+  }
+  int connect() const {
+    const auto address = resolve(listener->address(), false).value().front();
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    REQUIRE(::connect(fd, address.get(), address.length) == 0);
+    timeval limit{10, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    return fd;
+  }
+  /// True when the server closes the connection; what it says before is thrown away.
+  static bool closed(int fd) {
+    char bytes[4096];
+    for (;;) {
+      const ssize_t got = recv(fd, bytes, sizeof bytes, 0);
+      if (got == 0 || (got < 0 && errno == ECONNRESET)) return true;
+      if (got < 0) return false;
+    }
+  }
+  /// A link that works, made and used: whatever happened before has harmed nobody.
+  void works(const Options& options) {
+    Side client(options);
+    auto link = client.endpoint->connect(listener->address(), {client.domain, client.queue, ""});
+    if (!link.ok()) FAIL(link.error().message);
+    REQUIRE(link.value()->send(MessageClass::kNotice, bytesOf("hello")) == Outcome::kOk);
+    REQUIRE(textOf(side.await(Kind::kMessage).message) == "hello");
+    link.value()->close("done");
+    client.await(Kind::kDown);
+    side.await(Kind::kDown);
+    side.early.clear();
+  }
+  Side side;
+  std::unique_ptr<Listener> listener;
+};
+
+}  // namespace
+
+TEST_CASE("key files", "[trust]") {
+  const Folder folder;
+  const std::string path = folder.path + "/key";
+  REQUIRE(createKeyFile(path, "box-1").ok());
+  struct stat about {};
+  REQUIRE(stat(path.c_str(), &about) == 0);
+  REQUIRE((about.st_mode & 07777) == 0600);
+  const auto keys = loadKeys(path);
+  REQUIRE(keys.ok());
+  REQUIRE(keys.value()->own().name == "box-1");
+  REQUIRE(keys.value()->find("box-1") == keys.value()->own().secret);
+  REQUIRE(!keys.value()->find("box-2"));
+  REQUIRE(!createKeyFile(path, "box-1").ok());  // never over an existing one
+  REQUIRE(!createKeyFile(folder.path + "/other", "no spaces").ok());
+
+  SECTION("readable by others") {
+    chmod(path.c_str(), 0640);
+    const auto refused = loadKeys(path);
+    REQUIRE(!refused.ok());
+    REQUIRE(refused.error().message.find("chmod 600") != std::string::npos);
+  }
+  SECTION("bad lines") {
+    for (const char* text : {"", "name", "name:00", ":00", "na me:00", "# only a comment\n"}) {
+      std::ofstream(path) << text;
+      REQUIRE(!loadKeys(path).ok());
+    }
+    std::ofstream(path) << "a:" << std::string(64, '0') << "\na:" << std::string(64, '1') << "\n";
+    REQUIRE(loadKeys(path).error().message.find(":2:") != std::string::npos);
+  }
+  SECTION("several") {
+    std::ofstream(path) << "# keys\na:" << std::string(64, 'a') << "\n\nb:" << std::string(64, 'B') << "\n";
+    const auto several = loadKeys(path);
+    REQUIRE(several.ok());
+    REQUIRE(several.value()->size() == 2);
+    REQUIRE(several.value()->find("b")->front() == 0xbb);
+  }
+  SECTION("no file") {
+    REQUIRE(!loadKeys(folder.path + "/none").ok());
+    REQUIRE(!loadKeys(folder.path).ok());
+  }
+}
+
+TEST_CASE("with a key everything works at each level of encryption", "[trust]") {
+  const auto level = GENERATE(Tls::kOff, Tls::kControl, Tls::kAll);
+  const auto choice = GENERATE(Choice::kTcp, Choice::kShm);
+  Pair pair(keyed({{"first", 1}, {"second", 2}}, level, choice), keyed({{"second", 2}}, Tls::kOff, choice));
+  REQUIRE(pair.peer->peer().key_name == "second");
+  REQUIRE(pair.up->peer().tls == level);  // the stricter of both
+  Buffer there(4 << 20), here(4 << 20);
+  there.fill(4);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  const auto local = pair.client.add(here, kLocalOnly);
+  const LocalRange all = wholeLocal(local);
+  REQUIRE(pair.up->read({&all, 1}, whole(region), Class::kDemand, 0) == Outcome::kOk);
+  REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
+  REQUIRE(here.holds(4, 0, here.length));
+  here.fill(5);
+  REQUIRE(pair.up->write({&all, 1}, whole(region), Class::kWriteBack, 0) == Outcome::kOk);
+  REQUIRE(pair.client.await(Kind::kWrite).outcome == Outcome::kOk);
+  REQUIRE(there.holds(5, 0, there.length));
+  for (int i = 0; i < 500; ++i) {
+    REQUIRE(pair.up->send(MessageClass::kRequest, bytesOf(std::to_string(i))) == Outcome::kOk);
+    auto asked = pair.server.await(Kind::kMessage);
+    REQUIRE(textOf(asked.message) == std::to_string(i));
+    REQUIRE(asked.link->send(MessageClass::kReply, asked.message.bytes()) == Outcome::kOk);
+    REQUIRE(textOf(pair.client.await(Kind::kMessage).message) == std::to_string(i));
+  }
+}
+
+TEST_CASE("without the right key nobody gets in", "[trust]") {
+  const Options server = keyed({{"right", 1}}, Tls::kAll);
+  Target target(server);
+  const auto refused = [&](const Options& options) {
+    Side client(options);
+    return client.endpoint->connect(target.listener->address(), {client.domain, client.queue, ""});
+  };
+  REQUIRE(!refused(keyed({{"right", 2}}, Tls::kAll)).ok());  // the name, not the key
+  REQUIRE(!refused(keyed({{"wrong", 1}}, Tls::kAll)).ok());  // the key, not the name
+  const auto plain = refused(optionsFor(Choice::kTcp));
+  REQUIRE(!plain.ok());
+  REQUIRE(plain.error().message.find("key") != std::string::npos);
+  target.works(server);
+  // And a node with a key does not talk to one without.
+  Target open(optionsFor(Choice::kTcp));
+  Side client(server);
+  REQUIRE(!client.endpoint->connect(open.listener->address(), {client.domain, client.queue, ""}).ok());
+  open.works(optionsFor(Choice::kTcp));
+}
+
+TEST_CASE("without a key there is only loopback", "[trust]") {
+  Side side(optionsFor(Choice::kTcp));
+  const AcceptFn accept = [&](const PeerInfo&) -> Result<Accepted> { return Accepted{side.domain, side.queue}; };
+  for (const char* address : {"0.0.0.0:0", "[::]:0"}) {
+    const auto refused = side.endpoint->listen(address, accept);
+    REQUIRE(!refused.ok());
+    REQUIRE(refused.error().message.find("olctl keygen") != std::string::npos);
+  }
+  REQUIRE(!side.endpoint->connect("192.0.2.1:7000", {side.domain, side.queue, ""}).ok());
+  Side trusted(keyed({{"k", 1}}, Tls::kAll));
+  REQUIRE(trusted.endpoint->listen("0.0.0.0:0", accept).ok());
+}
+
+TEST_CASE("a tap on the wire sees nothing, and can't play it again", "[trust]") {
+  // A relay between client and server that keeps what the client says.
+  const Options options = keyed({{"k", 7}}, Tls::kAll);
+  Target target(options);
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  REQUIRE(bind(listener, reinterpret_cast<sockaddr*>(&address), length) == 0);
+  REQUIRE(listen(listener, 16) == 0);
+  getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length);
+  std::vector<std::vector<char>> heard(1 + options.lanes);
+  std::vector<std::thread> relays;
+  std::thread taps([&] {
+    for (size_t i = 0; i < heard.size(); ++i) {
+      const int from = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+      const int into = target.connect();
+      const auto relay = [](int a, int b, std::vector<char>* keep) {
+        char bytes[65536];
+        for (ssize_t got; (got = recv(a, bytes, sizeof bytes, 0)) > 0;) {
+          if (keep != nullptr) keep->insert(keep->end(), bytes, bytes + got);
+          if (send(b, bytes, static_cast<size_t>(got), MSG_NOSIGNAL) != got) break;
+        }
+        shutdown(b, SHUT_RDWR);
+        shutdown(a, SHUT_RDWR);
+      };
+      timeval forever{};
+      setsockopt(into, SOL_SOCKET, SO_RCVTIMEO, &forever, sizeof forever);
+      relays.emplace_back(relay, from, into, &heard[i]);
+      relays.emplace_back(relay, into, from, nullptr);
+    }
+  });
+  Buffer here(1 << 20), there(1 << 20);
+  const std::string secret = "the secret in the page, several times over.....................";
+  for (uint64_t i = 0; i < here.length; i += secret.size()) {
+    std::memcpy(here.base + i, secret.data(), std::min<uint64_t>(secret.size(), here.length - i));
+  }
+  {
+    Side client(options);
+    const auto region = target.side.add(there, kRemoteReadWrite);
+    const auto local = client.add(here, kLocalOnly);
+    auto link = client.endpoint->connect("127.0.0.1:" + std::to_string(ntohs(address.sin_port)),
+                                         {client.domain, client.queue, ""});
+    if (!link.ok()) FAIL(link.error().message);
+    const LocalRange all = wholeLocal(local);
+    REQUIRE(link.value()->write({&all, 1}, whole(region), Class::kDemand, 0) == Outcome::kOk);
+    REQUIRE(client.await(Kind::kWrite).outcome == Outcome::kOk);
+    REQUIRE(link.value()->send(MessageClass::kNotice, bytesOf(secret)) == Outcome::kOk);
+    target.side.await(Kind::kMessage);
+    link.value()->close("done");
+    client.await(Kind::kDown);
+    target.side.await(Kind::kDown);
+  }
+  taps.join();
+  for (auto& relay : relays) relay.join();
+  close(listener);
+  REQUIRE(std::memcmp(here.base, there.base, here.length) == 0);
+  size_t total = 0;
+  for (const auto& stream : heard) {
+    total += stream.size();
+    REQUIRE(std::string_view(stream.data(), stream.size()).find("secret in the page") == std::string_view::npos);
+  }
+  REQUIRE(total > here.length);
+  // Played again, byte by byte, it opens nothing: no link, no lane.
+  for (const auto& stream : heard) {
+    const int fd = target.connect();
+    send(fd, stream.data(), stream.size(), MSG_NOSIGNAL);
+    REQUIRE(Target::closed(fd));
+    close(fd);
+  }
+  target.side.early.clear();
+  REQUIRE(!target.side.next(50ms));
+  target.works(options);
+}
+
+TEST_CASE("limits on handshakes", "[trust]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.limits.handshake_ms = 200;
+  options.limits.handshakes = 4;
+  options.limits.links = 2;
+  Target target(options);
+  // Who says nothing is not waited for.
+  const int silent = target.connect();
+  const auto begin = std::chrono::steady_clock::now();
+  REQUIRE(Target::closed(silent));
+  REQUIRE(std::chrono::steady_clock::now() - begin < 5s);
+  close(silent);
+  // A flood is bounded and does not keep others out for longer than its time.
+  std::vector<int> flood;
+  for (int i = 0; i < 60; ++i) flood.push_back(target.connect());
+  for (const int fd : flood) {
+    REQUIRE(Target::closed(fd));
+    close(fd);
+  }
+  target.works(options);
+  // More links than allowed.
+  Side client(optionsFor(Choice::kTcp));
+  const auto connect = [&] {
+    return client.endpoint->connect(target.listener->address(), {client.domain, client.queue, ""});
+  };
+  auto first = connect(), second = connect();
+  REQUIRE(first.ok());
+  REQUIRE(second.ok());
+  const auto third = connect();
+  REQUIRE(!third.ok());
+  REQUIRE(third.error().message.find("more than 2 links") != std::string::npos);
+  first.value()->close("room");
+  target.side.await(Kind::kDown);
+  REQUIRE(connect().ok());
+}
+
+TEST_CASE("handshakes a second", "[trust]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.limits.handshakes_per_second = 20;
+  Target target(options);
+  int closed_at_once = 0;
+  std::vector<int> all;
+  for (int i = 0; i < 60; ++i) all.push_back(target.connect());
+  std::this_thread::sleep_for(300ms);
+  for (const int fd : all) {
+    char byte = 0;
+    if (recv(fd, &byte, 1, MSG_DONTWAIT) == 0) ++closed_at_once;
+    close(fd);
+  }
+  REQUIRE(closed_at_once >= 20);
+}
+
+TEST_CASE("a wrong version is told so", "[trust]") {
+  Target target(optionsFor(Choice::kTcp));
+  wire::Preamble preamble;
+  preamble.version = wire::kVersion + 1;
+  const int fd = target.connect();
+  send(fd, &preamble, sizeof preamble, MSG_NOSIGNAL);
+  wire::Header answer;
+  REQUIRE(recv(fd, &answer, sizeof answer, MSG_WAITALL) == sizeof answer);
+  REQUIRE(answer.frame == wire::Frame::kGoodbye);
+  std::string text(answer.length, '\0');
+  REQUIRE(recv(fd, text.data(), text.size(), MSG_WAITALL) == static_cast<ssize_t>(text.size()));
+  REQUIRE(text.find("version") != std::string::npos);
+  close(fd);
+}
+
+TEMPLATE_TEST_CASE("a key or range that was never granted ends the link, and nothing else", "[trust]", Tcp, Shm) {
+  Pair pair(optionsFor(TestType::kChoice));
+  const LinkPtr other = pair.connect();
+  const LinkPtr other_peer = pair.server.await(Kind::kUp).link;
+  const bool shared = GENERATE(false, true);
+  Buffer there(1 << 20, shared), here(1 << 20);
+  const auto readable = pair.server.add(there, kRemoteRead);
+  const auto hidden = pair.server.add(there, kLocalOnly);
+  const auto local = pair.client.add(here, kLocalOnly);
+  const LocalRange all = wholeLocal(local);
+  there.fill(9);
+  RemoteRange bad = whole(readable);
+  const int what = GENERATE(0, 1, 2, 3);
+  bool write = false;
+  if (what == 0) bad.key.key ^= 1;                       // guessed
+  if (what == 1) bad.key.length = bad.offset = 1 << 30;  // beyond its end
+  if (what == 1) bad.key.length += bad.length;
+  if (what == 2) write = true;             // without the right
+  if (what == 3) bad.key = hidden->key();  // registered, granted to nobody
+  const auto posted =
+      write ? pair.up->write({&all, 1}, bad, Class::kDemand, 1) : pair.up->read({&all, 1}, bad, Class::kDemand, 1);
+  REQUIRE(posted == Outcome::kOk);
+  const auto done = pair.client.await(write ? Kind::kWrite : Kind::kRead);
+  REQUIRE(done.outcome == Outcome::kLinkDown);
+  pair.client.await(Kind::kDown);
+  REQUIRE(pair.server.await(Kind::kDown).link == pair.peer);
+  REQUIRE(there.holds(9, 0, there.length));
+  REQUIRE(other->state() == LinkState::kUp);
+  REQUIRE(other->read({&all, 1}, whole(readable), Class::kDemand, 2) == Outcome::kOk);
+  REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
+  REQUIRE(here.holds(9, 0, here.length));
+}
+
+TEMPLATE_TEST_CASE("a key that was taken back refuses the operation, not the link", "[trust]", Tcp, Shm) {
+  const bool shared = GENERATE(false, true);
+  Pair pair(optionsFor(TestType::kChoice));
+  Buffer there(1 << 20, shared), here(1 << 20);
+  auto region = pair.server.add(there, kRemoteReadWrite);
+  const auto local = pair.client.add(here, kLocalOnly);
+  const LocalRange all = wholeLocal(local);
+  const RemoteRange range = whole(region);
+  REQUIRE(pair.up->read({&all, 1}, range, Class::kDemand, 0) == Outcome::kOk);
+  REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
+  REQUIRE(region->handedOut() == (shared && TestType::kKind == LinkKind::kShm));
+  region.reset();
+  // What the owner said last is heard before: a message behind it has arrived.
+  REQUIRE(pair.peer->send(MessageClass::kNotice, bytesOf("gone")) == Outcome::kOk);
+  pair.client.await(Kind::kMessage);
+  REQUIRE(pair.up->read({&all, 1}, range, Class::kDemand, 0) == Outcome::kOk);
+  REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kRevoked);
+  REQUIRE(pair.up->write({&all, 1}, range, Class::kDemand, 0) == Outcome::kOk);
+  REQUIRE(pair.client.await(Kind::kWrite).outcome == Outcome::kRevoked);
+  REQUIRE(pair.up->state() == LinkState::kUp);
+}
+
+TEST_CASE("noise in place of a handshake", "[trust][fuzz]") {
+  auto random = seededRandom("handshake noise");
+  const bool with_key = GENERATE(false, true);
+  const Options options = with_key ? keyed({{"k", 3}}, Tls::kAll) : optionsFor(Choice::kTcp);
+  Options limited = options;
+  limited.limits.handshakes_per_second = 100000;
+  limited.limits.handshake_ms = 1000;
+  Target target(limited);
+  for (int round = 0; round < 300; ++round) {
+    // A good beginning of random length, then anything.
+    struct {
+      wire::Preamble preamble;
+      wire::Header header;
+      wire::Hello hello;
+    } good;
+    good.preamble.kind = static_cast<wire::Preamble::Kind>(1 + random() % 3);
+    good.header.frame = wire::Frame::kHello;
+    good.header.length = sizeof good.hello;
+    good.hello = static_cast<EndpointCore&>(*target.side.endpoint).hello();
+    std::vector<uint8_t> bytes(sizeof good);
+    std::memcpy(bytes.data(), &good, sizeof good);
+    const size_t changes = 1 + random() % 8;
+    for (size_t i = 0; i < changes; ++i) bytes[random() % bytes.size()] = static_cast<uint8_t>(random());
+    bytes.resize(random() % 3 == 0 ? random() % bytes.size() : bytes.size());
+    for (size_t extra = random() % 200; extra != 0; --extra) bytes.push_back(static_cast<uint8_t>(random()));
+    const int fd = target.connect();
+    send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    shutdown(fd, SHUT_WR);
+    REQUIRE(Target::closed(fd));
+    close(fd);
+  }
+  target.works(options);
+}
