@@ -416,7 +416,9 @@ TEMPLATE_TEST_CASE("many threads, many links, at once", "[faults]", Tcp, Shm) {
   Options options = optionsFor(TestType::kChoice);
   options.io_threads = 3;
   Pair pair(options);
-  Buffer there(8 << 20, true);
+  // A slot of its own for each operation under way, here and there.
+  constexpr uint64_t kThreads = 3, kSlots = 10, kSlot = 256 << 10;
+  Buffer there(kThreads * kSlots * kSlot, true);
   const auto region = pair.server.add(there, kRemoteReadWrite);
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> answered{0};
@@ -431,41 +433,46 @@ TEMPLATE_TEST_CASE("many threads, many links, at once", "[faults]", Tcp, Shm) {
   });
   std::vector<std::thread> threads;
   const uint64_t seed = random();
-  for (unsigned t = 0; t < 3; ++t) {
+  for (unsigned t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       std::mt19937_64 own(seed + t);
       auto endpoint = makeEndpoint(options);
       const auto domain = makeDomain();
       const auto queue = endpoint.value()->makeQueue();
-      std::vector<std::byte> bytes(2 << 20);
+      std::vector<std::byte> bytes(kSlots * kSlot);
       auto local = registerMemory(domain, {bytes.data(), bytes.size(), -1, 0}, kLocalOnly);
       for (int round = 0; round < 3; ++round) {
         auto link = endpoint.value()->connect(pair.listener->address(), {domain, queue, ""});
         if (!link.ok()) continue;
         uint64_t outstanding = 0;
+        std::vector<uint64_t> slots;
+        for (uint64_t slot = 0; slot < kSlots; ++slot) slots.push_back(slot);
         const auto take = [&] {
           Completion one;
           if (queue->wait({&one, 1}, kLong) == 0) std::abort();
           if (one.kind == Kind::kMessage) ++answered;
+          if (one.kind == Kind::kRead || one.kind == Kind::kWrite) slots.push_back(one.context);
           --outstanding;
         };
         for (int i = 0; i < 200; ++i) {
-          const LocalRange range{local.value().get(), 0, 1 + own() % bytes.size()};
-          const RemoteRange remote{region->key(), 0, range.length};
+          const uint64_t slot = slots.back();
+          const LocalRange range{local.value().get(), slot * kSlot, 1 + own() % kSlot};
+          const RemoteRange remote{region->key(), (t * kSlots + slot) * kSlot, range.length};
           Outcome outcome{};
           OperationId id = 0;
           switch (own() % 3) {
             case 0:
-              outcome = link.value()->read({&range, 1}, remote, static_cast<Class>(own() % 4), 0, &id);
+              outcome = link.value()->read({&range, 1}, remote, static_cast<Class>(own() % 4), slot, &id);
               break;
             case 1:
-              outcome = link.value()->write({&range, 1}, remote, static_cast<Class>(own() % 4), 0, &id);
+              outcome = link.value()->write({&range, 1}, remote, static_cast<Class>(own() % 4), slot, &id);
               break;
             default:
               outcome = link.value()->send(MessageClass::kRequest, std::vector<std::byte>(own() % 1000));
           }
           if (id != 0 && own() % 4 == 0) link.value()->raise(id, Class::kDemand);
           if (outcome == Outcome::kOk) ++outstanding;
+          if (outcome == Outcome::kOk && id != 0) slots.pop_back();
           while (outstanding > 8) take();
         }
         if (own() % 2 == 0) {
