@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -157,7 +158,12 @@ CUresult makePool(Root& state) {
     return CUDA_ERROR_NO_DEVICE;
   }
   pager::DriverApi functions;
-  if (const char* missing = pager::loadDriverApi(functions, [&](const char* name) { return driverSymbol(name); })) {
+  const auto resolve = [](const char* name) -> void* {
+    if (void* found = driverSymbol(name)) return found;
+    // Drivers before CUDA 12.8 have the first version only; what differs does not concern us.
+    return std::strcmp(name, "cuEventElapsedTime_v2") == 0 ? driverSymbol("cuEventElapsedTime") : nullptr;
+  };
+  if (const char* missing = pager::loadDriverApi(functions, resolve)) {
     complain("the driver " + state.driver.path + " lacks " + missing + "; driver 550 or newer is needed");
     return CUDA_ERROR_NO_DEVICE;
   }
