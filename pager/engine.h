@@ -3,7 +3,7 @@
 // call or a hash of another extent.
 //
 // Pipelines, each a queue that the engine's thread advances (engine.cpp holds the loop):
-//   in    kParked -> take chunk -> HtoD on `in_stream_` -> event -> map -> kVram            (fetch.cpp)
+//   in    kParked -> take chunk -> HtoD on `in_stream_` -> event -> map -> kVram            (engine.cpp)
 //   out   kVram -> kRetiring: grace period, launches in flight, hash and scan (retire.cpp)
 //         -> unmap -> equal to the lower copy: kParked, chunk free; else DtoH on `out_stream_` -> event -> kParked
 //   want  a launch that waits (Want) is served before any prefetch; what can't come in time is mapped in place.
