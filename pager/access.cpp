@@ -37,6 +37,19 @@ void assumeNames(PoolState& state, Region& region, const std::vector<Region*>& r
       region.edges.push_back(other->id);
 }
 
+/// Calls a function at the end of a scope, also when an exception ends it.
+template <typename Function>
+class AtEnd {
+ public:
+  explicit AtEnd(Function function) : function_(function) {}
+  ~AtEnd() { function_(); }
+  AtEnd(const AtEnd&) = delete;
+  AtEnd& operator=(const AtEnd&) = delete;
+
+ private:
+  Function function_;
+};
+
 }  // namespace
 
 Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), stream_(stream) {}
@@ -286,6 +299,14 @@ CUresult Access::acquireSlow() {
   size_t asked = 0;  // extents of `needed` that are in wants
   size_t held = 0;   // regions of `reach` that are no victims meanwhile
   size_t held_pieces = 0;
+  const auto let_go = [&] {
+    for (auto& [engine, want] : wants) engine->removeWant(&want);
+    wants.clear();
+    for (; held > 0; --held) --reach[held - 1]->wanted;
+    used.release(held_pieces);
+    held_pieces = 0;
+  };
+  const AtEnd without_memory(let_go);
   follow();
   if (follows_pointers_ && !used.empty() && !reach_all) {
     fetched = used.worthFetching(state.launch_number.load());
@@ -297,8 +318,8 @@ CUresult Access::acquireSlow() {
     for (; asked < needed.size(); ++asked) wantOf(needed[asked]->region->engine).extents.push_back(needed[asked]);
     for (; held < reach.size(); ++held) {
       Region* region = reach[held];
-      ++region->wanted;
       wantOf(region->engine).regions.push_back(region);
+      ++region->wanted;
     }
     held_pieces = used.hold(held_pieces);
     for (auto& [engine, want] : wants) want.fetch = !fetched.empty();
@@ -319,10 +340,8 @@ CUresult Access::acquireSlow() {
     }
     if (refused || state.stopped) break;
   }
+  let_go();
   if (waited) {
-    for (auto& [engine, want] : wants) engine->removeWant(&want);
-    for (size_t i = 0; i < held; ++i) --reach[i]->wanted;
-    used.release(held_pieces);
     if (!fetched.empty() && in_vain) used.fetchedInVain(state.launch_number.load());
     if (!fetched.empty() && !in_vain) used.fetchedInTime();
   }
@@ -332,6 +351,9 @@ CUresult Access::acquireSlow() {
   StreamState* stream = state.streams.find(stream_);
   stream->pending.fetch_add(1, std::memory_order_acq_rel);
   const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_acq_rel) + 1;
+  number_ = number;
+  stream_state_ = stream;
+  hazards().mine()->enter();  // before the mutex is released: whoever marks an extent later waits for this
   if (reach_all) state.floor = std::max(state.floor, number);
   Engine* engine = nullptr;
   bool in_place = false;
@@ -389,9 +411,6 @@ CUresult Access::acquireSlow() {
       state.markDirty(region);
   }
   if (!root_writes_.empty()) writesRoots(sources, number);
-  number_ = number;
-  stream_state_ = stream;
-  hazards().mine()->enter();  // before the mutex is released: whoever marks an extent later waits for this
   if (engine != nullptr) {
     DeviceCounters& figures = engine->figures();
     if (follows_pointers_) {

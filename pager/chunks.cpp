@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 
 #include "base/log.h"
 #include "pager/clock.h"
@@ -84,7 +85,8 @@ VramChunk* ChunkStore::makeVram(unsigned order, bool exported) {
   const uint64_t bytes = kPageBytes << order;
   CUmemAllocationProp properties = deviceProperties(device_);
   if (exported) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  auto* chunk = new VramChunk{0, 0, static_cast<uint8_t>(order), exported, false};
+  auto* chunk = new (std::nothrow) VramChunk{0, 0, static_cast<uint8_t>(order), exported, false};
+  if (chunk == nullptr) return nullptr;
   CUdeviceptr alias = 0;
   if (driver_.cuMemCreate(&chunk->handle, bytes, &properties, 0) == CUDA_SUCCESS) {
     if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
@@ -108,7 +110,8 @@ void ChunkStore::destroyVram(VramChunk* chunk) {
 
 HostChunk* ChunkStore::makeHost(unsigned order) {
   const uint64_t bytes = kPageBytes << order;
-  auto* chunk = new HostChunk{0, 0, static_cast<uint8_t>(order)};
+  auto* chunk = new (std::nothrow) HostChunk{0, 0, static_cast<uint8_t>(order)};
+  if (chunk == nullptr) return nullptr;
   if (!host_mappable_) {
     void* memory = nullptr;
     if (driver_.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS) {

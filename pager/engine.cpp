@@ -47,8 +47,7 @@ CUresult Engine::start(uint64_t vram_budget, uint64_t host_limit, int numa_node,
   set(figures_->vram_budget_bytes, vram_budget);
   set(counters().host_limit_bytes, host_limit);
   set(counters().pool_bytes, vram_budget + host_limit);
-  startThreads();
-  return CUDA_SUCCESS;
+  return startThreads() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 // Streams, kernel and buffers, in the current context.
@@ -110,10 +109,38 @@ void Engine::destroyObjects() {
   module_ = nullptr;
 }
 
-void Engine::startThreads() {
-  thread_ = std::thread([this] { run(); });
+// False: the system gives no thread. Without makers of host chunks the engine makes them itself, when they are needed.
+bool Engine::startThreads() {
+  try {
+    thread_ = std::thread([this] { guarded(&Engine::run, true); });
+  } catch (const std::exception& error) {
+    base::logError("device %d: the pager's thread can't be started: %s (see ulimit -u and the cgroup's pids.max)",
+                   device_, error.what());
+    return false;
+  }
   const unsigned makers = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
-  for (unsigned i = 0; i < makers; ++i) host_makers_.emplace_back([this] { makeHostChunks(); });
+  try {
+    for (unsigned i = 0; i < makers; ++i)
+      host_makers_.emplace_back([this] { guarded(&Engine::makeHostChunks, false); });
+  } catch (const std::exception& error) {
+    base::logWarn("device %d: %zu of %u threads that make host memory: %s", device_, host_makers_.size(), makers,
+                  error.what());
+  }
+  return true;
+}
+
+// A thread's body. `vital`: what it could not do left extents half moved, and nobody is to wait for them any more.
+void Engine::guarded(void (Engine::*body)(), bool vital) noexcept {
+  try {
+    (this->*body)();
+  } catch (const std::exception& error) {
+    base::logError("device %d: a thread of the pager has ended: %s%s", device_, error.what(),
+                   vital ? "; launches that need what is not mapped are refused" : "");
+    if (!vital) return;
+    std::lock_guard lock(pool_.mutex);
+    pool_.stopped = true;
+    pool_.changed.notify_all();
+  }
 }
 
 bool Engine::moveTo(CUcontext context, Lock& lock) {
@@ -139,7 +166,7 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
   context_ = context;
   pausing_ = stop_ = false;
   if (result != CUDA_SUCCESS) lost(result);
-  if (!pool_.stopped) startThreads();
+  if (!pool_.stopped && !startThreads()) return false;
   return !broken_;
 }
 

@@ -188,7 +188,8 @@ class Engine {
 
   CUresult makeObjects();
   void destroyObjects();
-  void startThreads();
+  bool startThreads();
+  void guarded(void (Engine::*body)(), bool vital) noexcept;
   void run();
   void makeHostChunks();
   bool finishFetches(Lock& lock);
@@ -255,6 +256,7 @@ class Engine {
   std::condition_variable wake_;
   std::condition_variable host_wake_;
   std::shared_ptr<std::atomic<bool>> draining_ = std::make_shared<std::atomic<bool>>(false);
+  uint64_t next_drain_ns_ = 0;
   bool stop_ = false;
   bool pausing_ = false;  // nothing new is begun: the engine moves to another context
   bool idle_ = false;

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <new>
 
 namespace olpager::pager {
 
@@ -126,22 +127,22 @@ bool StreamTable::record(StreamState& stream) {
   const uint64_t number = stream.last.load(std::memory_order_acquire);
   if (stream.pending.load(std::memory_order_acquire) != 0) return false;  // in this order: see the header
   if (driver_.cuCtxPushCurrent_v2(stream.key.context) != CUDA_SUCCESS) return false;
+  CUevent event = nullptr;
   bool recorded = false;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's end.
   if (driver_.cuStreamIsCapturing(stream.key.stream, &status) == CUDA_SUCCESS &&
       status == CU_STREAM_CAPTURE_STATUS_NONE) {
-    if (CUevent event = takeEvent(stream.key.context); event != nullptr) {
-      if (driver_.cuEventRecord(event, stream.key.stream) == CUDA_SUCCESS) {
-        stream.marks.push_back({event, number});
-        recorded = true;
-      } else {
-        free_events_.push_back({stream.key.context, event});
-      }
-    }
+    event = takeEvent(stream.key.context);
+    recorded = event != nullptr && driver_.cuEventRecord(event, stream.key.stream) == CUDA_SUCCESS;
   }
   CUcontext popped = nullptr;
   driver_.cuCtxPopCurrent_v2(&popped);
+  if (recorded) {
+    stream.marks.push_back({event, number});
+  } else if (event != nullptr) {
+    free_events_.push_back({stream.key.context, event});
+  }
   return recorded;
 }
 
@@ -178,8 +179,12 @@ void StreamTable::poll() {
 
 void StreamTable::markOwn(StreamState* stream) {
   std::lock_guard lock(mutex_);
-  if (!capturing()) record(*stream);
   stream->needs_drain = false;
+  try {
+    if (!capturing()) record(*stream);
+  } catch (const std::bad_alloc&) {
+    stream->needs_drain = true;  // the launch was made: its end is found out by a synchronisation
+  }
 }
 
 bool StreamTable::quiet(uint64_t number) {

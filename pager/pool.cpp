@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <exception>
+#include <new>
 #include <thread>
+#include <tuple>
 
 #include "base/log.h"
 #include "base/size.h"
@@ -77,7 +80,7 @@ Pool::~Pool() {
   while (state_->draining.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-void Pool::stop() noexcept {
+void Pool::stop() noexcept try {
   if (state_ == nullptr || state_->forked.load()) return;
   std::vector<Engine*> engines;
   {
@@ -87,6 +90,8 @@ void Pool::stop() noexcept {
   }
   state_->changed.notify_all();
   for (Engine* engine : engines) engine->stop();
+} catch (const std::exception&) {
+  // No memory for the list while the process ends: its threads end with it.
 }
 
 void Pool::forked() noexcept {
@@ -127,22 +132,32 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   }
   if (state.stopped) return CUDA_ERROR_DEINITIALIZED;
   state.starting.push_back(device);
-  lock.unlock();
-  int numa = 0;
-  if (state.driver.cuDeviceGetAttribute(&numa, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS) numa = 0;
-  const auto [vram, host] = budgetsOf(state, device);
-  lock.lock();
-  auto engine = std::make_unique<Engine>(state, device, context);
-  CUresult result = engine->start(vram, host, numa, lock);
+  state.engines.reserve(state.engines.size() + state.starting.size());
+  std::unique_ptr<Engine> engine;
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  uint64_t vram = 0, host = 0;
+  try {
+    lock.unlock();
+    int numa = 0;
+    if (state.driver.cuDeviceGetAttribute(&numa, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS) numa = 0;
+    std::tie(vram, host) = budgetsOf(state, device);
+    lock.lock();
+    engine = std::make_unique<Engine>(state, device, context);
+    result = engine->start(vram, host, numa, lock);
+  } catch (const std::bad_alloc&) {
+    if (!lock.owns_lock()) lock.lock();
+  }
   if (result == CUDA_SUCCESS && state.stopped) result = CUDA_ERROR_DEINITIALIZED;
   std::erase(state.starting, device);
   state.changed.notify_all();
   if (result != CUDA_SUCCESS) {
-    lock.unlock();  // its end takes the mutex
-    engine->stop();
-    engine->releaseAll();
-    engine.reset();
-    lock.lock();
+    if (engine != nullptr) {
+      lock.unlock();  // its end takes the mutex
+      engine->stop();
+      engine->releaseAll();
+      engine.reset();
+      lock.lock();
+    }
     base::logError("device %d: the pager could not start (CUDA error %d)", device, static_cast<int>(result));
     return result;
   }
@@ -156,6 +171,32 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+// One region's want, on its engine's list and keeping the region from eviction until the wait ends, however it does.
+class WaitingFor {
+ public:
+  WaitingFor(Engine& engine, Want& want, Region& region) : engine_(engine), want_(want), region_(region) {
+    engine.addWant(&want);
+    ++region.wanted;
+    for (Extent* extent : want.extents) ++extent->wanted;
+  }
+  ~WaitingFor() {
+    engine_.removeWant(&want_);
+    --region_.wanted;
+    for (Extent* extent : want_.extents) --extent->wanted;
+  }
+  WaitingFor(const WaitingFor&) = delete;
+  WaitingFor& operator=(const WaitingFor&) = delete;
+
+ private:
+  Engine& engine_;
+  Want& want_;
+  Region& region_;
+};
+
+}  // namespace
+
 CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes, Lock& lock) {
   Engine& engine = *region.engine;
   Want want;
@@ -163,9 +204,7 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
   want.since_ns = nowNs();
   const ExtentRange range = extentsAt(region, address, bytes);
   for (size_t e = range.first; e < range.last; ++e) want.extents.push_back(region.extents[e].get());
-  ++region.wanted;
-  for (Extent* extent : want.extents) ++extent->wanted;
-  engine.addWant(&want);
+  const WaitingFor waiting(engine, want, region);
   const auto there = [&] {
     for (const Extent* extent : want.extents)
       if (extent->state != ExtentState::kVram) return false;
@@ -174,9 +213,6 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
   // In place is no help here: who uses the address does not come by again.
   while (!there() && !want.failed && !want.in_place && !engine.broken() && !state.stopped)
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
-  engine.removeWant(&want);
-  --region.wanted;
-  for (Extent* extent : want.extents) --extent->wanted;
   return there() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 

@@ -12,6 +12,7 @@
 #include <unordered_set>
 
 #include "base/log.h"
+#include "pager/clock.h"
 #include "pager/engine.h"
 #include "pager/kernels/page_pass.h"
 #include "pager/pool_state.h"
@@ -22,6 +23,7 @@ namespace {
 constexpr uint64_t kBatchBytes = 128ull << 20;
 constexpr size_t kCandidates = 4096;
 constexpr unsigned kMissedRoots = 3;  // passes, see Engine::noteRoots
+constexpr uint64_t kDrainAgainNs = 20'000'000;  // the system gave no thread
 
 // Who goes first: the higher class, then the higher key.
 struct Score {
@@ -262,7 +264,7 @@ bool Engine::advanceBatches(Lock& lock) {
 // Per-thread default streams whose threads left launches unmarked: only a synchronisation of their context tells. It can
 // last as long as their kernels, so a thread of its own makes it.
 void Engine::drainContexts(Lock& lock) {
-  if (draining_->load()) return;
+  if (draining_->load() || nowNs() < next_drain_ns_) return;
   auto contexts = pool_.streams.contextsToDrain();
   if (contexts.empty()) return;
   draining_->store(true);
@@ -272,7 +274,7 @@ void Engine::drainContexts(Lock& lock) {
   Hazards::Snapshot launching;
   hazards().snapshot(launching);
   pool_.draining.fetch_add(1);
-  std::thread([&pool = pool_, contexts, number, launching, flag = draining_]() mutable {
+  auto drain = [&pool = pool_, contexts, number, launching, flag = draining_]() mutable {
     const DriverApi& driver = pool.driver;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     driver.cuThreadExchangeStreamCaptureMode(&mode);
@@ -286,7 +288,15 @@ void Engine::drainContexts(Lock& lock) {
     }
     flag->store(false);
     pool.draining.fetch_sub(1);
-  }).detach();
+  };
+  try {
+    std::thread(drain).detach();
+  } catch (const std::exception& error) {
+    base::warnOnce("drain", "device %d: eviction waits for a thread: %s", device_, error.what());
+    draining_->store(false);
+    pool_.draining.fetch_sub(1);
+    next_drain_ns_ = nowNs() + kDrainAgainNs;
+  }
 }
 
 bool Engine::startPass(Batch& batch, Lock& lock) {

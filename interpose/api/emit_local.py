@@ -42,22 +42,47 @@ Behaviour localBehaviour(api::Symbol symbol);
 """
 
 
+def _guard(symbol):
+    names = ", ".join(p.name for p in symbol.form.parameters)
+    return f"""CUresult guarded_{symbol.name}({symbol.form.signature()}) {{
+  try {{
+    return ol_local_{symbol.name}({names});
+  }} catch (const std::exception& error) {{
+    return olpager::local::failed("{symbol.name}", error);
+  }}
+}}
+"""
+
+
 def local_table_cpp(spec):
     own = [s for s in spec.symbols() if s.local == "own"]
     rows = ""
     for name in spec.all_names():
         local = name.local if hasattr(name, "form") else "pass"
-        address = f"reinterpret_cast<void*>(&ol_local_{name.name})" if local != "pass" else "nullptr"
-        rows += f"    {{{address}, Behaviour::k{local.capitalize()}}},\n"
+        written = f"reinterpret_cast<void*>(&ol_local_{name.name})" if local != "pass" else "nullptr"
+        called = f"reinterpret_cast<void*>(&guarded_{name.name})" if local == "own" else written
+        rows += f"    {{{written}, {called}, Behaviour::k{local.capitalize()}}},\n"
     weak = "".join(f"#pragma weak ol_local_{s.name}\n" for s in own)
-    return f"""{NOTE}#include "interpose/api/local_functions.h"
+    guards = "".join(_guard(s) for s in own)
+    return f"""{NOTE}#define __CUDA_API_VERSION_INTERNAL
+#include <exception>
+
+#include "interpose/api/local_functions.h"
+#include "interpose/api/local_runtime.h"
 
 // Weak: what is not written is null, and the driver's own function is used.
 {weak}
+namespace {{
+
+// What the program calls: no exception of ours goes into it. (The generated wrappers hold theirs back themselves.)
+{guards}
+}}  // namespace
+
 namespace olpager::local {{
 namespace {{
 
 struct Entry {{
+  void* written;  // null: it is not
   void* function;
   Behaviour behaviour;
 }};
@@ -66,7 +91,10 @@ const Entry kEntries[api::kSymbolCount] = {{
 
 }}  // namespace
 
-void* localFunction(api::Symbol symbol) {{ return kEntries[static_cast<size_t>(symbol)].function; }}
+void* localFunction(api::Symbol symbol) {{
+  const Entry& entry = kEntries[static_cast<size_t>(symbol)];
+  return entry.written != nullptr ? entry.function : nullptr;
+}}
 Behaviour localBehaviour(api::Symbol symbol) {{ return kEntries[static_cast<size_t>(symbol)].behaviour; }}
 
 }}  // namespace olpager::local
@@ -86,7 +114,7 @@ def _wrapper(symbol):
         return parameter.name if not parameter.is_pointer else f"reinterpret_cast<uint64_t>({parameter.name})"
 
     out = f'extern "C" {_declaration(symbol)} {{\n'
-    out += f"  return withRanges<&DriverTable::{symbol.name}>(\n"
+    out += f'  return withRanges<&DriverTable::{symbol.name}>("{symbol.name}",\n'
     def sink_call(annotation):
         _, name, arguments = annotation.parenthesis.tree
         return f"extract::{name}({', '.join(['sink'] + [Expression.emit(e) for e in arguments])});"
@@ -127,6 +155,7 @@ def residency_wrappers_cpp(spec):
     return f"""{NOTE}// Copies, memsets and stream memory operations: what they read and write in the range is made resident first.
 #define __CUDA_API_VERSION_INTERNAL
 #include <algorithm>
+#include <exception>
 
 #include "interpose/api/driver_table.h"
 #include "interpose/api/local_functions.h"
@@ -199,19 +228,23 @@ static_assert(static_cast<int>(Mode::kRead) == static_cast<int>(extract::Use::kR
 
 /// The driver's function, with what `add` names in the range resident for as long as the operation needs it.
 template <auto kFunction, typename Touches, typename Key, typename Add, typename... Arguments>
-CUresult withRanges(Touches touches, Key key, Add add, Arguments... arguments) {{
+CUresult withRanges(const char* name, Touches touches, Key key, Add add, Arguments... arguments) {{
   const Runtime& runtime = localRuntime();
   const auto call = runtime.driver->*kFunction;
   if (call == nullptr) return CUDA_ERROR_NOT_SUPPORTED;  // the driver is older than the function
   if (runtime.pool == nullptr || !touches(*runtime.pool)) return call(arguments...);
-  const pager::StreamKey stream = key();
-  Access access(*runtime.pool, stream);
-  add(access, *runtime.pool);
-  const CUresult entered = enter(access, stream);
-  if (entered != CUDA_SUCCESS) return entered;
-  const CUresult result = call(arguments...);
-  leave(access, stream, result);
-  return result;
+  try {{
+    const pager::StreamKey stream = key();
+    Access access(*runtime.pool, stream);
+    add(access, *runtime.pool);
+    const CUresult entered = enter(access, stream);
+    if (entered != CUDA_SUCCESS) return entered;
+    const CUresult result = call(arguments...);
+    leave(access, stream, result);
+    return result;
+  }} catch (const std::exception& error) {{
+    return failed(name, error);
+  }}
 }}
 
 }}  // namespace

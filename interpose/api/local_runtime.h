@@ -6,6 +6,8 @@
 
 #include <cuda.h>
 
+#include <exception>
+
 #include "interpose/api/driver_table.h"
 #include "pager/pool.h"
 
@@ -48,5 +50,9 @@ CUresult enter(pager::Access& access, const pager::StreamKey& stream);
 
 /// After the driver's call, with its result.
 void leave(pager::Access& access, const pager::StreamKey& stream, CUresult result);
+
+/// A function of ours was left by an exception, which must not go on into the program: says so in one line and gives the
+/// call's result, CUDA_ERROR_OUT_OF_MEMORY where the system refused memory or a thread, else CUDA_ERROR_UNKNOWN.
+CUresult failed(const char* function, const std::exception& error) noexcept;
 
 }  // namespace olpager::local

@@ -64,11 +64,9 @@ CUresult noExportTable(const void** table, const CUuuid* /*id*/) {
 void* driverlessFunction(api::Symbol symbol) {
   switch (symbol) {
     case api::Symbol::kCuInit:
-      return reinterpret_cast<void*>(&ol_local_cuInit);
     case api::Symbol::kCuGetProcAddress:
-      return reinterpret_cast<void*>(&ol_local_cuGetProcAddress);
     case api::Symbol::kCuGetProcAddress_v2:
-      return reinterpret_cast<void*>(&ol_local_cuGetProcAddress_v2);
+      return localFunction(symbol);
     case api::Symbol::kCuDriverGetVersion:
       return reinterpret_cast<void*>(&driverGetVersion);
     case api::Symbol::kCuGetErrorName:

@@ -4,8 +4,11 @@
 
 #include <dlfcn.h>
 
+#include <exception>
+
 #include "base/log.h"
 #include "interpose/api/local_functions.h"
+#include "interpose/api/local_runtime.h"
 #include "interpose/api/proc_address.h"
 #include "interpose/local/dlopen_hook.h"
 #include "interpose/local/driverless.h"
@@ -86,7 +89,13 @@ CUresult getProcAddress(const char* name, void** function, int version, cuuint64
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
 
 extern "C" __attribute__((visibility("hidden"))) void* olpager_resolve_symbol(unsigned index) {
-  return resolve(static_cast<olpager::api::Symbol>(index));
+  const auto symbol = static_cast<olpager::api::Symbol>(index);
+  try {
+    return resolve(symbol);
+  } catch (const std::exception& error) {
+    (void)failed(olpager::api::symbolName(symbol), error);
+    return nullptr;  // asked again by the next call
+  }
 }
 
 OLPAGER_HOOK(cuInit)(unsigned int flags) { return initialize(flags); }

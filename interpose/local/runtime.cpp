@@ -4,7 +4,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <system_error>
 
+#include "base/log.h"
 #include "interpose/api/local_runtime.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
@@ -138,6 +141,20 @@ void leave(pager::Access& access, const pager::StreamKey& stream, CUresult resul
   }
   if (anyCapture() && captureOf(stream) != 0) return;
   access.submitted(result);
+}
+
+CUresult failed(const char* function, const std::exception& error) noexcept {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    base::logError("%s is refused: the system gives no more memory", function);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (dynamic_cast<const std::system_error*>(&error) != nullptr) {
+    base::logError("%s is refused: %s (no more threads? see ulimit -u and the cgroup's pids.max)", function,
+                   error.what());
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  base::logError("%s is refused: %s", function, error.what());
+  return CUDA_ERROR_UNKNOWN;
 }
 
 void holdStreamGone(CUcontext context) {

@@ -1,10 +1,12 @@
 #include "tests/unit/api/recording_pager.h"
 
 #include <cstring>
+#include <new>
 
 Record g_record;
 CUresult g_enter_result = CUDA_SUCCESS;
 CUresult g_driver_result = CUDA_SUCCESS;
+void (*g_enter_throws)() = nullptr;
 
 namespace {
 bool g_use_pool = true;
@@ -70,12 +72,18 @@ bool readableNow(const void*, uint64_t, HostRead read) noexcept { return read ==
 
 CUresult enter(pager::Access&, const pager::StreamKey&) {
   g_record.steps += 'e';
+  if (g_enter_throws != nullptr) g_enter_throws();
   return g_enter_result;
 }
 
 void leave(pager::Access&, const pager::StreamKey&, CUresult result) {
   g_record.steps += 'l';
   g_record.left_with = result;
+}
+
+CUresult failed(const char* function, const std::exception& error) noexcept {
+  g_record.failed = function;
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
 }
 
 }  // namespace olpager::local

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "interpose/api/local_runtime.h"
@@ -28,6 +29,7 @@ struct Record {
   std::string steps;
   int symbol = -1;
   CUresult left_with = CUDA_ERROR_UNKNOWN;
+  std::string failed;  // the function that an exception left
 };
 
 inline constexpr uint64_t kPoolBase = 0x2100'0000'0000;
@@ -41,6 +43,8 @@ extern Record g_record;
 /// What enter() and the driver answer.
 extern CUresult g_enter_result;
 extern CUresult g_driver_result;
+/// Called by enter(), to throw.
+extern void (*g_enter_throws)();
 
 olpager::api::DriverTable& recordingDriver();
 void usePool(bool on);

@@ -2,6 +2,8 @@
 // own.
 #define __CUDA_API_VERSION_INTERNAL
 #include <array>
+#include <new>
+#include <stdexcept>
 #include <utility>
 
 #include "interpose/api/local_functions.h"
@@ -94,6 +96,17 @@ TEST_CASE("what is not written by hand is the driver's own") {
   CHECK(localBehaviour(Symbol::kCuDriverGetVersion) == Behaviour::kPass);
   CHECK(localFunction(Symbol::kCuDriverGetVersion) == nullptr);
   CHECK(localFunction(Symbol::kCuGLInit) == nullptr);
+}
+
+TEST_CASE("no exception leaves a wrapper") {
+  g_enter_throws = [] { throw std::bad_alloc(); };
+  CHECK(call(&ol_local_cuMemcpyDtoH_v2, kHost, kA, 64) == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(g_record.steps == "e");  // the driver was not called
+  CHECK(g_record.failed == "cuMemcpyDtoH_v2");
+  g_enter_throws = [] { throw std::runtime_error("something else"); };
+  CHECK(call(&ol_local_cuMemsetD8Async, kA, 1, 10, kStream) == CUDA_ERROR_UNKNOWN);
+  CHECK(g_record.failed == "cuMemsetD8Async");
+  g_enter_throws = nullptr;
 }
 
 TEST_CASE("copies name both sides") {
