@@ -99,11 +99,13 @@ void Access::addHostSource(const void* host, uint64_t bytes, bool stable) {
 
 void Access::addReach(const ReachSet& set) {
   follows_pointers_ = true;
+  reaches_everything_ |= set.everything;
   for (const uint64_t address : set.addresses) addWord(address);
 }
 
 void Access::collect(ReachSet& into) const {
   if (pool_.state_->forked.load(std::memory_order_relaxed)) return;
+  into.everything |= reaches_everything_;
   for (unsigned i = 0; i < count_; ++i) {
     const Region* region = pool_.state_->find(use(i).address);
     if (region == nullptr) continue;
@@ -198,7 +200,7 @@ CUresult Access::acquireSlow() {
   // Module variables of a context that no engine lives in can't be scanned: they may name anything.
   const bool unseen_roots =
       follows_pointers_ && state.roots_written.contains(stream_.context) && state.engineIn(stream_.context) == nullptr;
-  bool reach_all = follows_pointers_ && (state.options.reach == Reach::kAll || unseen_roots);
+  bool reach_all = follows_pointers_ && (state.options.reach == Reach::kAll || unseen_roots || reaches_everything_);
   const auto reachEverything = [&] {
     mark = ++state.closure_mark;
     for (Region* region : reach) region->mark = mark;
@@ -511,6 +513,7 @@ void ReachSet::addInPage(uint64_t address) {
 }
 
 void ReachSet::add(const ReachSet& other) {
+  everything |= other.everything;
   for (const uint64_t address : other.addresses) add(address);
 }
 

@@ -107,6 +107,9 @@ struct TimedLaunch;  // private: a launch between two events
 struct ReachSet {
   /// Ascending, unique: one address inside each allocation; of a very large one, one in each page that is named.
   std::vector<uint64_t> addresses;
+  bool everything = false;  // a kernel of it may reach any allocation
+  bool empty() const { return addresses.empty() && !everything; }
+  bool operator==(const ReachSet&) const = default;
   void add(uint64_t address);
   /// Unless the page has one.
   void addInPage(uint64_t address);
@@ -242,6 +245,8 @@ class Access {
   /// Every 8-byte word at 4-byte steps of a kernel parameter (or an `extra` buffer) that lies in the range names an
   /// allocation; the launch reads and writes it. `bytes` may be below 8 (then nothing).
   void addParameter(const void* bytes_at, size_t bytes);
+  /// A kernel whose parameters nobody can tell: it may reach any allocation.
+  void addEverything() { reaches_everything_ = follows_pointers_ = true; }
   /// An exact range, known from the function's specification. 0 bytes: nothing. Of an address outside the range only that
   /// it is written matters, where a root may lie.
   void addRange(uint64_t address, uint64_t bytes, Mode mode);
@@ -251,7 +256,7 @@ class Access {
   /// Everything that a graph reaches.
   void addReach(const ReachSet& set);
   /// True when something was named.
-  bool any() const { return count_ != 0 || !root_writes_.empty(); }
+  bool any() const { return count_ != 0 || reaches_everything_ || !root_writes_.empty(); }
   /// For a launch recorded by a capture or put in a graph node: what it names, instead of acquire().
   void collect(ReachSet& into) const;
 
@@ -284,6 +289,7 @@ class Access {
   uint64_t host_bytes_ = 0;
   bool host_stable_ = false;
   bool follows_pointers_ = false;  // a kernel or a graph: its reach goes on through pointers in memory
+  bool reaches_everything_ = false;
   Use inline_[kInlineUses];
   std::vector<Use> more_;             // beyond kInlineUses
   std::vector<uint64_t> host_words_;  // parameters that may lie in a root that the CPU reads

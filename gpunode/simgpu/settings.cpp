@@ -100,6 +100,10 @@ Result<Settings> readSettings() {
     if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_HOST_NUMA", v, "0 or 1");
     s.host_numa = number != 0;
   }
+  if (const char* v = variable("OL_SIM_PARAM_INFO")) {
+    if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_PARAM_INFO", v, "0 or 1");
+    s.param_info = number != 0;
+  }
   if (const char* v = variable("OL_SIM_BANDWIDTH")) {
     char* end = nullptr;
     const double gigabytes = std::strtod(v, &end);

@@ -264,7 +264,7 @@ void graphNodeReaches(CUgraph graph, CUgraphNode node, const ReachSet& reach) {
   Captures& all = state();
   std::lock_guard lock(all.mutex);
   if (graph != nullptr) {
-    if (!reach.addresses.empty()) contentOf(all, graph)->nodes[node] = reach;
+    if (!reach.empty()) contentOf(all, graph)->nodes[node] = reach;
     return;
   }
   for (auto& [handle, content] : all.graphs) {
@@ -350,7 +350,7 @@ void execNodeReaches(CUgraphExec exec, CUgraphNode node, const ReachSet& reach) 
     std::lock_guard lock(all.mutex);
     Executable& executable = all.executables[exec];
     ReachSet& present = executable.overrides[node];
-    if (present.addresses == reach.addresses) return;
+    if (present == reach) return;
     present = reach;
     rebuild(executable);
     repin(executable, to_pin, to_unpin);

@@ -1,10 +1,12 @@
 // Kernel launches: the words of their parameters that lie in the range name what they reach. The path of a launch whose
 // kernel is known and whose memory is resident takes no lock, makes no system call and allocates nothing.
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <vector>
 
+#include "base/log.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/hook.h"
@@ -34,6 +36,21 @@ ExtraBuffer bufferOf(void* const* extra) {
   return buffer.bytes_at != nullptr ? buffer : ExtraBuffer{};
 }
 
+// A handle that is no kernel's is named by its value: the launch itself will be refused.
+void warnUnknown(CUfunction function) {
+  const char* name = nullptr;
+  const api::DriverTable& real = driver();
+  if ((real.cuFuncGetName == nullptr || real.cuFuncGetName(&name, function) != CUDA_SUCCESS) &&
+      (real.cuKernelGetName == nullptr ||
+       real.cuKernelGetName(&name, reinterpret_cast<CUkernel>(function)) != CUDA_SUCCESS))
+    name = nullptr;
+  char value[32];
+  std::snprintf(value, sizeof(value), "%p", static_cast<void*>(function));
+  const char* shown = name != nullptr ? name : value;
+  base::warnOnce(shown, "the driver does not tell the parameters of kernel %s: each launch of it is taken to reach all "
+                        "of memory", shown);
+}
+
 }  // namespace
 
 void addKernel(pager::Access& access, CUfunction function, CUcontext context, void* const* parameters,
@@ -48,7 +65,12 @@ void addKernel(pager::Access& access, CUfunction function, CUcontext context, vo
   }
   const ParamLayout* layout = findParamLayout(function, context);
   if (layout == nullptr) layout = loadParamLayout(function, context);
-  if (layout == nullptr) return;
+  if (layout == nullptr) {
+    // How many pointers `parameters` is the array of, only the driver knows.
+    warnUnknown(function);
+    access.addEverything();
+    return;
+  }
   if (!layout->name.empty()) access.setName(layout->name.c_str());
   for (const ParamLayout::Param& param : layout->params) access.addParameter(parameters[param.index], param.bytes);
 }

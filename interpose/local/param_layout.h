@@ -36,8 +36,8 @@ inline bool operator==(const ParamLayout::Param& a, const ParamLayout::Param& b)
 /// `context`; nullptr when it was not asked since the last invalidateParamLayouts().
 const ParamLayout* findParamLayout(CUfunction function, CUcontext context);
 
-/// Asks the driver and publishes the answer. nullptr when the driver does not know the handle: the launch itself will
-/// say so. Also makes the globals of the kernel's module known to the pager (modules.h).
+/// Asks the driver and publishes the answer. nullptr when the driver does not tell: the handle is no kernel's, or nobody
+/// knows what such a kernel takes. Also makes the globals of the kernel's module known to the pager (modules.h).
 const ParamLayout* loadParamLayout(CUfunction function, CUcontext context);
 
 /// A module was unloaded: its handles may be given out again for other kernels. Everything is asked again.

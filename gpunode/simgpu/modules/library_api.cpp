@@ -214,6 +214,7 @@ CUresult CUDAAPI cuKernelGetName(const char** name, CUkernel handle) {
 }
 
 CUresult CUDAAPI cuKernelGetParamInfo(CUkernel handle, size_t index, size_t* offset, size_t* size) {
+  if (!Driver::get().settings.param_info) return CUDA_ERROR_NOT_SUPPORTED;
   if (offset == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<LibraryKernel> kernel;
   if (const CUresult error = requireKernel(handle, &kernel); error != CUDA_SUCCESS) return error;
