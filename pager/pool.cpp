@@ -25,6 +25,11 @@ constexpr uint64_t kDefaultVaBase = 0x2A5D'0000'0000;
 constexpr uint64_t kDefaultVaSize = 16ull << 40;
 constexpr uint64_t kArenaExtents = 32;  // of an arena, so many fit VRAM at least
 
+// How long an allocation that finds the pool full waits for memory that was freed in stream order. What is before such a
+// free may wait for this very thread. Native gives a stream-ordered allocation the memory in the order of the stream.
+constexpr uint64_t kDevicePatienceNs = 1'000'000'000;
+constexpr uint64_t kStreamOrderedPatienceNs = 10'000'000'000;
+
 }  // namespace
 
 Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const DriverApi& driver) {
@@ -374,8 +379,9 @@ bool isBase(const PoolState& state, CUdeviceptr address) {
   return region->kind == RegionKind::kAllocation && region->base == address;
 }
 
-/// Frees what was freed in stream order and whose event has come. `wait`: waits until one of those has.
-bool reapDeferred(PoolState& state, bool wait, Lock& lock) {
+/// Frees what was freed in stream order and whose event has come, waiting for one of those until `until_ns`. True when
+/// something was freed.
+bool reapDeferred(PoolState& state, uint64_t until_ns, Lock& lock) {
   constexpr size_t kLooks = 16;  // at events that have not come: the others are behind them as a rule
   bool any = false;
   while (!state.deferred.empty() && !state.stopped) {
@@ -392,7 +398,7 @@ bool reapDeferred(PoolState& state, bool wait, Lock& lock) {
       freeQuiet(state, entry.address, lock);  // releases the mutex
       any = true;
     }
-    if (any || !wait) break;
+    if (any || nowNs() >= until_ns) break;
     lock.unlock();  // polled: another thread may destroy the event meanwhile
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     lock.lock();
@@ -409,7 +415,9 @@ CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, Allo
   Lock lock(state.mutex);
   Engine* engine = nullptr;
   if (const CUresult result = engineFor(state, context, device, lock, &engine); result != CUDA_SUCCESS) return result;
-  reapDeferred(state, false, lock);
+  reapDeferred(state, 0, lock);
+  const uint64_t until =
+      nowNs() + (kind == AllocationKind::kStreamOrdered ? kStreamOrderedPatienceNs : kDevicePatienceNs);
   for (;;) {
     CUdeviceptr address = 0;
     if (bytes < kPageBytes) {
@@ -443,7 +451,7 @@ CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, Allo
       *out = address;
       return CUDA_SUCCESS;
     }
-    if (!reapDeferred(state, true, lock)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!reapDeferred(state, until, lock)) return CUDA_ERROR_OUT_OF_MEMORY;
   }
 }
 
@@ -510,7 +518,7 @@ CUresult Pool::freeAsync(CUdeviceptr address, const StreamKey& stream) {
   }
   state.deferred.push_back({address, event});
   state.deferred_addresses.insert(address);
-  reapDeferred(state, false, lock);
+  reapDeferred(state, 0, lock);
   return CUDA_SUCCESS;
 }
 

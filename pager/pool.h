@@ -130,7 +130,8 @@ class Pool {
   bool contains(uint64_t address) const { return address - base_ < end_ - base_; }
 
   // --- allocations -----------------------------------------------------------------------------------------------
-  /// Device memory in `context` (current device `device`). CUDA_ERROR_OUT_OF_MEMORY beyond the pool;
+  /// Device memory in `context` (current device `device`). CUDA_ERROR_OUT_OF_MEMORY beyond the pool, after some seconds at
+  /// most while memory freed in stream order is still in use;
   /// CUDA_ERROR_INVALID_VALUE for 0 bytes. Contents undefined, as with cuMemAlloc. Starts the device's engine.
   CUresult allocate(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, CUdeviceptr* out);
   /// Frees what `address` is the base of, once all work that reaches it is done (waits for it, as cuMemFree does).

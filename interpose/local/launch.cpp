@@ -47,8 +47,10 @@ void warnUnknown(CUfunction function) {
   char value[32];
   std::snprintf(value, sizeof(value), "%p", static_cast<void*>(function));
   const char* shown = name != nullptr ? name : value;
-  base::warnOnce(shown, "the driver does not tell the parameters of kernel %s: each launch of it is taken to reach all "
-                        "of memory", shown);
+  base::warnOnce(shown,
+                 "the driver does not tell the parameters of kernel %s: each launch of it is taken to reach all "
+                 "of memory",
+                 shown);
 }
 
 }  // namespace

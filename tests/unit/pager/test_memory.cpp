@@ -1,6 +1,8 @@
 // Allocations: exhaustion, frees, small ones, pins, the program's own mappings, contexts that go.
+#include <atomic>
 #include <chrono>
 #include <random>
+#include <thread>
 
 #include "tests/unit/pager/rig.h"
 
@@ -120,6 +122,31 @@ TEST_CASE("memory freed in stream order is used again", "[pager][memory]") {
       CHECK(gone);
     }
   }
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
+
+TEST_CASE("an allocation behind a free that waits for its own thread is refused", "[pager][memory]") {
+  Rig rig({.vram = 8 * kMiB, .host = 8 * kMiB});
+  const auto kind = GENERATE(AllocationKind::kDevice, AllocationKind::kStreamOrdered);
+  const CUstream stream = rig.makeStream();
+  CUdeviceptr first = 0, second = 0;
+  REQUIRE(rig.tryAllocate(12 * kMiB, &first, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
+  std::atomic<bool> go{false};
+  REQUIRE(driver().cuLaunchHostFunc(
+              stream,
+              [](void* flag) {
+                while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
+              },
+              &go) == CUDA_SUCCESS);
+  REQUIRE(rig.pool().freeAsync(first, rig.key(stream)) == CUDA_SUCCESS);
+  CHECK(rig.tryAllocate(12 * kMiB, &second, kind) == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(rig.tryAllocate(2 * kMiB, &second, kind) == CUDA_SUCCESS);  // there is room for it
+  go = true;
+  CUdeviceptr third = 0;
+  CHECK(rig.tryAllocate(12 * kMiB, &third, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
+  rig.free(second);
+  rig.free(third);
   rig.pool().streamDestroyed(rig.key(stream));
   driver().api.cuStreamDestroy_v2(stream);
 }
