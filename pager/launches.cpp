@@ -1,7 +1,6 @@
 #include "pager/launches.h"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <new>
@@ -38,30 +37,48 @@ Hazards& hazards() {
   return *instance;
 }
 
-HazardSlot* Hazards::mine() noexcept {
+HazardSlot* Hazards::claim(Block& block) {
+  for (unsigned i = 0; i < kBlockSlots; ++i) {
+    HazardSlot& slot = block.slots[i];
+    bool expected = false;
+    if (slot.used.load(std::memory_order_relaxed) || !slot.used.compare_exchange_strong(expected, true)) continue;
+    unsigned high = block.high.load();
+    while (high < i + 1 && !block.high.compare_exchange_weak(high, i + 1)) {
+    }
+    return &slot;
+  }
+  return nullptr;
+}
+
+HazardSlot* Hazards::mine() {
   if (my_slot != nullptr) return my_slot;
   pthread_once(&slot_key_once, makeSlotKey);
-  for (unsigned i = 0;; i = (i + 1) % kSlots) {
-    bool expected = false;
-    if (!slots_[i].used.load(std::memory_order_relaxed) && slots_[i].used.compare_exchange_strong(expected, true)) {
-      unsigned high = high_.load();
-      while (high < i + 1 && !high_.compare_exchange_weak(high, i + 1)) {
-      }
-      my_slot = &slots_[i];
-      pthread_setspecific(slot_key, my_slot);
-      return my_slot;
+  Block* block = &first_;
+  HazardSlot* slot = claim(*block);
+  while (slot == nullptr) {
+    Block* next = block->next.load();
+    if (next == nullptr) {
+      auto more = std::make_unique<Block>();
+      if (block->next.compare_exchange_strong(next, more.get())) next = more.release();
     }
-    if (i == kSlots - 1) sched_yield();  // more launching threads than slots: one of them has to end
+    block = next;
+    slot = claim(*block);
   }
+  my_slot = slot;
+  pthread_setspecific(slot_key, my_slot);
+  return my_slot;
 }
 
 void Hazards::snapshot(Snapshot& out) const {
   out.active.clear();
-  // No fence: the marks that the caller made are seq_cst, as are the slots and what launches read of the marks.
-  const unsigned high = high_.load();
-  for (unsigned i = 0; i < high; ++i) {
-    const uint64_t word = slots_[i].word.load(std::memory_order_seq_cst);
-    if (word != 0) out.active.emplace_back(&slots_[i], word);
+  // No fence: the marks that the caller made are seq_cst, as are the slots (and the ways to them) and what launches read
+  // of the marks.
+  for (const Block* block = &first_; block != nullptr; block = block->next.load()) {
+    const unsigned high = block->high.load();
+    for (unsigned i = 0; i < high; ++i) {
+      const uint64_t word = block->slots[i].word.load(std::memory_order_seq_cst);
+      if (word != 0) out.active.emplace_back(&block->slots[i], word);
+    }
   }
 }
 

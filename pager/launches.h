@@ -54,12 +54,12 @@ struct alignas(64) HazardSlot {
   }
 };
 
-/// The hazard slots of a process. Type-stable: never freed.
+/// The hazard slots of a process, in linked blocks. Type-stable: never freed.
 class Hazards {
  public:
-  static constexpr unsigned kSlots = 4096;
-  /// This thread's slot (taken at its first call, given back when the thread ends). Waits while all are taken.
-  HazardSlot* mine() noexcept;
+  static constexpr unsigned kBlockSlots = 512;
+  /// This thread's slot, taken at its first call and given back when the thread ends. std::bad_alloc at a first call.
+  HazardSlot* mine();
   /// Slots that are active now, to be waited for.
   struct Snapshot {
     std::vector<std::pair<const HazardSlot*, uint64_t>> active;
@@ -69,8 +69,14 @@ class Hazards {
   static bool passed(Snapshot& snapshot);
 
  private:
-  HazardSlot slots_[kSlots];
-  std::atomic<unsigned> high_{0};
+  struct Block {
+    HazardSlot slots[kBlockSlots];
+    std::atomic<unsigned> high{0};  // slots from here on were never used
+    std::atomic<Block*> next{nullptr};
+  };
+  static HazardSlot* claim(Block& block);
+
+  Block first_;
 };
 Hazards& hazards();
 

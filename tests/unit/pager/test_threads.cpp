@@ -1,12 +1,16 @@
 // Streams and threads: what is used is not taken away, whoever asks, in whatever order.
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 
+#include "pager/launches.h"
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager::pager;
@@ -322,4 +326,55 @@ TEST_CASE("a forked child gets an answer to every call", "[pager][end]") {
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
   CHECK(rig.holds(a, 4 * kMiB, 1));
+}
+
+TEST_CASE("thousands of threads have launched and live on", "[pager][threads]") {
+  Watchdog watchdog(120);
+  constexpr unsigned kThreads = 4200;
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::set<HazardSlot*> slots;
+    unsigned entered = 0;
+    bool over = false;
+  } shared;
+  const auto live = [](void* given) -> void* {
+    auto& all = *static_cast<Shared*>(given);
+    HazardSlot* slot = hazards().mine();
+    slot->enter();
+    std::unique_lock lock(all.mutex);
+    all.slots.insert(slot);
+    ++all.entered;
+    all.changed.notify_all();
+    all.changed.wait(lock, [&] { return all.over; });
+    slot->leave();
+    return nullptr;
+  };
+  std::vector<pthread_t> threads;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, 128 << 10);
+  for (unsigned i = 0; i < kThreads; ++i) {
+    pthread_t thread;
+    if (pthread_create(&thread, &attributes, live, &shared) != 0) break;
+    threads.push_back(thread);
+  }
+  if (threads.size() < kThreads) WARN("the system gives " << threads.size() << " threads only");
+  Hazards::Snapshot snapshot;
+  {
+    std::unique_lock lock(shared.mutex);
+    shared.changed.wait(lock, [&] { return shared.entered == threads.size(); });
+    CHECK(shared.slots.size() == threads.size());  // each has its own
+    hazards().snapshot(snapshot);
+    CHECK(snapshot.active.size() >= threads.size());
+    CHECK_FALSE(Hazards::passed(snapshot));
+    shared.over = true;
+    shared.changed.notify_all();
+  }
+  for (const pthread_t thread : threads) pthread_join(thread, nullptr);
+  CHECK(Hazards::passed(snapshot));
+  // What ended threads leave is used again.
+  HazardSlot* again = nullptr;
+  std::thread([&] { again = hazards().mine(); }).join();
+  CHECK(shared.slots.contains(again));
 }
