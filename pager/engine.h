@@ -96,6 +96,8 @@ class Engine {
   CUresult addPeer(CUdevice peer, Lock& lock);
 
   uint64_t capacity() const { return chunks_.vramBudget() + chunks_.hostLimit(); }
+  /// Pages of one region that a launch can get to all at once: where nothing can be used in place, they have to fit VRAM.
+  uint64_t largestRegion() const { return chunks_.hostMappable() ? capacity() : chunks_.vramBudget(); }
   uint64_t allocated() const { return allocated_; }
   void addAllocated(int64_t bytes) { allocated_ += static_cast<uint64_t>(bytes); }
 

@@ -135,6 +135,7 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
     *out = engine;
     return CUDA_SUCCESS;
   }
+  if (state.refused.contains(device)) return CUDA_ERROR_NOT_SUPPORTED;
   if (state.stopped) return CUDA_ERROR_DEINITIALIZED;
   state.starting.push_back(device);
   state.engines.reserve(state.engines.size() + state.starting.size());
@@ -153,6 +154,14 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
     if (!lock.owns_lock()) lock.lock();
   }
   if (result == CUDA_SUCCESS && state.stopped) result = CUDA_ERROR_DEINITIALIZED;
+  if (result == CUDA_SUCCESS && state.options.reach == Reach::kAll && !engine->chunks().hostMappable()) {
+    base::logError(
+        "device %d: reach = all needs host memory that the GPU can use in place, which this machine refuses (in a "
+        "container it may need CAP_SYS_NICE): run with reach = traced",
+        device);
+    state.refused.insert(device);  // said once: the machine will not change
+    result = CUDA_ERROR_NOT_SUPPORTED;
+  }
   std::erase(state.starting, device);
   state.changed.notify_all();
   if (result != CUDA_SUCCESS) {
@@ -163,7 +172,8 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
       engine.reset();
       lock.lock();
     }
-    base::logError("device %d: the pager could not start (CUDA error %d)", device, static_cast<int>(result));
+    if (!state.refused.contains(device))
+      base::logError("device %d: the pager could not start (CUDA error %d)", device, static_cast<int>(result));
     return result;
   }
   base::logInfo("device %d: local mode, VRAM budget %s, host tier %s%s", device, base::formatSize(vram).c_str(),
@@ -282,8 +292,20 @@ void publish(PoolState& state, Region& region) {
   state.addresses->publish(region.base, region.id);
 }
 
-/// True when `bytes` more fit the pool of the engine's node.
-bool fits(const Engine& engine, uint64_t bytes) { return engine.allocated() + bytes <= engine.capacity(); }
+/// True when `bytes` more, all in one region, fit the pool of the engine's node.
+bool fits(const Engine& engine, uint64_t bytes) {
+  return engine.allocated() + bytes <= engine.capacity() && bytes <= engine.largestRegion();
+}
+
+/// Says once why an allocation is refused that the pool has room for.
+void refusedOverVram(const Engine& engine, uint64_t bytes) {
+  if (bytes <= engine.largestRegion() || engine.allocated() + bytes > engine.capacity()) return;
+  base::warnOnce(
+      "larger than VRAM",
+      "device %d: an allocation of %s is refused: host memory can't be mapped in place here, so what a launch "
+      "reaches has to fit the VRAM budget of %s",
+      engine.device(), base::formatSize(bytes).c_str(), base::formatSize(engine.largestRegion()).c_str());
+}
 
 /// Takes a region away: it is quiet, and no launch names it any more.
 void dropRegion(PoolState& state, Region* region, Lock& lock) {
@@ -451,7 +473,10 @@ CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, Allo
       *out = address;
       return CUDA_SUCCESS;
     }
-    if (!reapDeferred(state, until, lock)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (bytes > engine->largestRegion() || !reapDeferred(state, until, lock)) {
+      refusedOverVram(*engine, bytes);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
   }
 }
 

@@ -52,6 +52,13 @@ bool moving(ExtentState state) {
 
 constexpr unsigned kCaptureLooks = 1000;  // half a second
 
+// What a pointer into a reservation names.
+uint64_t mappedBytes(const Region& region) {
+  uint64_t bytes = 0;
+  for (const auto& extent : region.extents) bytes += extent->bytes();
+  return bytes;
+}
+
 // Waits until no launch in flight reaches the region. The mutex is released meanwhile.
 void waitQuiet(PoolState& state, Region& region, Lock& lock) {
   Hazards::Snapshot launching;
@@ -320,7 +327,8 @@ CUresult Pool::createHandle(CUcontext context, CUdevice device, uint64_t bytes, 
   Lock lock(state.mutex);
   Engine* engine = nullptr;
   if (const CUresult result = engineFor(state, context, device, lock, &engine); result != CUDA_SUCCESS) return result;
-  if (engine->allocated() + bytes > engine->capacity()) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (engine->allocated() + bytes > engine->capacity() || bytes > engine->largestRegion())
+    return CUDA_ERROR_OUT_OF_MEMORY;
   auto handle = std::make_unique<VmmHandle>();
   handle->id = kFirstHandle + state.next_handle++;
   handle->bytes = bytes;
@@ -444,6 +452,7 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
     } else if (handle.primary == base) {
       result = protect(state, handle, *mapping.region, read_only, lock);
     } else if (handle.primary == 0) {
+      if (mappedBytes(*mapping.region) + handle.bytes > handle.engine->largestRegion()) return CUDA_ERROR_OUT_OF_MEMORY;
       putIn(state, base, handle, *mapping.region, read_only, lock);
     } else {
       result = mapFixed(state, base, mapping, read_only, lock);
