@@ -17,7 +17,14 @@ struct StreamCache {
   StreamState* stream = nullptr;
   uint64_t generation = 0;
 };
-thread_local StreamCache stream_cache;
+// The streams that a thread launches on in turns; in the order of their arrival, the oldest goes.
+constexpr unsigned kCachedStreams = 8;
+struct StreamCaches {
+  StreamCache entries[kCachedStreams];
+  unsigned last = 0;  // where the thread's last launch was found
+  unsigned oldest = 0;
+};
+thread_local StreamCaches stream_caches;
 
 pthread_key_t slot_key;
 pthread_once_t slot_key_once = PTHREAD_ONCE_INIT;
@@ -96,11 +103,18 @@ StreamTable::StreamTable(const DriverApi& driver) : driver_(driver) {
 StreamTable::~StreamTable() = default;  // events die with their contexts; no driver call at exit
 
 StreamState* StreamTable::find(const StreamKey& key) {
-  StreamCache& cache = stream_cache;
-  if (cache.table == id_ && cache.key == key &&
-      cache.stream->generation.load(std::memory_order_acquire) == cache.generation)
-    return cache.stream;
+  StreamCaches& caches = stream_caches;
+  for (unsigned i = 0; i < kCachedStreams; ++i) {
+    const unsigned at = (caches.last + i) % kCachedStreams;
+    const StreamCache& entry = caches.entries[at];
+    if (entry.key != key || entry.table != id_ ||
+        entry.stream->generation.load(std::memory_order_acquire) != entry.generation)
+      continue;
+    caches.last = at;
+    return entry.stream;
+  }
   std::lock_guard lock(mutex_);
+  ++searches_;
   StreamState* found = nullptr;
   StreamState* unused = nullptr;
   for (auto& stream : streams_) {
@@ -124,7 +138,9 @@ StreamState* StreamTable::find(const StreamKey& key) {
     found->needs_drain = false;
     found->generation.fetch_add(1, std::memory_order_release);
   }
-  cache = {id_, key, found, found->generation.load()};
+  caches.last = caches.oldest;
+  caches.oldest = (caches.oldest + 1) % kCachedStreams;
+  caches.entries[caches.last] = {id_, key, found, found->generation.load()};
   return found;
 }
 

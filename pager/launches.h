@@ -101,7 +101,7 @@ class StreamTable {
  public:
   explicit StreamTable(const DriverApi& driver);
   ~StreamTable();
-  /// The state of `key`, made at first use. Wait-free for a stream that this thread used last.
+  /// The state of `key`, made at first use. Wait-free for the streams that this thread used last (eight).
   StreamState* find(const StreamKey& key);
   /// Engine: records a mark behind every stream's last launch that has none, and collects completed marks.
   void poll();
@@ -122,6 +122,11 @@ class StreamTable {
   bool capturing() const { return captures_.load() > 0; }
   /// A context synchronisation has returned that began when every launch up to `number` had been submitted.
   void contextDrained(CUcontext context, uint64_t number);
+  /// How often find() had to look through the table under its lock.
+  uint64_t searches() {
+    std::lock_guard lock(mutex_);
+    return searches_;
+  }
   /// Contexts with per-thread streams whose launches nobody marked.
   std::vector<CUcontext> contextsToDrain();
 
@@ -138,6 +143,7 @@ class StreamTable {
     CUevent event;
   };
   std::vector<FreeEvent> free_events_;
+  uint64_t searches_ = 0;
   std::atomic<int> captures_{0};
 };
 

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kResultDescriptor = 3;
 
-std::vector<std::string> argumentsFor(const std::string& measurement, const Options& options) {
+std::vector<std::string> argumentsFor(With with, const std::string& measurement, const Options& options) {
   std::vector<std::string> arguments = {"olbench",
                                         "--child",
                                         measurement,
@@ -38,6 +38,9 @@ std::vector<std::string> argumentsFor(const std::string& measurement, const Opti
                                         "--passes",
                                         std::to_string(options.passes)};
   if (options.write) arguments.emplace_back("--write");
+  // The driver alone holds everything: there is no budget to go beyond.
+  if (options.paging && with == With::kPager)
+    arguments.insert(arguments.end(), {"--paging", "--vram", std::to_string(options.vram)});
   return arguments;
 }
 
@@ -100,7 +103,7 @@ int runAsChild(const std::string& measurement, const Options& options) {
 
 nlohmann::json runChild(With with, const std::string& measurement, const Options& options) {
   const std::string self = base::currentExecutable();
-  std::vector<std::string> arguments = argumentsFor(measurement, options);
+  std::vector<std::string> arguments = argumentsFor(with, measurement, options);
   if (with == With::kNative) arguments.insert(arguments.end(), {"--driver", options.driver});
   std::vector<std::string> environment = environmentFor(with, options, self);
   std::vector<char*> argv = pointersTo(arguments);

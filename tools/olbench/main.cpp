@@ -31,13 +31,14 @@ json launch(const Options& options) {
     paged.push_back(runChild(With::kPager, "launch", options));
   }
   json rows = json::array();
-  for (const unsigned pointers : options.pointers) {
+  for (const LaunchRow& row : launchRows(options)) {
     const auto figure = [&](const std::vector<json>& runs, const char* which) {
       std::vector<double> values;
-      for (const json& run : runs) values.push_back(run["nanoseconds"][std::to_string(pointers)][which].get<double>());
+      for (const json& run : runs) values.push_back(run["nanoseconds"][row.key()][which].get<double>());
       return medianOf(values);
     };
-    rows.push_back({{"pointers", pointers},
+    rows.push_back({{"pointers", row.pointers},
+                    {"streams", row.streams},
                     {"native_ns", figure(native, "median")},
                     {"pager_ns", figure(paged, "median")},
                     {"added_ns", figure(paged, "median") - figure(native, "median")},
@@ -88,12 +89,12 @@ void print(const json& result) {
   const std::string kind = result["measurement"];
   fmt::print("{} on {}\n", kind, result["device"].get<std::string>());
   if (kind == "launch") {
-    fmt::print("{:>9} {:>11} {:>11} {:>10} {:>12} {:>12}\n", "pointers", "native ns", "pager ns", "added ns",
-               "native p99", "pager p99");
+    fmt::print("{:>9} {:>8} {:>11} {:>11} {:>10} {:>12} {:>12}\n", "pointers", "streams", "native ns", "pager ns",
+               "added ns", "native p99", "pager p99");
     for (const json& row : result["rows"]) {
-      fmt::print("{:>9} {:>11.0f} {:>11.0f} {:>10.0f} {:>12.0f} {:>12.0f}\n", row["pointers"].get<unsigned>(),
-                 row["native_ns"].get<double>(), row["pager_ns"].get<double>(), row["added_ns"].get<double>(),
-                 row["native_p99_ns"].get<double>(), row["pager_p99_ns"].get<double>());
+      fmt::print("{:>9} {:>8} {:>11.0f} {:>11.0f} {:>10.0f} {:>12.0f} {:>12.0f}\n", row["pointers"].get<unsigned>(),
+                 row["streams"].get<unsigned>(), row["native_ns"].get<double>(), row["pager_ns"].get<double>(),
+                 row["added_ns"].get<double>(), row["native_p99_ns"].get<double>(), row["pager_p99_ns"].get<double>());
     }
   } else if (kind == "swap") {
     const json& run = result["result"];
@@ -157,6 +158,7 @@ int run(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   app.add_flag("--write", options.write, "swap: the walk writes as well, so that evictions write back");
+  app.add_flag("--paging", options.paging, "launch: twice the budget is allocated, so that memory is moving or parked");
   app.add_option("--child", child)->group("");
   auto* launch_command = app.add_subcommand("launch", "Time of a resident launch by number of pointers");
   auto* swap_command = app.add_subcommand("swap", "Cyclic walk through more than fits");

@@ -21,9 +21,19 @@ struct Options {
   uint64_t host = 0;                         // host tier of the pager; 0: its default
   unsigned passes = 4;                       // timed walks through the working set
   bool write = false;                        // the walk writes what it reads
+  bool paging = false;                       // launches while twice the budget is allocated
 };
 
-/// Nanoseconds of cuLaunchKernel by number of pointers: {"8": {"median": .., "p99": ..}, ...}.
+/// One row of `launch`: a kernel with that many pointers, on one stream or on two in turns.
+struct LaunchRow {
+  unsigned pointers;
+  unsigned streams;
+  std::string key() const { return std::to_string(pointers) + (streams > 1 ? " on two streams" : ""); }
+};
+/// The rows: each number of pointers on one stream, the middle one also on two.
+std::vector<LaunchRow> launchRows(const Options& options);
+
+/// Nanoseconds of cuLaunchKernel by LaunchRow::key(): {"8": {"median": .., "p99": ..}, ...}.
 nlohmann::json measureLaunch(const Options& options);
 
 /// A cyclic walk through options.bytes: seconds, bytes walked, and by the pager's counters bytes in and out.

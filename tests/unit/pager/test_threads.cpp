@@ -378,3 +378,26 @@ TEST_CASE("thousands of threads have launched and live on", "[pager][threads]") 
   std::thread([&] { again = hazards().mine(); }).join();
   CHECK(shared.slots.contains(again));
 }
+
+TEST_CASE("a thread that launches on several streams in turns looks each of them up once", "[pager][threads]") {
+  StreamTable table(driver().api);
+  const auto key = [](uintptr_t context, uintptr_t stream) {
+    return StreamKey{reinterpret_cast<CUcontext>(context), reinterpret_cast<CUstream>(stream), 0};
+  };
+  std::vector<StreamKey> keys;
+  for (uintptr_t i = 0; i < 6; ++i) keys.push_back(key(0x1000 + 0x100 * (i % 2), 0x5000 + 0x40 * i));
+  std::vector<StreamState*> states;
+  for (const StreamKey& wanted : keys) states.push_back(table.find(wanted));
+  CHECK(table.searches() == keys.size());
+  for (unsigned round = 0; round < 100; ++round)
+    for (size_t i = 0; i < keys.size(); ++i) CHECK(table.find(keys[i]) == states[i]);
+  CHECK(table.searches() == keys.size());
+  // One that is gone is not found by what the thread remembers.
+  table.streamDestroyed(keys[2]);
+  StreamState* other = table.find(key(0x9000, 0x9000));
+  CHECK(other == states[2]);  // its state is used for another stream
+  CHECK(table.find(keys[2]) != states[2]);
+  CHECK(table.find(keys[2])->key == keys[2]);
+  // More streams than are remembered.
+  for (uintptr_t i = 0; i < 20; ++i) CHECK(table.find(key(0x1, 0x70000 + i))->key == key(0x1, 0x70000 + i));
+}
