@@ -39,7 +39,7 @@ CUmemAccessDesc readWrite(CUmemLocationType type, int id, bool read_only = false
 
 }  // namespace
 
-// Of the host tier: pages in use and kept free, of all devices.
+// Of the host tier: pages in use and kept free.
 void ChunkStore::countHost(uint64_t made) {
   auto& figure = counters().host_used_bytes;
   if (made >= host_made_) {
@@ -47,12 +47,26 @@ void ChunkStore::countHost(uint64_t made) {
   } else {
     subtract(figure, host_made_ - made);
   }
+  if (shares_host_) host_.made += made - host_made_;
   host_made_ = made;
 }
 
 void ChunkStore::setVramBudget(uint64_t bytes) {
   vram_budget_ = bytes;
   set(counters().device(static_cast<unsigned>(device_)).vram_budget_bytes, bytes);
+}
+
+void ChunkStore::setBudgets(uint64_t vram_bytes) {
+  vram_budget_ = vram_bytes;
+  shares_host_ = true;
+  host_.stores.push_back(this);
+}
+
+void ChunkStore::leaveHost() {
+  if (!shares_host_) return;
+  shares_host_ = false;
+  std::erase(host_.stores, this);
+  host_.made -= host_made_;
 }
 
 void ChunkStore::probeHost(int numa_node) {
@@ -233,7 +247,7 @@ void ChunkStore::giveVram(VramChunk* chunk) {
 
 HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock) {
   auto& free = free_host_[order];
-  if (free.empty() && !makeHostAhead(order, lock)) return nullptr;
+  if (free.empty() && !makeHostAhead(order, lock, true)) return nullptr;
   if (free.empty()) return nullptr;  // another thread took it meanwhile
   HostChunk* chunk = free.back();
   free.pop_back();
@@ -241,21 +255,30 @@ HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock) {
   return chunk;
 }
 
-bool ChunkStore::makeHostAhead(unsigned order, Lock& lock) {
-  const uint64_t bytes = kPageBytes << order;
-  if (host_made_ + bytes > host_limit_) {
-    if (host_made_ - host_free_ + bytes > host_limit_) return false;
-    uint64_t excess = host_made_ + bytes - host_limit_;
-    for (unsigned other = 0; other < kOrders && excess > 0; ++other) {
-      while (other != order && !free_host_[other].empty() && excess > 0) {
-        doomed_host_.push_back(free_host_[other].back());
-        free_host_[other].pop_back();
-        const uint64_t other_bytes = kPageBytes << other;
-        countHost(host_made_ - other_bytes);
-        host_free_ -= other_bytes;
-        excess -= std::min(excess, other_bytes);
-      }
+void ChunkStore::doomHost(uint64_t& excess, unsigned spared, ChunkStore& for_whom) {
+  for (unsigned order = 0; order < kOrders && excess > 0; ++order) {
+    const uint64_t bytes = kPageBytes << order;
+    while (order != spared && !free_host_[order].empty() && excess > 0) {
+      for_whom.doomed_host_.push_back(free_host_[order].back());
+      free_host_[order].pop_back();
+      countHost(host_made_ - bytes);
+      host_free_ -= bytes;
+      excess -= std::min(excess, bytes);
     }
+  }
+}
+
+bool ChunkStore::makeHostAhead(unsigned order, Lock& lock, bool demand) {
+  const uint64_t bytes = kPageBytes << order;
+  if (host_.made + bytes > host_.limit) {
+    uint64_t in_use = 0;
+    for (const ChunkStore* store : host_.stores) in_use += store->hostInUse();
+    if (in_use + bytes > host_.limit) return false;
+    uint64_t excess = host_.made + bytes - host_.limit;
+    doomHost(excess, order, *this);
+    for (ChunkStore* store : host_.stores)
+      // A pass of its device may read them.
+      if (demand && store != this && store->passes_ == 0) store->doomHost(excess, kOrders, *this);
     if (excess > 0) return false;
   }
   countHost(host_made_ + bytes);
@@ -323,12 +346,11 @@ uint64_t ChunkStore::lend(uint64_t bytes, Lock& lock) {
 void ChunkStore::releaseAllFree(Lock& lock) {
   releaseFreeVram(UINT64_MAX, lock);
   for (auto& free : free_host_) {
-    for (HostChunk* chunk : free) {
-      countHost(host_made_ - (kPageBytes << chunk->order));
-      doomed_host_.push_back(chunk);
-    }
+    doomed_host_.insert(doomed_host_.end(), free.begin(), free.end());
+    free.clear();
     free.clear();
   }
+  countHost(host_made_ - host_free_);
   host_free_ = 0;
   destroyDoomed(lock);
 }

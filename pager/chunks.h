@@ -1,5 +1,6 @@
-// Physical memory of one device: VRAM chunks within the budget, host chunks within the host tier's limit. Both are made once
-// and reused; a chunk is 2^order pages. Making and releasing are driver calls, made with the mutex released.
+// Physical memory of one device: VRAM chunks within the budget, host chunks within the host tier's limit, which all devices of
+// the pool share. Both are made once and reused; a chunk is 2^order pages. Making and releasing are driver calls, made with the
+// mutex released.
 //
 // Thread-safety: every member runs under PoolState::mutex, passed as `lock`; those that make driver calls release it meanwhile.
 #pragma once
@@ -23,16 +24,33 @@ inline constexpr unsigned kOrders = 5;  // 2, 4, 8, 16 and 32 MiB
 /// VRAM that the driver did not have is asked for again after this time, then after twice as long, up to a minute.
 inline constexpr uint64_t kFirstRetryNs = 1'000'000'000;
 
+class ChunkStore;
+
+/// The host tier of a pool. Under PoolState::mutex.
+struct HostBudget {
+  bool known = false;  // `limit` was given or worked out
+  uint64_t limit = 0;  // bytes of host chunks that all stores together may have
+  uint64_t made = 0;   // that they have
+  std::vector<ChunkStore*> stores;
+};
+
 class ChunkStore {
  public:
-  ChunkStore(const DriverApi& driver, CUdevice device) : driver_(driver), device_(device) {}
+  ChunkStore(const DriverApi& driver, CUdevice device, HostBudget& host)
+      : driver_(driver), device_(device), host_(host) {}
 
-  void setBudgets(uint64_t vram_bytes, uint64_t host_bytes) { vram_budget_ = vram_bytes, host_limit_ = host_bytes; }
-  ~ChunkStore() { countHost(0); }
+  ~ChunkStore() {
+    shares_host_ = false;
+    countHost(0);
+  }
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
+  /// Joins those that share the host tier, until leaveHost().
+  void setBudgets(uint64_t vram_bytes);
+  /// Its host chunks count no more, whether or not they can still be released.
+  void leaveHost();
   uint64_t vramBudget() const { return vram_budget_; }
-  uint64_t hostLimit() const { return host_limit_; }
+  uint64_t hostLimit() const { return host_.limit; }
   /// Finds out what kind of host memory this machine gives. The device's context is current.
   void probeHost(int numa_node);
   bool hostMappable() const { return host_mappable_; }
@@ -49,18 +67,15 @@ class ChunkStore {
   /// A free host chunk or a new one. nullptr: the host tier is full, or the system gave none.
   HostChunk* takeHost(unsigned order, Lock& lock);
   void giveHost(HostChunk* chunk);
-  /// Makes a host chunk ahead of need and puts it among the free ones. False: limit reached or refused.
-  bool makeHostAhead(unsigned order, Lock& lock);
+  /// Makes a host chunk ahead of need and puts it among the free ones. `demand`: somebody needs it now; free chunks of other
+  /// devices go for it. False: limit reached or refused.
+  bool makeHostAhead(unsigned order, Lock& lock, bool demand = false);
 
   /// Bytes that takeVram can still give, counting free chunks.
   uint64_t vramAvailable() const { return vram_budget_ - (vram_made_ - vram_free_); }
   uint64_t vramInUse() const { return vram_made_ - vram_free_; }
   uint64_t hostInUse() const { return host_made_ - host_free_; }
-  uint64_t hostFree() const { return host_free_; }
   uint64_t hostFreeOf(unsigned order) const { return free_host_[order].size(); }
-  uint64_t hostRoom() const {
-    return host_limit_ > host_made_ - host_free_ ? host_limit_ - (host_made_ - host_free_) : 0;
-  }
   /// A pass of the GPU reads chunks through their aliases: until it ends none is released.
   void passBegins() { ++passes_; }
   void passEnds(Lock& lock) {
@@ -68,7 +83,7 @@ class ChunkStore {
   }
   /// Gives free chunks back to the driver until `bytes` of VRAM are released. Returns the bytes released.
   uint64_t releaseFreeVram(uint64_t bytes, Lock& lock);
-  /// Drops every free chunk (the device's context is current).
+  /// Drops every free chunk (the device's context is current). After leaveHost().
   void releaseAllFree(Lock& lock);
 
   /// VRAM that the driver is short of: gives up to `bytes` of free chunks back to it and lowers the budget by as much, so
@@ -96,13 +111,17 @@ class ChunkStore {
   void destroyDoomed(Lock& lock);
   void countHost(uint64_t made);
   void setVramBudget(uint64_t bytes);
+  /// Free host chunks go to the doomed ones of `for_whom` until `excess` bytes have gone, but those of order `spared`.
+  void doomHost(uint64_t& excess, unsigned spared, ChunkStore& for_whom);
 
   const DriverApi& driver_;
   CUdevice device_;
+  HostBudget& host_;
   uint64_t vram_budget_ = 0, vram_made_ = 0, vram_free_ = 0;
   uint64_t vram_withheld_ = 0;  // of the budget: the driver did not have it. Tried again at:
   uint64_t retry_ns_ = 0, retry_after_ns_ = kFirstRetryNs;
-  uint64_t host_limit_ = 0, host_made_ = 0, host_free_ = 0;
+  uint64_t host_made_ = 0, host_free_ = 0;
+  bool shares_host_ = false;
   bool host_mappable_ = false;
   int numa_node_ = 0;
   std::array<std::vector<VramChunk*>, kOrders> free_vram_;

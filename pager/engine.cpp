@@ -27,13 +27,13 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
     : pool_(pool),
       device_(device),
       context_(context),
-      chunks_(pool.driver, device),
+      chunks_(pool.driver, device, pool.host),
       figures_(&counters().device(static_cast<unsigned>(device))) {}
 
 Engine::~Engine() { stop(); }
 
-CUresult Engine::start(uint64_t vram_budget, uint64_t host_limit, int numa_node, Lock& lock) {
-  chunks_.setBudgets(vram_budget, host_limit);
+CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
+  chunks_.setBudgets(vram_budget);
   lock.unlock();
   CUresult result = pool_.driver.cuCtxPushCurrent_v2(context_);
   if (result == CUDA_SUCCESS) {
@@ -45,8 +45,10 @@ CUresult Engine::start(uint64_t vram_budget, uint64_t host_limit, int numa_node,
   lock.lock();
   if (result != CUDA_SUCCESS) return result;
   set(figures_->vram_budget_bytes, vram_budget);
-  set(counters().host_limit_bytes, host_limit);
-  set(counters().pool_bytes, vram_budget + host_limit);
+  set(counters().host_limit_bytes, chunks_.hostLimit());
+  uint64_t pool_bytes = vram_budget + chunks_.hostLimit();
+  for (const auto& other : pool_.engines) pool_bytes += other->chunks().vramBudget();
+  set(counters().pool_bytes, pool_bytes);
   return startThreads() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -141,6 +143,13 @@ void Engine::guarded(void (Engine::*body)(), bool vital) noexcept {
     pool_.stopped = true;
     pool_.changed.notify_all();
   }
+}
+
+uint64_t Engine::capacity() const {
+  uint64_t others = 0;
+  for (const auto& engine : pool_.engines)
+    if (engine.get() != this) others += engine->beyondVram();
+  return chunks_.vramBudget() + chunks_.hostLimit() - std::min(chunks_.hostLimit(), others);
 }
 
 bool Engine::moveTo(CUcontext context, Lock& lock) {
@@ -355,7 +364,7 @@ void Engine::makeHostChunks() {
   while (!stop_) {
     bool made = false;
     // From three quarters of the budget on something will have to leave.
-    if (pool_.allocated_bytes > chunks_.vramBudget() / 4 * 3 && !broken_) {
+    if (allocated_ > chunks_.vramBudget() / 4 * 3 && !broken_) {
       for (unsigned order = kOrders; order-- > 0 && !made;) {
         const uint64_t bytes = kPageBytes << order;
         const uint64_t ahead = std::min<uint64_t>(without_host_[order], std::max<uint64_t>(1, kHostAheadBytes / bytes));
@@ -419,7 +428,9 @@ void Engine::giveHost(Extent& extent) {
 bool Engine::takeHost(Extent& extent, Lock& lock) {
   if (extent.host != nullptr) return true;
   extent.host = chunks_.takeHost(extent.order, lock);
-  if (extent.host == nullptr && dropLowerCopies(extent.bytes()) > 0) extent.host = chunks_.takeHost(extent.order, lock);
+  for (const bool own : {true, false})  // other devices' last
+    if (extent.host == nullptr && dropLowerCopies(extent.bytes(), own) > 0)
+      extent.host = chunks_.takeHost(extent.order, lock);
   if (extent.host == nullptr) return false;
   --without_host_[extent.order];
   host_wake_.notify_all();
@@ -427,15 +438,15 @@ bool Engine::takeHost(Extent& extent, Lock& lock) {
 }
 
 // The host tier is full: lower copies of extents that are in VRAM are a convenience only.
-uint64_t Engine::dropLowerCopies(uint64_t bytes) {
+uint64_t Engine::dropLowerCopies(uint64_t bytes, bool own) {
   uint64_t dropped = 0;
   for (uint32_t id = 1; id < pool_.regions.end() && dropped < bytes; ++id) {
     Region* region = pool_.regions.at(id);
-    if (region->dead || region->engine != this) continue;
+    if (region->dead || region->engine == nullptr || (region->engine == this) != own) continue;
     for (auto& extent : region->extents) {
       if (extent->state != ExtentState::kVram || extent->host == nullptr) continue;
       dropped += extent->bytes();
-      giveHost(*extent);
+      region->engine->giveHost(*extent);
       if (dropped >= bytes) break;
     }
   }
@@ -501,8 +512,11 @@ void Engine::detach(Extent& extent, Lock& lock) {
 
 void Engine::releaseAll() {
   const DriverApi& driver = pool_.driver;
-  if (driver.cuCtxPushCurrent_v2(context_) != CUDA_SUCCESS) return;
   Lock lock(pool_.mutex);
+  chunks_.leaveHost();
+  lock.unlock();
+  if (driver.cuCtxPushCurrent_v2(context_) != CUDA_SUCCESS) return;
+  lock.lock();
   chunks_.releaseAllFree(lock);
   lock.unlock();
   destroyObjects();

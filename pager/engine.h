@@ -14,6 +14,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <deque>
@@ -60,7 +61,7 @@ class Engine {
   ~Engine();
 
   /// Starts the thread and makes the engine's objects in its context. Under the mutex (released for driver calls).
-  CUresult start(uint64_t vram_budget, uint64_t host_limit, int numa_node, Lock& lock);
+  CUresult start(uint64_t vram_budget, int numa_node, Lock& lock);
   /// Its context is about to go: its objects are made anew in another context of the device. What it holds stays. False:
   /// it can't; every extent is in a stable state. Under the mutex (released).
   bool moveTo(CUcontext context, Lock& lock);
@@ -72,6 +73,7 @@ class Engine {
   CUcontext context() const { return context_; }
   ChunkStore& chunks() { return chunks_; }
   LaunchTimer& timer() { return timer_; }
+  const ChunkStore& chunks() const { return chunks_; }
 
   /// New extents of a region get VRAM where there is room without evicting; the others stay kEmpty.
   CUresult mapNew(Region& region, Lock& lock);
@@ -95,7 +97,10 @@ class Engine {
   /// The peer device gets access to every mapping.
   CUresult addPeer(CUdevice peer, Lock& lock);
 
-  uint64_t capacity() const { return chunks_.vramBudget() + chunks_.hostLimit(); }
+  /// Bytes that the device's allocations can have: its VRAM, and what others' leave of the host tier. Under the mutex.
+  uint64_t capacity() const;
+  /// What of its allocations exceeds VRAM.
+  uint64_t beyondVram() const { return allocated_ - std::min(allocated_, chunks_.vramBudget()); }
   /// Pages of one region that a launch can get to all at once: where nothing can be used in place, they have to fit VRAM.
   uint64_t largestRegion() const { return chunks_.hostMappable() ? capacity() : chunks_.vramBudget(); }
   uint64_t allocated() const { return allocated_; }
@@ -241,7 +246,7 @@ class Engine {
   void drainContexts(Lock& lock);
   bool takeHost(Extent& extent, Lock& lock);
   void giveHost(Extent& extent);
-  uint64_t dropLowerCopies(uint64_t bytes);
+  uint64_t dropLowerCopies(uint64_t bytes, bool own);
   CUevent takeEvent();
   void refused(const char* what, CUresult result);
   bool reached(CUevent event);

@@ -108,20 +108,33 @@ void Pool::forked() noexcept {
 
 namespace {
 
-/// VRAM budget and host limit of a device, found out once: what the program was told before the first allocation is what it
-/// gets. Without the mutex; a context of the device is current.
+/// VRAM budget of a device and host limit of all together, found out once: what the program was told before the first
+/// allocation is what it gets. Without the mutex; a context of the device is current.
 std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
   {
     Lock lock(state.mutex);
-    if (const auto known = state.budgets.find(device); known != state.budgets.end()) return known->second;
+    if (const auto known = state.vram_budgets.find(device); known != state.vram_budgets.end() && state.host.known)
+      return {known->second, state.host.limit};
   }
-  const std::pair<uint64_t, uint64_t> found{vramBudget(state.options.vram, state.driver),
-                                            hostLimit(state.options.host)};
+  const uint64_t vram = vramBudget(state.options.vram, state.driver);
+  const uint64_t host = hostLimit(state.options.host);
   size_t free_bytes = 0, total_bytes = 0;
-  if (state.options.vram.bytes == 0 && state.driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS)
-    return found;  // no context yet: nothing to keep
+  const bool keep = state.options.vram.bytes != 0 ||  // else without a context there is nothing to keep yet
+                    state.driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) == CUDA_SUCCESS;
   Lock lock(state.mutex);
-  return state.budgets.try_emplace(device, found).first->second;
+  if (!state.host.known) {
+    state.host.known = true;
+    state.host.limit = host;
+  }
+  return {keep ? state.vram_budgets.try_emplace(device, vram).first->second : vram, state.host.limit};
+}
+
+/// What the program is told, by the Report option: of `vram` and `host` (what can be mapped on this node), of which `left`
+/// is free, or of all the pool.
+MemoryInfo reported(const PoolState& state, uint64_t vram, uint64_t host, uint64_t left) {
+  constexpr uint64_t kOnOtherNodes = 0;  // there are none: one node is the pool
+  const uint64_t more = state.options.report == Report::kPool ? kOnOtherNodes : 0;
+  return {left + more, vram + host + more};
 }
 
 }  // namespace
@@ -149,7 +162,7 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
     std::tie(vram, host) = budgetsOf(state, device);
     lock.lock();
     engine = std::make_unique<Engine>(state, device, context);
-    result = engine->start(vram, host, numa, lock);
+    result = engine->start(vram, numa, lock);
   } catch (const std::bad_alloc&) {
     if (!lock.owns_lock()) lock.lock();
   }
@@ -603,10 +616,14 @@ MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
   if (state.forked.load()) return {};
   Lock lock(state.mutex);
   if (const Engine* engine = state.engineOf(device); engine != nullptr)
-    return {engine->capacity() - std::min(engine->capacity(), engine->allocated()), engine->capacity()};
+    return reported(state, engine->chunks().vramBudget(), engine->chunks().hostLimit(),
+                    engine->capacity() - std::min(engine->capacity(), engine->allocated()));
   lock.unlock();
   const auto [vram, host] = budgetsOf(state, device);
-  return {vram + host, vram + host};
+  lock.lock();
+  uint64_t others = 0;
+  for (const auto& engine : state.engines) others += engine->beyondVram();
+  return reported(state, vram, host, vram + host - std::min(host, others));
 }
 
 // --- other users of addresses ------------------------------------------------------------------------------------------

@@ -210,9 +210,10 @@ struct PoolState {
   uint32_t closure_mark = 0;
   uint32_t extent_mark = 0;
   RecentKernels recent_kernels;
-  std::map<CUdevice, std::pair<uint64_t, uint64_t>> budgets;  // VRAM and host bytes, once they were asked for
-  std::vector<CUdevice> starting;                             // devices whose engine a thread is making
-  std::unordered_set<CUdevice> refused;                       // devices that can't do what the options ask for
+  std::map<CUdevice, uint64_t> vram_budgets;  // bytes, once they were asked for
+  HostBudget host;                            // of all devices together
+  std::vector<CUdevice> starting;             // devices whose engine a thread is making
+  std::unordered_set<CUdevice> refused;       // devices that can't do what the options ask for
   bool stopped = false;
   std::atomic<bool> forked{false};
   std::atomic<int> draining{0};  // threads that synchronise a context and then look at `streams`

@@ -420,4 +420,101 @@ TEST_CASE("exporting waits for kernels that use the memory", "[pager][exports]")
   REQUIRE(rig.pool().unpin(x) == CUDA_SUCCESS);
   rig.pool().streamDestroyed(rig.key(stream));
   driver().api.cuStreamDestroy_v2(stream);
+
+namespace {
+
+/// A context on another device, and operations in it.
+class OtherDevice {
+ public:
+  OtherDevice(Rig& rig, int ordinal) : rig_(rig) {
+    REQUIRE(driver().cuDeviceGet(&device_, ordinal) == CUDA_SUCCESS);
+    REQUIRE(driver().cuCtxCreate_v4(&context_, nullptr, 0, device_) == CUDA_SUCCESS);
+    REQUIRE(driver().cuCtxSetCurrent(rig.context()) == CUDA_SUCCESS);
+  }
+  ~OtherDevice() {
+    driver().cuCtxSetCurrent(context_);
+    rig_.pool().contextGone(context_);
+    driver().cuCtxDestroy_v2(context_);
+    driver().cuCtxSetCurrent(rig_.context());
+  }
+  OtherDevice(const OtherDevice&) = delete;
+  OtherDevice& operator=(const OtherDevice&) = delete;
+
+  CUresult tryAllocate(uint64_t bytes, CUdeviceptr* out) {
+    return here([&] { return rig_.pool().allocate(context_, device_, bytes, AllocationKind::kDevice, out); });
+  }
+  void set(CUdeviceptr address, uint64_t bytes, unsigned char value) {
+    REQUIRE(here([&] {
+              Access access(rig_.pool(), {context_, CU_STREAM_LEGACY, 0});
+              access.addRange(address, bytes, Mode::kWrite);
+              if (const CUresult result = access.acquire(); result != CUDA_SUCCESS) return result;
+              const CUresult result = driver().api.cuMemsetD8Async(address, value, bytes, CU_STREAM_LEGACY);
+              access.submitted(result);
+              return result;
+            }) == CUDA_SUCCESS);
+  }
+  bool isSet(CUdeviceptr address, uint64_t bytes, unsigned char value) {
+    std::vector<unsigned char> got(bytes);
+    REQUIRE(here([&] {
+              Access access(rig_.pool(), {context_, CU_STREAM_LEGACY, 0});
+              access.addRange(address, bytes, Mode::kRead);
+              if (const CUresult result = access.acquire(); result != CUDA_SUCCESS) return result;
+              CUresult result = driver().api.cuMemcpyDtoHAsync_v2(got.data(), address, bytes, CU_STREAM_LEGACY);
+              access.submitted(result);
+              return result == CUDA_SUCCESS ? driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) : result;
+            }) == CUDA_SUCCESS);
+    return std::all_of(got.begin(), got.end(), [value](unsigned char byte) { return byte == value; });
+  }
+  CUdevice device() const { return device_; }
+
+ private:
+  template <typename Function>
+  CUresult here(Function function) {
+    REQUIRE(driver().cuCtxSetCurrent(context_) == CUDA_SUCCESS);
+    const CUresult result = function();
+    REQUIRE(driver().cuCtxSetCurrent(rig_.context()) == CUDA_SUCCESS);
+    return result;
+  }
+
+  Rig& rig_;
+  CUdevice device_ = 0;
+  CUcontext context_ = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("all devices share one host tier", "[pager][devices]") {
+  Rig rig({.vram = 8 * kMiB, .host = 16 * kMiB});
+  OtherDevice other(rig, 1);
+  std::vector<CUdeviceptr> here, there;
+  CUdeviceptr address = 0;
+  const auto fillBoth = [&] {
+    while (rig.tryAllocate(4 * kMiB, &address) == CUDA_SUCCESS) here.push_back(address);
+    while (other.tryAllocate(4 * kMiB, &address) == CUDA_SUCCESS) there.push_back(address);
+  };
+  const auto useAll = [&] {
+    for (size_t i = 0; i < here.size(); ++i) rig.fill(here[i], 4 * kMiB, i);
+    for (size_t i = 0; i < there.size(); ++i) other.set(there[i], 4 * kMiB, static_cast<unsigned char>(i + 1));
+    for (size_t i = 0; i < here.size(); ++i) CHECK(rig.holds(here[i], 4 * kMiB, i));
+    for (size_t i = 0; i < there.size(); ++i) CHECK(other.isSet(there[i], 4 * kMiB, static_cast<unsigned char>(i + 1)));
+    rig.synchronize();
+    CHECK(valueOf(counters().device(0).parked_bytes) + valueOf(counters().device(0).in_place_bytes) +
+              valueOf(counters().device(1).parked_bytes) + valueOf(counters().device(1).in_place_bytes) <=
+          16 * kMiB);
+  };
+  fillBoth();
+  CHECK(here.size() == 6);   // its VRAM and the host tier
+  CHECK(there.size() == 2);  // its VRAM
+  CHECK(rig.pool().memoryInfo(rig.context(), other.device()).free_bytes == 0);
+  useAll();
+  // What one gives back the other can have.
+  for (int i = 0; i < 4; ++i) {
+    rig.free(here.back());
+    here.pop_back();
+  }
+  CHECK(rig.pool().memoryInfo(rig.context(), other.device()).free_bytes == 16 * kMiB);
+  while (other.tryAllocate(4 * kMiB, &address) == CUDA_SUCCESS) there.push_back(address);
+  CHECK(there.size() == 6);
+  CHECK(rig.tryAllocate(4 * kMiB, &address) == CUDA_ERROR_OUT_OF_MEMORY);
+  useAll();
 }
