@@ -78,12 +78,25 @@ void ChunkStore::probeHost(int numa_node) {
 }
 
 CUresult ChunkStore::protectAt(uint64_t address, uint64_t bytes, bool read_only) const {
-  std::array<CUmemAccessDesc, 16> access;
+  std::array<CUmemAccessDesc, kMostPeers + 1> access;
   size_t count = 0;
   access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_, read_only);
-  for (CUdevice peer : peers_)
-    if (count < access.size()) access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, peer, read_only);
+  const size_t peers = peer_count_.load(std::memory_order_acquire);
+  for (size_t i = 0; i < peers; ++i) access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, peers_[i], read_only);
   return driver_.cuMemSetAccess(address, bytes, access.data(), count);
+}
+
+bool ChunkStore::hasPeer(CUdevice peer) const {
+  const auto end = peers_.begin() + static_cast<ptrdiff_t>(peer_count_.load(std::memory_order_acquire));
+  return std::find(peers_.begin(), end, peer) != end;
+}
+
+bool ChunkStore::addPeer(CUdevice peer) {
+  const size_t count = peer_count_.load(std::memory_order_relaxed);
+  if (hasPeer(peer) || count == kMostPeers) return false;
+  peers_[count] = peer;
+  peer_count_.store(count + 1, std::memory_order_release);
+  return true;
 }
 
 CUresult ChunkStore::mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle,
@@ -347,7 +360,6 @@ void ChunkStore::releaseAllFree(Lock& lock) {
   releaseFreeVram(UINT64_MAX, lock);
   for (auto& free : free_host_) {
     doomed_host_.insert(doomed_host_.end(), free.begin(), free.end());
-    free.clear();
     free.clear();
   }
   countHost(host_made_ - host_free_);

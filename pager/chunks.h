@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -20,7 +21,8 @@ namespace olpager::pager {
 
 using Lock = std::unique_lock<std::mutex>;
 
-inline constexpr unsigned kOrders = 5;  // 2, 4, 8, 16 and 32 MiB
+inline constexpr unsigned kOrders = 5;    // 2, 4, 8, 16 and 32 MiB
+inline constexpr size_t kMostPeers = 63;  // further devices that have access to one's memory
 /// VRAM that the driver did not have is asked for again after this time, then after twice as long, up to a minute.
 inline constexpr uint64_t kFirstRetryNs = 1'000'000'000;
 
@@ -100,8 +102,10 @@ class ChunkStore {
   /// What is mapped there may be read only, or written again. Without the mutex.
   CUresult protectAt(uint64_t address, uint64_t bytes, bool read_only) const;
   CUresult unmapAt(uint64_t address, uint64_t bytes) const { return driver_.cuMemUnmap(address, bytes); }
-  void addPeer(CUdevice peer) { peers_.push_back(peer); }
-  const std::vector<CUdevice>& peers() const { return peers_; }
+  /// For every mapping from now on; those that stand are the caller's to widen. False: it has access already, or there are
+  /// more devices than kMostPeers. Under the mutex; mapAt and protectAt read the list without it.
+  bool addPeer(CUdevice peer);
+  bool hasPeer(CUdevice peer) const;
 
  private:
   VramChunk* makeVram(unsigned order, bool exported = false);
@@ -126,7 +130,8 @@ class ChunkStore {
   int numa_node_ = 0;
   std::array<std::vector<VramChunk*>, kOrders> free_vram_;
   std::array<std::vector<HostChunk*>, kOrders> free_host_;
-  std::vector<CUdevice> peers_;
+  std::array<CUdevice, kMostPeers> peers_{};
+  std::atomic<size_t> peer_count_{0};  // entries before it are never written again
   unsigned passes_ = 0;
   unsigned destroying_ = 0;  // threads in the driver with chunks to release
   std::vector<VramChunk*> doomed_vram_;

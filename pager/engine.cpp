@@ -524,21 +524,44 @@ void Engine::releaseAll() {
   driver.cuCtxPopCurrent_v2(&popped);
 }
 
-CUresult Engine::addPeer(CUdevice peer, Lock& lock) {
-  if (std::find(chunks_.peers().begin(), chunks_.peers().end(), peer) != chunks_.peers().end()) return CUDA_SUCCESS;
-  chunks_.addPeer(peer);  // for every mapping from now on
-  CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, peer};
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+CUresult Engine::protect(const std::vector<Extent*>& extents, Lock& lock) {
+  for (Extent* extent : extents) ++extent->pins;  // nothing of it is evicted meanwhile
   CUresult result = CUDA_SUCCESS;
-  static_cast<void>(lock);  // widening access changes no mapping: nothing waits for the GPU
-  for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
-    const Region* region = pool_.regions.at(id);
-    if (region->dead || region->engine != this) continue;
-    for (const auto& extent : region->extents)
-      if (extent->mapped() && result == CUDA_SUCCESS)
-        result = pool_.driver.cuMemSetAccess(extent->address, extent->bytes(), &access, 1);
+  for (Extent* extent : extents) {
+    const auto moving = [&] {
+      return extent->state == ExtentState::kMapping || extent->state == ExtentState::kWriting ||
+             extent->state == ExtentState::kFetching || extent->state == ExtentState::kMoving;
+    };
+    while (moving() && !pool_.stopped) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+    if (extent->state == ExtentState::kRetiring) cancelRetiring(*extent);
+    if (!extent->mapped() || result != CUDA_SUCCESS) continue;  // else mapped as it is to be, the next time
+    const uint64_t address = extent->address;
+    const uint64_t bytes = extent->bytes();
+    const bool read_only = extent->read_only;
+    lock.unlock();
+    result = chunks_.protectAt(address, bytes, read_only);
+    lock.lock();
+    if (!extent->mapped()) result = CUDA_SUCCESS;
   }
+  for (Extent* extent : extents) --extent->pins;
+  return result;
+}
+
+CUresult Engine::addPeer(CUdevice peer, Lock& lock) {
+  if (peer == device_ || chunks_.hasPeer(peer)) return CUDA_SUCCESS;
+  if (!chunks_.addPeer(peer)) return CUDA_ERROR_TOO_MANY_PEERS;
+  CUresult result = CUDA_SUCCESS;
+  for (uint32_t id = 1; id < pool_.regions.end() && result == CUDA_SUCCESS; ++id) {
+    Region* region = pool_.regions.at(id);
+    if (region->dead || region->engine != this) continue;
+    std::vector<Extent*> extents;
+    for (auto& extent : region->extents) extents.push_back(extent.get());
+    ++region->wanted;  // it stays, and so do its extents: what joins them meanwhile is mapped for the peer
+    result = protect(extents, lock);
+    --region->wanted;
+    pool_.changed.notify_all();
+  }
+  if (result == CUDA_SUCCESS) result = protectFixed(pool_, *this, lock);
   return result;
 }
 

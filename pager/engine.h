@@ -94,8 +94,10 @@ class Engine {
   bool retireForExport(Region& region);
   /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context goes.
   void releaseAll();
-  /// The peer device gets access to every mapping.
+  /// The peer device gets access to every mapping. Under the mutex (released for driver calls).
   CUresult addPeer(CUdevice peer, Lock& lock);
+  /// Makes the mappings of these extents what read_only and the peers say. Their region is `wanted` by the caller.
+  CUresult protect(const std::vector<Extent*>& extents, Lock& lock);
 
   /// Bytes that the device's allocations can have: its VRAM, and what others' leave of the host tier. Under the mutex.
   uint64_t capacity() const;

@@ -194,6 +194,8 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
                 engine->chunks().hostMappable()
                     ? ""
                     : "; host memory can't be mapped in place here: what a launch reaches has to fit VRAM");
+  for (const auto& [accessing, owner] : state.peers)
+    if (owner == device) static_cast<void>(engine->chunks().addPeer(accessing));
   *out = engine.get();
   state.engines.push_back(std::move(engine));
   return CUDA_SUCCESS;
@@ -782,8 +784,10 @@ CUresult Pool::peerEnabled(CUdevice accessing, CUdevice owner) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state.mutex);
+  const std::pair pair{accessing, owner};
+  if (std::find(state.peers.begin(), state.peers.end(), pair) == state.peers.end()) state.peers.push_back(pair);
   Engine* engine = state.engineOf(owner);
-  if (engine == nullptr) return CUDA_SUCCESS;
+  if (engine == nullptr) return CUDA_SUCCESS;  // its engine will know from the start
   return engine->addPeer(accessing, lock);
 }
 

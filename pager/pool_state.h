@@ -211,6 +211,7 @@ struct PoolState {
   uint32_t extent_mark = 0;
   RecentKernels recent_kernels;
   std::map<CUdevice, uint64_t> vram_budgets;  // bytes, once they were asked for
+  std::vector<std::pair<CUdevice, CUdevice>> peers;           // (who has access, to whose memory)
   HostBudget host;                            // of all devices together
   std::vector<CUdevice> starting;             // devices whose engine a thread is making
   std::unordered_set<CUdevice> refused;       // devices that can't do what the options ask for
@@ -274,6 +275,8 @@ void drainUnmarked(PoolState& state, uint64_t number);
 CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out);
 /// Waits until what [address, + bytes) of a region holds is in VRAM. The region is pinned by the caller.
 CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes, Lock& lock);
+/// Gives the device's peers access to fixed mappings of the program's handles (vmm.cpp).
+CUresult protectFixed(PoolState& state, Engine& engine, Lock& lock);
 /// The engine goes: so does what the program's handles hold, and their mappings (vmm.cpp).
 void dropHandles(PoolState& state, Engine& engine, Lock& lock);
 

@@ -154,42 +154,54 @@ CUresult protect(PoolState& state, VmmHandle& handle, Region& region, bool read_
   std::vector<Extent*> extents;
   const ExtentRange range = extentsAt(region, handle.primary, handle.bytes);
   for (size_t e = range.first; e < range.last; ++e) extents.push_back(region.extents[e].get());
-  ++region.wanted;                                // nothing of it is evicted meanwhile,
-  for (Extent* extent : extents) ++extent->pins;  // nor of an arena that moves by pieces
-  CUresult result = CUDA_SUCCESS;
-  for (Extent* extent : extents) {
-    extent->read_only = read_only;
-    while (moving(extent->state) && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-    if (extent->state == ExtentState::kRetiring) handle.engine->cancelRetiring(*extent);
-    if (!extent->mapped() || result != CUDA_SUCCESS) continue;
-    lock.unlock();
-    result = handle.engine->chunks().protectAt(extent->address, extent->bytes(), read_only);
-    lock.lock();
-  }
+  for (Extent* extent : extents) extent->read_only = read_only;
+  ++region.wanted;  // nothing of it is evicted meanwhile
+  const CUresult result = handle.engine->protect(extents, lock);
   --region.wanted;
-  for (Extent* extent : extents) --extent->pins;
   state.changed.notify_all();
   return result;
 }
 
-// Where a fixed mapping's pieces are: calls `visit(address, extent)` for each.
-template <typename Visit>
-void forEachPiece(PoolState& state, uint64_t base, VmmHandle& handle, Visit visit) {
-  for (auto& extent : handle.extents) visit(base + extent->address, *extent);
-  if (handle.primary == 0) return;
+// A part of a fixed mapping, as it is used while the mutex is released: what it maps is pinned.
+struct Piece {
+  uint64_t address;
+  uint64_t bytes;
+  CUmemGenericAllocationHandle chunk;
+  Extent* extent;
+};
+
+std::vector<Piece> piecesOf(PoolState& state, uint64_t base, VmmHandle& handle) {
+  std::vector<Piece> pieces;
+  const auto add = [&](uint64_t at, Extent& extent) {
+    pieces.push_back({at, extent.bytes(), extent.vram != nullptr ? extent.vram->handle : 0, &extent});
+  };
+  for (auto& extent : handle.extents) add(base + extent->address, *extent);
+  if (handle.primary == 0) return pieces;
   const Region& region = *state.vmm_mappings.at(handle.primary).region;
   const ExtentRange range = extentsAt(region, handle.primary, handle.bytes);
   for (size_t e = range.first; e < range.last; ++e)
-    visit(base + (region.extents[e]->address - handle.primary), *region.extents[e]);
+    add(base + (region.extents[e]->address - handle.primary), *region.extents[e]);
+  return pieces;
 }
 
-void unmapFixed(PoolState& state, uint64_t base, VmmMapping& mapping) {
+CUresult protectPieces(const Engine& engine, const std::vector<Piece>& pieces, bool read_only, Lock& lock) {
+  CUresult result = CUDA_SUCCESS;
+  lock.unlock();
+  for (const Piece& piece : pieces)
+    if (result == CUDA_SUCCESS) result = engine.chunks().protectAt(piece.address, piece.bytes, read_only);
+  lock.lock();
+  return result;
+}
+
+void unmapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, Lock& lock) {
   VmmHandle& handle = *mapping.handle;
   mapping.fixed = false;
-  forEachPiece(state, base, handle, [&](uint64_t at, Extent& extent) {
-    handle.engine->chunks().unmapAt(at, extent.bytes());
-    --extent.pins;
-  });
+  const Engine& engine = *handle.engine;
+  const std::vector<Piece> pieces = piecesOf(state, base, handle);
+  lock.unlock();
+  for (const Piece& piece : pieces) engine.chunks().unmapAt(piece.address, piece.bytes);
+  lock.lock();
+  for (const Piece& piece : pieces) --piece.extent->pins;
   --handle.fixed;
   if (handle.primary == 0) return;
   Region& region = *state.vmm_mappings.at(handle.primary).region;
@@ -200,25 +212,27 @@ void unmapFixed(PoolState& state, uint64_t base, VmmMapping& mapping) {
 CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool read_only, Lock& lock) {
   VmmHandle& handle = *mapping.handle;
   Region& region = *state.vmm_mappings.at(handle.primary).region;
+  const Engine& engine = *handle.engine;
   ++region.pins;
-  forEachPiece(state, base, handle, [](uint64_t, Extent& extent) { ++extent.pins; });
+  std::vector<Piece> pieces = piecesOf(state, base, handle);
+  for (const Piece& piece : pieces) ++piece.extent->pins;
   CUresult result = bringToVram(state, region, handle.primary, handle.bytes, lock);
-  uint64_t mapped = 0;  // bytes
-  if (result == CUDA_SUCCESS)
-    forEachPiece(state, base, handle, [&](uint64_t at, const Extent& extent) {
-      if (result != CUDA_SUCCESS) return;
-      result = handle.engine->chunks().mapAt(at, extent.bytes(), extent.vram->handle, read_only);
-      if (result == CUDA_SUCCESS) mapped += extent.bytes();
-    });
+  if (result == CUDA_SUCCESS) {
+    pieces = piecesOf(state, base, handle);  // with the chunks that they are in now
+    lock.unlock();
+    size_t mapped = 0;
+    for (; mapped < pieces.size() && result == CUDA_SUCCESS; ++mapped)
+      result = engine.chunks().mapAt(pieces[mapped].address, pieces[mapped].bytes, pieces[mapped].chunk, read_only);
+    if (result != CUDA_SUCCESS)
+      for (size_t p = 0; p + 1 < mapped; ++p) engine.chunks().unmapAt(pieces[p].address, pieces[p].bytes);
+    lock.lock();
+  }
   if (result == CUDA_SUCCESS) {
     mapping.fixed = true;
     ++handle.fixed;
     return CUDA_SUCCESS;
   }
-  forEachPiece(state, base, handle, [&](uint64_t at, Extent& extent) {
-    if (at - base < mapped) handle.engine->chunks().unmapAt(at, extent.bytes());
-    --extent.pins;
-  });
+  for (const Piece& piece : pieces) --piece.extent->pins;
   --region.pins;
   return result;
 }
@@ -226,7 +240,7 @@ CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool rea
 // Takes a mapping's access away: nobody reaches it, and nothing is mapped there afterwards.
 void withdraw(PoolState& state, uint64_t base, VmmMapping& mapping, Lock& lock) {
   if (mapping.fixed) {
-    unmapFixed(state, base, mapping);
+    unmapFixed(state, base, mapping, lock);
   } else if (mapping.handle->primary == base) {
     takeOut(state, *mapping.handle, *mapping.region, lock);
   }
@@ -234,6 +248,17 @@ void withdraw(PoolState& state, uint64_t base, VmmMapping& mapping, Lock& lock) 
 }
 
 }  // namespace
+
+CUresult protectFixed(PoolState& state, Engine& engine, Lock& lock) {
+  std::vector<std::pair<std::vector<Piece>, bool>> fixed;
+  for (const auto& [base, mapping] : state.vmm_mappings)
+    if (mapping.fixed && mapping.handle->engine == &engine)
+      fixed.emplace_back(piecesOf(state, base, *mapping.handle), mapping.access == CU_MEM_ACCESS_FLAGS_PROT_READ);
+  CUresult result = CUDA_SUCCESS;
+  for (const auto& [pieces, read_only] : fixed)
+    if (result == CUDA_SUCCESS) result = protectPieces(engine, pieces, read_only, lock);
+  return result;
+}
 
 void dropHandles(PoolState& state, Engine& engine, Lock& lock) {
   for (bool again = true; again;) {
@@ -431,10 +456,12 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
     VmmHandle& handle = *mapping.handle;
     CUmemAccess_flags access = mapping.access;
     for (size_t i = 0; i < count; ++i) {
-      if (descriptors[i].location.id == handle.engine->device())
+      if (descriptors[i].location.id == handle.engine->device()) {
         access = descriptors[i].flags;
-      else if (descriptors[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
-        handle.engine->addPeer(descriptors[i].location.id, lock);
+      } else if (descriptors[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+        const CUresult added = handle.engine->addPeer(descriptors[i].location.id, lock);
+        if (added != CUDA_SUCCESS) return added;
+      }
     }
     const uint64_t base = at;
     at += handle.bytes;
@@ -446,9 +473,7 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
       waitQuiet(state, *mapping.region, lock);
       withdraw(state, base, mapping, lock);
     } else if (mapping.fixed) {
-      forEachPiece(state, base, handle, [&](uint64_t piece, const Extent& extent) {
-        if (result == CUDA_SUCCESS) result = handle.engine->chunks().protectAt(piece, extent.bytes(), read_only);
-      });
+      result = protectPieces(*handle.engine, piecesOf(state, base, handle), read_only, lock);
     } else if (handle.primary == base) {
       result = protect(state, handle, *mapping.region, read_only, lock);
     } else if (handle.primary == 0) {
@@ -500,9 +525,8 @@ CUresult Pool::getAccess(CUdeviceptr address, const CUmemLocation& location, uns
   const VmmMapping* mapping = mappingAt(*state_, address);
   if (mapping == nullptr || flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const bool own = location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == mapping->handle->engine->device();
-  const auto& peers = mapping->handle->engine->chunks().peers();
   const bool peer =
-      location.type == CU_MEM_LOCATION_TYPE_DEVICE && std::find(peers.begin(), peers.end(), location.id) != peers.end();
+      location.type == CU_MEM_LOCATION_TYPE_DEVICE && mapping->handle->engine->chunks().hasPeer(location.id);
   *flags = own || peer ? mapping->access : CU_MEM_ACCESS_FLAGS_PROT_NONE;
   return CUDA_SUCCESS;
 }
