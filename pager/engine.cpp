@@ -249,20 +249,32 @@ void Engine::setState(Extent& extent, ExtentState state) {
   if (extent.mapped() || state == ExtentState::kParked || state == ExtentState::kEmpty) pool_.changed.notify_all();
 }
 
-CUevent Engine::takeEvent() {
-  if (!events_.empty()) {
-    const CUevent event = events_.back();
-    events_.pop_back();
-    return event;
+/// A pass takes its event where the mutex can't be released.
+void Engine::stockEvents(Lock& lock) {
+  while (events_.empty() && !broken_) {
+    CUevent event = nullptr;
+    lock.unlock();
+    const CUresult result = pool_.driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    lock.lock();
+    if (result != CUDA_SUCCESS) return lost(result);
+    events_.push_back(event);
   }
-  CUevent event = nullptr;
-  pool_.driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+}
+
+/// Null when the context is lost.
+CUevent Engine::takeEvent(Lock& lock) {
+  stockEvents(lock);
+  if (events_.empty()) return nullptr;
+  const CUevent event = events_.back();
+  events_.pop_back();
   return event;
 }
 
 /// Whether an event of ours has come; a lost context ends everything.
-bool Engine::reached(CUevent event) {
+bool Engine::reached(CUevent event, Lock& lock) {
+  lock.unlock();
   const CUresult result = pool_.driver.cuEventQuery(event);
+  lock.lock();
   if (result == CUDA_ERROR_NOT_READY) return false;
   if (result != CUDA_SUCCESS) lost(result);
   return true;
@@ -325,6 +337,7 @@ void Engine::run() {
   uint64_t paused = nowNs();
   while (!stop_) {
     prefetch_again_ |= chunks_.restoreBudget();
+    stockEvents(lock);
     bool progress = finishFetches(lock);
     progress |= finishWrites(lock);
     if (pausing_) cancelBatches();
@@ -607,7 +620,7 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
     return false;
   }
   extent.vram = chunk;
-  const CUevent event = takeEvent();
+  const CUevent event = takeEvent(lock);
   int hash = -1;
   if (extent.region->by_pieces && !extent.hash_valid && !fetch_hashes_.free.empty()) {
     hash = fetch_hashes_.free.back();
@@ -646,7 +659,7 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
 }
 
 bool Engine::finishFetches(Lock& lock) {
-  if (fetching_.empty() || !reached(fetching_.front().event)) return false;
+  if (fetching_.empty() || !reached(fetching_.front().event, lock)) return false;
   const Copy copy = fetching_.front();
   fetching_.pop_front();
   events_.push_back(copy.event);
@@ -667,7 +680,7 @@ bool Engine::finishFetches(Lock& lock) {
 }
 
 bool Engine::finishWrites(Lock& lock) {
-  if (writing_.empty() || !reached(writing_.front().event)) return false;
+  if (writing_.empty() || !reached(writing_.front().event, lock)) return false;
   const Copy copy = writing_.front();
   writing_.pop_front();
   events_.push_back(copy.event);

@@ -249,9 +249,10 @@ class Engine {
   bool takeHost(Extent& extent, Lock& lock);
   void giveHost(Extent& extent);
   uint64_t dropLowerCopies(uint64_t bytes, bool own);
-  CUevent takeEvent();
   void refused(const char* what, CUresult result);
-  bool reached(CUevent event);
+  void stockEvents(Lock& lock);
+  CUevent takeEvent(Lock& lock);
+  bool reached(CUevent event, Lock& lock);
   void lost(CUresult result);
   uint64_t windowBytes() const;
 

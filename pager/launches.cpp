@@ -123,7 +123,7 @@ StreamState* StreamTable::find(const StreamKey& key) {
       found = stream.get();
       break;
     }
-    if (!live && stream->marks.empty()) unused = stream.get();
+    if (!live && stream->marks.empty() && stream->calls == 0) unused = stream.get();
   }
   if (found == nullptr) {
     if (unused == nullptr) {
@@ -144,77 +144,102 @@ StreamState* StreamTable::find(const StreamKey& key) {
   return found;
 }
 
-CUevent StreamTable::takeEvent(CUcontext context) {
+CUevent StreamTable::freeEvent(CUcontext context) {
   for (auto it = free_events_.begin(); it != free_events_.end(); ++it) {
     if (it->context != context) continue;
     const CUevent event = it->event;
     free_events_.erase(it);
     return event;
   }
-  CUevent event = nullptr;
-  return driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
+  return nullptr;
+}
+
+void StreamTable::leaveCall(StreamState& stream) {
+  if (--stream.calls == 0) call_ended_.notify_all();
 }
 
 // Records a mark behind the last launch. The stream's context is made current for it.
-bool StreamTable::record(StreamState& stream) {
+bool StreamTable::record(StreamState& stream, TableLock& lock) {
   const uint64_t number = stream.last.load(std::memory_order_acquire);
   if (stream.pending.load(std::memory_order_acquire) != 0) return false;  // in this order: see the header
-  if (driver_.cuCtxPushCurrent_v2(stream.key.context) != CUDA_SUCCESS) return false;
-  CUevent event = nullptr;
+  const StreamKey key = stream.key;
+  CUevent event = freeEvent(key.context);
+  ++stream.calls;
+  lock.unlock();
   bool recorded = false;
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's end.
-  if (driver_.cuStreamIsCapturing(stream.key.stream, &status) == CUDA_SUCCESS &&
-      status == CU_STREAM_CAPTURE_STATUS_NONE) {
-    event = takeEvent(stream.key.context);
-    recorded = event != nullptr && driver_.cuEventRecord(event, stream.key.stream) == CUDA_SUCCESS;
+  if (driver_.cuCtxPushCurrent_v2(key.context) == CUDA_SUCCESS) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's
+    // end.
+    if (driver_.cuStreamIsCapturing(key.stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) {
+      if (event == nullptr && driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) event = nullptr;
+      recorded = event != nullptr && driver_.cuEventRecord(event, key.stream) == CUDA_SUCCESS;
+    }
+    CUcontext popped = nullptr;
+    driver_.cuCtxPopCurrent_v2(&popped);
   }
-  CUcontext popped = nullptr;
-  driver_.cuCtxPopCurrent_v2(&popped);
+  lock.lock();
+  leaveCall(stream);
+  if (stream.gone) return false;  // the event went with its context
   if (recorded) {
     stream.marks.push_back({event, number});
   } else if (event != nullptr) {
-    free_events_.push_back({stream.key.context, event});
+    free_events_.push_back({key.context, event});
   }
   return recorded;
 }
 
-void StreamTable::poll() {
-  std::lock_guard lock(mutex_);
-  const bool capture = capturing();
-  for (auto& stream : streams_) {
-    while (!stream->marks.empty()) {
-      const CUresult result = driver_.cuEventQuery(stream->marks.front().event);
-      if (result == CUDA_ERROR_NOT_READY) break;
-      if (result == CUDA_ERROR_CAPTURED_EVENT || result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
-          result == CUDA_ERROR_STREAM_CAPTURE_ISOLATION || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) {
-        // It got into a capture: it tells nothing. A new mark is recorded behind the same work.
-        free_events_.push_back({stream->key.context, stream->marks.front().event});
-        stream->marks.pop_front();
-        continue;
-      }
-      // Any other answer ends the wait too: in a context that a kernel has broken nothing runs any more.
-      stream->completed.store(std::max(stream->completed.load(), stream->marks.front().number));
-      free_events_.push_back({stream->key.context, stream->marks.front().event});
-      stream->marks.pop_front();
-    }
-    if ((stream->generation.load() & 1) == 0) continue;
-    const uint64_t last = stream->last.load(std::memory_order_acquire);
-    const uint64_t marked = stream->marks.empty() ? stream->completed.load() : stream->marks.back().number;
-    if (last <= marked) continue;
-    if (stream->key.thread != 0) {
-      stream->needs_drain = true;
-    } else if (!capture) {
-      record(*stream);
-    }
+// Takes the marks that have come.
+void StreamTable::collect(StreamState& stream, TableLock& lock) {
+  while (!stream.marks.empty() && !stream.gone) {
+    const StreamState::Mark mark = stream.marks.front();
+    ++stream.calls;
+    lock.unlock();
+    const CUresult result = driver_.cuEventQuery(mark.event);
+    lock.lock();
+    leaveCall(stream);
+    if (result == CUDA_ERROR_NOT_READY || stream.gone) return;
+    stream.marks.pop_front();
+    free_events_.push_back({stream.key.context, mark.event});
+    // It got into a capture: it tells nothing. A new mark is recorded behind the same work.
+    if (result == CUDA_ERROR_CAPTURED_EVENT || result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
+        result == CUDA_ERROR_STREAM_CAPTURE_ISOLATION || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+      continue;
+    // Any other answer ends the wait too: in a context that a kernel has broken nothing runs any more.
+    stream.completed.store(std::max(stream.completed.load(), mark.number));
   }
 }
 
+void StreamTable::poll() {
+  TableLock lock(mutex_);
+  if (polling_) return;
+  polling_ = true;
+  try {
+    const bool capture = capturing();
+    for (size_t i = 0; i < streams_.size(); ++i) {  // by index: there may be more meanwhile
+      StreamState& stream = *streams_[i];
+      collect(stream, lock);
+      if ((stream.generation.load() & 1) == 0 || stream.closing) continue;
+      const uint64_t last = stream.last.load(std::memory_order_acquire);
+      const uint64_t marked = stream.marks.empty() ? stream.completed.load() : stream.marks.back().number;
+      if (last <= marked) continue;
+      if (stream.key.thread != 0) {
+        stream.needs_drain = true;
+      } else if (!capture) {
+        record(stream, lock);
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    // The next poll goes on.
+  }
+  polling_ = false;
+}
+
 void StreamTable::markOwn(StreamState* stream) {
-  std::lock_guard lock(mutex_);
+  TableLock lock(mutex_);
   stream->needs_drain = false;
   try {
-    if (!capturing()) record(*stream);
+    if (!capturing() && !stream->closing) record(*stream, lock);
   } catch (const std::bad_alloc&) {
     stream->needs_drain = true;  // the launch was made: its end is found out by a synchronisation
   }
@@ -242,29 +267,43 @@ uint64_t StreamTable::completedFloor(uint64_t upper) {
 }
 
 void StreamTable::streamDestroyed(const StreamKey& key) {
-  std::unique_lock lock(mutex_);
+  TableLock lock(mutex_);
   StreamState* gone = nullptr;
   for (auto& stream : streams_)
-    if ((stream->generation.load() & 1) != 0 && stream->key == key) gone = stream.get();
+    if ((stream->generation.load() & 1) != 0 && !stream->closing && stream->key == key) gone = stream.get();
   if (gone == nullptr) return;
+  gone->closing = true;
   // The work goes on after the handle is gone: its end must still be seen.
   const uint64_t last = gone->last.load(std::memory_order_acquire);
   const uint64_t marked = gone->marks.empty() ? gone->completed.load() : gone->marks.back().number;
-  if (last > marked && !record(*gone)) {
-    lock.unlock();  // nobody waits for the GPU with a lock held
+  if (last > marked && !record(*gone, lock)) {
+    lock.unlock();
     driver_.cuStreamSynchronize(key.stream);
     lock.lock();
     gone->completed.store(std::max(gone->completed.load(), last));
   }
+  call_ended_.wait(lock, [gone] { return gone->calls == 0; });
+  gone->closing = false;
   gone->generation.fetch_add(1, std::memory_order_release);
 }
 
 void StreamTable::contextGone(CUcontext context) {
-  std::lock_guard lock(mutex_);
+  TableLock lock(mutex_);
+  const auto ofContext = [context](const auto& stream) { return stream->key.context == context; };
   for (auto& stream : streams_) {
-    if (stream->key.context != context) continue;
+    if (!ofContext(stream)) continue;
+    stream->closing = stream->gone = true;
     stream->marks.clear();
     stream->completed.store(stream->last.load());
+  }
+  call_ended_.wait(lock, [&] {
+    return std::none_of(streams_.begin(), streams_.end(),
+                        [&](const auto& stream) { return ofContext(stream) && stream->calls > 0; });
+  });
+  for (auto& stream : streams_) {
+    if (!ofContext(stream)) continue;
+    stream->marks.clear();
+    stream->closing = stream->gone = false;
     if ((stream->generation.load() & 1) != 0) stream->generation.fetch_add(1, std::memory_order_release);
   }
   std::erase_if(free_events_, [context](const FreeEvent& event) { return event.context == context; });

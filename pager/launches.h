@@ -20,6 +20,7 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -93,17 +94,24 @@ struct StreamState {
     CUevent event;
     uint64_t number;
   };
-  std::deque<Mark> marks;    // under StreamTable::mutex, oldest first
+  // Under StreamTable::mutex:
+  std::deque<Mark> marks;    // oldest first
   bool needs_drain = false;  // per-thread stream with unmarked launches: only a context synchronisation tells
+  bool closing = false;      // the program destroys it: nobody begins a driver call for it any more
+  bool gone = false;         // so does its context: what a call in progress brings is of no use
+  unsigned calls = 0;        // threads in a driver call for it, the mutex released
 };
 
+/// Driver calls are made with the mutex released: one may wait for its context's lock while another context's launches go
+/// on. Whoever takes a stream or a context away waits until no thread is in a call for it.
 class StreamTable {
  public:
   explicit StreamTable(const DriverApi& driver);
   ~StreamTable();
   /// The state of `key`, made at first use. Wait-free for the streams that this thread used last (eight).
   StreamState* find(const StreamKey& key);
-  /// Engine: records a mark behind every stream's last launch that has none, and collects completed marks.
+  /// Engine: records a mark behind every stream's last launch that has none, and collects completed marks. Does nothing
+  /// while another thread does it.
   void poll();
   /// The launching thread's own mark, for per-thread default streams.
   void markOwn(StreamState* stream);
@@ -131,12 +139,17 @@ class StreamTable {
   std::vector<CUcontext> contextsToDrain();
 
  private:
-  CUevent takeEvent(CUcontext context);
-  bool record(StreamState& stream);
+  using TableLock = std::unique_lock<std::mutex>;
+  CUevent freeEvent(CUcontext context);
+  bool record(StreamState& stream, TableLock& lock);
+  void collect(StreamState& stream, TableLock& lock);
+  void leaveCall(StreamState& stream);
 
   const DriverApi& driver_;
   uint64_t id_ = 0;  // unique in the process
   std::mutex mutex_;
+  std::condition_variable call_ended_;
+  bool polling_ = false;
   std::vector<std::unique_ptr<StreamState>> streams_;
   struct FreeEvent {
     CUcontext context;

@@ -1,8 +1,10 @@
 // The pager's locks, in the order in which they may be taken. A thread that holds one takes only those below it.
 //
-//   1  PoolState::mutex        regions, extents, chunk lists, engines' queues, predictor, edges. Never held across a driver call.
-//   2  StreamTable::mutex      the list of streams and their marks. Held across cuEventRecord and cuEventQuery only (neither
-//                              waits for the GPU).
+//   1  PoolState::mutex        regions, extents, chunk lists, engines' queues, predictor, edges
+//   2  StreamTable::mutex      the list of streams and their marks
+//
+// Neither is held across a driver call, whichever: a call may wait for its context's lock, which some drivers hold while they
+// load a module and wait for all kernels to end; launches of other contexts go on meanwhile.
 //
 // Without a lock: page map and region lookup (atomics), hazards and launch numbers (launches.h), Region::stamp and
 // Region::blocked. Memory order of these is written where they are declared.

@@ -419,24 +419,31 @@ bool isBase(const PoolState& state, CUdeviceptr address) {
 /// Frees what was freed in stream order and whose event has come, waiting for one of those until `until_ns`. True when
 /// something was freed.
 bool reapDeferred(PoolState& state, uint64_t until_ns, Lock& lock) {
-  constexpr size_t kLooks = 16;  // at events that have not come: the others are behind them as a rule
+  constexpr size_t kLooks = 16;  // at a time: the others are behind them as a rule
   bool any = false;
-  while (!state.deferred.empty() && !state.stopped) {
-    size_t looks = 0;
-    for (size_t i = 0; i < state.deferred.size() && looks < kLooks;) {
-      const DeferredFree entry = state.deferred[i];
-      if (state.driver.cuEventQuery(entry.event) == CUDA_ERROR_NOT_READY) {
-        ++i, ++looks;
-        continue;
-      }
-      state.deferred.erase(state.deferred.begin() + static_cast<ptrdiff_t>(i));
-      state.deferred_addresses.erase(entry.address);
+  while ((!state.deferred.empty() || state.looking > 0) && !state.stopped) {
+    const auto end = state.deferred.begin() + static_cast<ptrdiff_t>(std::min(kLooks, state.deferred.size()));
+    std::vector<DeferredFree> pending(state.deferred.begin(), end), come;
+    come.reserve(pending.size());
+    state.deferred.erase(state.deferred.begin(), end);
+    ++state.looking;
+    lock.unlock();
+    std::erase_if(pending, [&](const DeferredFree& entry) {
+      if (state.driver.cuEventQuery(entry.event) == CUDA_ERROR_NOT_READY) return false;
       state.driver.cuEventDestroy_v2(entry.event);
+      come.push_back(entry);
+      return true;
+    });
+    lock.lock();
+    --state.looking;
+    state.deferred.insert(state.deferred.begin(), pending.begin(), pending.end());
+    for (const DeferredFree& entry : come) {
+      state.deferred_addresses.erase(entry.address);
       freeQuiet(state, entry.address, lock);  // releases the mutex
       any = true;
     }
     if (any || nowNs() >= until_ns) break;
-    lock.unlock();  // polled: another thread may destroy the event meanwhile
+    lock.unlock();
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     lock.lock();
   }
@@ -714,6 +721,7 @@ void Pool::contextGone(CUcontext context) {
   }
   state.streams.contextGone(context);
   Lock lock(state.mutex);
+  while (state.looking > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
   std::erase_if(state.deferred, [&](const DeferredFree& entry) {
     const Region* region = state.find(entry.address);
     if (region == nullptr || region->context != context) return false;

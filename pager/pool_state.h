@@ -199,6 +199,7 @@ struct PoolState {
   /// Where roots lie that the CPU reads, and those in device memory. Read by operations without the mutex.
   AddressSpan host_roots, device_roots;
   std::vector<DeferredFree> deferred;
+  unsigned looking = 0;  // threads that hold some of these and ask the driver about them
   std::unordered_set<CUdeviceptr> deferred_addresses;  // of the same
   std::vector<Region*> new_slabs, empty_slabs;         // made or emptied by a slab allocator, seen to after it returned
   std::unordered_map<CUmemGenericAllocationHandle, std::unique_ptr<VmmHandle>> vmm_handles;

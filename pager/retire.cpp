@@ -22,7 +22,7 @@ namespace olpager::pager {
 namespace {
 constexpr uint64_t kBatchBytes = 128ull << 20;
 constexpr size_t kCandidates = 4096;
-constexpr unsigned kMissedRoots = 3;  // passes, see Engine::noteRoots
+constexpr unsigned kMissedRoots = 3;            // passes, see Engine::noteRoots
 constexpr uint64_t kDrainAgainNs = 20'000'000;  // the system gave no thread
 
 // Who goes first: the higher class, then the higher key.
@@ -215,8 +215,13 @@ void Engine::cancelBatches() {
 }
 
 bool Engine::advanceBatches(Lock& lock) {
+  if (batches_.empty()) return false;
   bool progress = false;
-  bool polled = false;
+  if (std::any_of(batches_.begin(), batches_.end(), [](const auto& b) { return b->stage != Batch::Stage::kPass; })) {
+    lock.unlock();
+    pool_.streams.poll();
+    lock.lock();
+  }
   for (size_t b = 0; b < batches_.size(); ++b) {
     Batch& batch = *batches_[b];
     if (batch.stage != Batch::Stage::kPass) {
@@ -238,8 +243,6 @@ bool Engine::advanceBatches(Lock& lock) {
       progress = true;
     }
     if (batch.stage == Batch::Stage::kDrain) {
-      if (!polled) pool_.streams.poll();
-      polled = true;
       uint64_t stamp = pool_.floor;
       for (const Extent* extent : batch.victims) stamp = std::max(stamp, extent->region->stampOf(*extent));
       for (const auto& entry : batch.scan_for) stamp = std::max(stamp, stampToScan(*entry.region));
@@ -252,7 +255,7 @@ bool Engine::advanceBatches(Lock& lock) {
         drainContexts(lock);
       }
     }
-    if (batch.stage == Batch::Stage::kPass && reached(batch.event)) {
+    if (batch.stage == Batch::Stage::kPass && reached(batch.event, lock)) {
       finishPass(batch, lock);  // listed meanwhile: a free must find its extents in it
       std::erase_if(batches_, [&](const auto& entry) { return entry.get() == &batch; });
       return true;
@@ -400,7 +403,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   scratch->busy = true;
   chunks_.passBegins();
   batch.scratch = static_cast<unsigned>(scratch - scratch_.data());
-  batch.event = takeEvent();
+  batch.event = takeEvent(lock);  // from the stock: the mutex is not released
   batch.stage = Batch::Stage::kPass;
   add(figures_->scans, slots);
   add(figures_->hashed_bytes, slots * kPageBytes);
@@ -801,7 +804,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   extent.hash = hash;
   extent.hash_valid = true;
   setState(extent, ExtentState::kWriting);
-  const CUevent event = takeEvent();
+  const CUevent event = takeEvent(lock);
   lock.unlock();
   result = driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(extent.host->alias), extent.vram->alias, extent.bytes(),
                                        out_stream_);
