@@ -15,6 +15,7 @@ CUresult find(CUevent handle, std::shared_ptr<Event>* event, std::shared_ptr<Con
   *event = Driver::get().events.find(handle);
   if (*event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   *context = (*event)->context();
+  if (*context != nullptr) (*context)->waitForCallLock();
   if (*context == nullptr || !(*context)->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   return (*context)->error();
 }

@@ -24,20 +24,21 @@ CUresult unsafe(ContextPtr* context) {
 /// Native frees wait for the work that may use the memory; so does this, for the owner's and the caller's context.
 class Drain {
  public:
-  Drain(Context& context, const Allocation& allocation) : locked_(Driver::get().settings.context_lock) {
-    if (locked_) Driver::get().context_lock.lock();
+  Drain(Context& context, const Allocation& allocation)
+      : locked_(Driver::get().settings.context_lock ? &context : nullptr) {
+    if (locked_ != nullptr) locked_->call_lock.lock();
     (void)context.synchronize();
     if (auto owner = allocation.context.lock(); owner != nullptr && owner.get() != &context && owner->active)
       (void)owner->synchronize();
   }
   ~Drain() {
-    if (locked_) Driver::get().context_lock.unlock();
+    if (locked_ != nullptr) locked_->call_lock.unlock();
   }
   Drain(const Drain&) = delete;
   Drain& operator=(const Drain&) = delete;
 
  private:
-  const bool locked_;
+  Context* const locked_;
 };
 
 CUresult allocateHost(void** out, size_t bytes, unsigned flags) {

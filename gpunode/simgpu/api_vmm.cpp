@@ -11,6 +11,13 @@ namespace {
 
 Memory& memory() { return Driver::get().memory; }
 
+/// These need no context; where there is one they wait for its lock as every call does.
+CUresult ready() {
+  if (const CUresult result = requireInit()) return result;
+  if (const auto context = currentContext(); context != nullptr) context->waitForCallLock();
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t alignment, CUdeviceptr address,
@@ -27,30 +34,30 @@ CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, size_t bytes) {
 
 CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties,
                              unsigned long long flags) {
-  if (const CUresult result = requireInit()) return result;
+  if (const CUresult result = ready()) return result;
   if (out == nullptr || properties == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return memory().create(bytes, *properties, out);
 }
 
 CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
-  if (const CUresult result = requireInit()) return result;
+  if (const CUresult result = ready()) return result;
   return memory().release(handle);
 }
 
 CUresult CUDAAPI cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                           unsigned long long flags) {
-  if (const CUresult result = requireInit()) return result;
+  if (const CUresult result = ready()) return result;
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return memory().map(address, bytes, offset, handle);
 }
 
 CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, size_t bytes) {
-  if (const CUresult result = requireInit()) return result;
+  if (const CUresult result = ready()) return result;
   return memory().unmap(address, bytes);
 }
 
 CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptors, size_t count) {
-  if (const CUresult result = requireInit()) return result;
+  if (const CUresult result = ready()) return result;
   return memory().setAccess(address, bytes, descriptors, count);
 }
 

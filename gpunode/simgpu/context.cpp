@@ -303,12 +303,18 @@ std::shared_ptr<Context> currentContext() {
   return stack.empty() ? nullptr : stack.back();
 }
 
+void Context::waitForCallLock() {
+  if (!Driver::get().settings.context_lock) return;
+  const std::lock_guard lock(call_lock);
+}
+
 CUresult requireContext(std::shared_ptr<Context>* out) {
   if (const CUresult result = requireInit()) return result;
   ThreadState& thread = ThreadState::get();
   if (thread.in_callback) return CUDA_ERROR_NOT_PERMITTED;
   if (thread.stack.empty() || thread.stack.back() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   auto context = thread.stack.back();
+  context->waitForCallLock();
   if (!context->active) {
     // A lost device's primary context stays unusable after its reset.
     return context->device().lost != CUDA_SUCCESS ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;

@@ -109,6 +109,10 @@ class Context : public std::enable_shared_from_this<Context> {
   CUresult disablePeer(Context& peer);
 
   std::mutex submit_mutex;
+  /// OL_SIM_CTXLOCK: held by module load and by free while they drain the context, as some drivers do.
+  std::recursive_mutex call_lock;
+  /// What every other call of the context does first: waits while a thread holds `call_lock`.
+  void waitForCallLock();
 
  private:
   friend class ThreadState;

@@ -102,8 +102,6 @@ class Driver {
   std::recursive_mutex primary_mutex;  // a library's teardown hook may ask for the state
   /// Threads that kernels run on; shared by all devices. Started by the first use.
   ptx::Executor& executor();
-  /// OL_SIM_CTXLOCK: held by module load and by free while they drain the context, as some drivers do.
-  std::recursive_mutex context_lock;
 
  private:
   explicit Driver(Settings chosen);

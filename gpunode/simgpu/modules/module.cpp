@@ -23,14 +23,14 @@ bool writeDeviceMemory(const Device& device, CUdeviceptr address, const void* by
   return true;
 }
 
-ContextDrain::ContextDrain(Context& context) : locked_(Driver::get().settings.context_lock) {
-  if (!locked_) return;
-  Driver::get().context_lock.lock();
+ContextDrain::ContextDrain(Context& context) : locked_(Driver::get().settings.context_lock ? &context : nullptr) {
+  if (locked_ == nullptr) return;
+  context.call_lock.lock();
   (void)context.synchronize();
 }
 
 ContextDrain::~ContextDrain() {
-  if (locked_) Driver::get().context_lock.unlock();
+  if (locked_ != nullptr) locked_->call_lock.unlock();
 }
 
 // --- LoadedModule ---------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ CUresult resolveFunction(CUfunction handle, std::shared_ptr<Function>* out);
 /// Copies host bytes into device memory that is mapped for `device`. False when some of it is not.
 bool writeDeviceMemory(const Device& device, CUdeviceptr address, const void* bytes, size_t count);
 
-/// OL_SIM_CTXLOCK: holds the driver's context lock and drains `context`; a no-op otherwise. Hold no lock.
+/// OL_SIM_CTXLOCK: holds the context's call lock and drains `context`; a no-op otherwise. Hold no lock.
 class ContextDrain {
  public:
   explicit ContextDrain(Context& context);
@@ -146,7 +146,7 @@ class ContextDrain {
   ContextDrain& operator=(const ContextDrain&) = delete;
 
  private:
-  bool locked_;
+  Context* locked_;  // null: not
 };
 
 }  // namespace olpager::simgpu

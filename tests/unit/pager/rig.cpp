@@ -124,6 +124,8 @@ void Rig::end() {
 
 Rig::~Rig() { end(); }
 
+std::string Rig::image() { return kernelsText(); }
+
 CUfunction Rig::kernel(const char* name) {
   CUfunction function = nullptr;
   if (driver().api.cuModuleGetFunction(&function, module_, name) != CUDA_SUCCESS) FAIL("no kernel " << name);

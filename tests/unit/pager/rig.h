@@ -86,6 +86,8 @@ class Rig {
   /// Of a kernel in kernels.cu.
   CUfunction kernel(const char* name);
   CUmodule module() const { return module_; }
+  /// What the module was loaded from.
+  static std::string image();
   /// Makes the context current on the calling thread.
   void enterThread();
   CUstream makeStream();

@@ -518,3 +518,44 @@ TEST_CASE("all devices share one host tier", "[pager][devices]") {
   CHECK(rig.tryAllocate(4 * kMiB, &address) == CUDA_ERROR_OUT_OF_MEMORY);
   useAll();
 }
+
+// A driver that holds a context's lock for long (module load drains the context first) holds up that context alone.
+TEST_CASE("a call that waits for one context's lock does not hold up another device", "[pager][devices]") {
+  Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB});
+  OtherDevice other(rig, 1);
+  std::vector<CUdeviceptr> here, there;
+  for (uint64_t i = 0; i < 6; ++i) {
+    CUdeviceptr address = 0;
+    here.push_back(rig.allocate(4 * kMiB));
+    rig.fill(here.back(), 4 * kMiB, i);
+    REQUIRE(other.tryAllocate(4 * kMiB, &address) == CUDA_SUCCESS);
+    there.push_back(address);
+    other.set(address, 4 * kMiB, static_cast<unsigned char>(i + 1));
+  }
+  rig.synchronize();
+  // All that is in VRAM here is used by launches behind a host function that waits: eviction can't go on.
+  const CUstream stream = rig.makeStream();
+  std::atomic<bool> go{false};
+  REQUIRE(driver().cuLaunchHostFunc(
+              stream,
+              [](void* flag) {
+                while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
+              },
+              &go) == CUDA_SUCCESS);
+  for (const CUdeviceptr address : here) rig.launch(stream, "addTo", address, 4 * kMiB / 8 / kStep, kStep, uint64_t{1});
+  std::atomic<bool> loaded{false};
+  std::thread loader([&] {
+    rig.enterThread();
+    CUmodule module = nullptr;
+    if (driver().api.cuModuleLoadData(&module, rig.image().c_str()) == CUDA_SUCCESS) loaded = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it waits for the stream, with the lock
+  for (size_t i = 0; i < there.size(); ++i) CHECK(other.isSet(there[i], 4 * kMiB, static_cast<unsigned char>(i + 1)));
+  CHECK_FALSE(loaded);
+  go = true;
+  loader.join();
+  CHECK(loaded);
+  for (size_t i = 0; i < here.size(); ++i) CHECK(rig.holds(here[i], 4 * kMiB, i, 1));
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
