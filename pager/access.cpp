@@ -124,6 +124,7 @@ CUresult Access::acquire() {
   if (state.forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
   HazardSlot* slot = hazards().mine();
   StreamState* stream = state.streams.find(stream_);
+  if (stream->device.load(std::memory_order_relaxed) < 0) findDevice(*stream);
   if (!state.slow.load(std::memory_order_relaxed)) {
     slot->enter();
     if (!state.slow.load(std::memory_order_seq_cst)) {
@@ -139,7 +140,8 @@ CUresult Access::acquire() {
           continue;
         }
         if (region == last) continue;
-        clear = region->blocked.load(std::memory_order_seq_cst) == 0;
+        clear =
+            region->blocked.load(std::memory_order_seq_cst) == 0 && (named.bytes == 0 || !crosses(*stream, *region));
         raise(region->stamp, number);
         last = region;
       }
@@ -157,7 +159,43 @@ CUresult Access::acquire() {
     }
     slot->leave();
   }
+  reachAcross(*stream);
   return acquireSlow();
+}
+
+// Whether a copy meets memory of another device that this one has not been given access to. Native copies can; kernels need
+// what the program asks for by cuCtxEnablePeerAccess.
+bool Access::crosses(const StreamState& stream, const Region& region) const {
+  const CUdevice device = stream.device.load(std::memory_order_relaxed);
+  return region.engine != nullptr && region.device != device && !region.engine->chunks().hasPeer(device);
+}
+
+void Access::findDevice(StreamState& stream) const {
+  const DriverApi& driver = pool_.state_->driver;
+  CUdevice device = 0;
+  if (driver.cuCtxPushCurrent_v2(stream_.context) != CUDA_SUCCESS) return;
+  const CUresult result = driver.cuCtxGetDevice(&device);
+  CUcontext popped = nullptr;
+  driver.cuCtxPopCurrent_v2(&popped);
+  if (result == CUDA_SUCCESS) stream.device.store(device, std::memory_order_relaxed);
+}
+
+// Gives the device of a copy access to the memory of others that it names, where the hardware can. Else the driver answers.
+void Access::reachAcross(StreamState& stream) {
+  PoolState& state = *pool_.state_;
+  const DriverApi& driver = state.driver;
+  const CUdevice device = stream.device.load(std::memory_order_relaxed);
+  for (unsigned i = 0; i < count_; ++i) {
+    const Region* region = use(i).bytes != 0 ? state.find(use(i).address) : nullptr;
+    if (region == nullptr || region->device == device) continue;
+    Lock lock(state.mutex);
+    if (region->dead || !crosses(stream, *region)) continue;
+    const CUdevice owner = region->device;
+    lock.unlock();
+    int can = 0;
+    if (driver.cuDeviceCanAccessPeer(&can, device, owner) != CUDA_SUCCESS || can == 0) continue;
+    static_cast<void>(pool_.peerEnabled(device, owner));
+  }
 }
 
 CUresult Access::acquireSlow() {

@@ -10,6 +10,8 @@ namespace olpager::pager {
 // types are spelled with the versioned names where cuda.h has them.
 #define OLPAGER_PAGER_DRIVER_FUNCTIONS(X) \
   X(cuDeviceGetAttribute)                 \
+  X(cuDeviceCanAccessPeer)                \
+  X(cuCtxGetDevice)                       \
   X(cuCtxPushCurrent_v2)                  \
   X(cuCtxPopCurrent_v2)                   \
   X(cuCtxSynchronize)                     \

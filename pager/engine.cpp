@@ -190,6 +190,7 @@ void Engine::stop() noexcept {
   for (std::thread& maker : host_makers_)
     if (maker.joinable()) maker.join();
   host_makers_.clear();
+  pool_.streams.polls(device_, false);
   std::lock_guard lock(pool_.mutex);
   for (auto& batch : batches_) {  // passes that nobody will finish
     if (batch->stage == Batch::Stage::kPass && batch->scans_roots) --pool_.root_scans;
@@ -333,9 +334,16 @@ void Engine::run() {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver.cuThreadExchangeStreamCaptureMode(&mode);
   prctl(PR_SET_TIMERSLACK, 1000ul);  // the pauses below are to last microseconds
+  pool_.streams.polls(device_, true);
   Lock lock(pool_.mutex);
   uint64_t paused = nowNs();
   while (!stop_) {
+    if (poll_asked_) {
+      poll_asked_ = false;
+      lock.unlock();
+      pool_.streams.poll(device_);
+      lock.lock();
+    }
     prefetch_again_ |= chunks_.restoreBudget();
     stockEvents(lock);
     bool progress = finishFetches(lock);
@@ -346,6 +354,7 @@ void Engine::run() {
       judgeTimed(lock);
       progress |= serveReliefs(lock);
       progress |= serveWants(lock);
+      progress |= bringHome(lock);
       progress |= prefetch(lock);
       progress |= swapArenas();
     }
@@ -444,7 +453,11 @@ bool Engine::takeHost(Extent& extent, Lock& lock) {
   for (const bool own : {true, false})  // other devices' last
     if (extent.host == nullptr && dropLowerCopies(extent.bytes(), own) > 0)
       extent.host = chunks_.takeHost(extent.order, lock);
-  if (extent.host == nullptr) return false;
+  if (extent.host == nullptr) {
+    for (const auto& other : pool_.engines)
+      if (other.get() != this) other->recall();
+    return false;
+  }
   --without_host_[extent.order];
   host_wake_.notify_all();
   return true;
@@ -873,6 +886,22 @@ bool Engine::serveReliefs(Lock& lock) {
   }
   if (wanted > incoming_ && retire(wanted - incoming_, 0, true)) progress = true;
   return progress;
+}
+
+// One extent at a time: the other device asks again for as long as it needs more. Its host chunk goes as a lower copy.
+bool Engine::bringHome(Lock& lock) {
+  if (!recalled_ || broken_ || demand_short_ > 0) return false;
+  for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
+    Region* region = pool_.regions.at(id);
+    if (region->dead || region->engine != this || (region->unusable == 0 && region->in_place == 0)) continue;
+    for (auto& extent : region->extents) {
+      if (extent->bytes() > chunks_.vramAvailable()) continue;
+      if (extent->state == ExtentState::kInPlace && region->wanted == 0) return promote({extent.get()});
+      if (extent->state == ExtentState::kParked) return startFetch(*extent, false, lock);
+    }
+  }
+  recalled_ = false;
+  return false;
 }
 
 uint64_t Engine::windowBytes() const {

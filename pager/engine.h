@@ -121,6 +121,16 @@ class Engine {
   void wake() { wake_.notify_one(); }
   /// A launch found the arena partly in place.
   void askSwap(Region& region);
+  /// Another device is short of the host tier: what is in host memory here and has room in VRAM comes back.
+  void recall() {
+    recalled_ = true;
+    wake();
+  }
+  /// Another device's eviction waits for what runs on this one, which only this engine asks after.
+  void askPoll() {
+    poll_asked_ = true;
+    if (idle_) wake();
+  }
   /// A launch touched regions in the learned order: prefetch may have something to do.
   void touched() {
     if (idle_) wake();
@@ -207,6 +217,7 @@ class Engine {
   void cancelBatches();
   bool serveWants(Lock& lock);
   bool serveReliefs(Lock& lock);
+  bool bringHome(Lock& lock);
   bool prefetch(Lock& lock);
   bool swapArenas();
   bool beginSwap(Region& region);
@@ -268,6 +279,8 @@ class Engine {
   std::shared_ptr<std::atomic<bool>> draining_ = std::make_shared<std::atomic<bool>>(false);
   uint64_t next_drain_ns_ = 0;
   bool stop_ = false;
+  bool poll_asked_ = false;
+  bool recalled_ = false;  // another device needs what this one's memory takes of the host tier
   bool pausing_ = false;  // nothing new is begun: the engine moves to another context
   bool idle_ = false;
   bool broken_ = false;            // the context is lost: nothing moves any more

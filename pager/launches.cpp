@@ -136,6 +136,7 @@ StreamState* StreamTable::find(const StreamKey& key) {
     found->completed.store(0);
     found->pending.store(0);
     found->needs_drain = false;
+    found->device.store(-1);
     found->generation.fetch_add(1, std::memory_order_release);
   }
   caches.last = caches.oldest;
@@ -191,7 +192,7 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
 
 // Takes the marks that have come.
 void StreamTable::collect(StreamState& stream, TableLock& lock) {
-  while (!stream.marks.empty() && !stream.gone) {
+  while (!stream.marks.empty() && stream.calls == 0 && !stream.gone) {
     const StreamState::Mark mark = stream.marks.front();
     ++stream.calls;
     lock.unlock();
@@ -210,15 +211,15 @@ void StreamTable::collect(StreamState& stream, TableLock& lock) {
   }
 }
 
-void StreamTable::poll() {
+void StreamTable::poll(CUdevice device) {
   TableLock lock(mutex_);
-  if (polling_) return;
-  polling_ = true;
   try {
     const bool capture = capturing();
     for (size_t i = 0; i < streams_.size(); ++i) {  // by index: there may be more meanwhile
       StreamState& stream = *streams_[i];
+      if (device != kAllDevices && pollerOf(stream, device) != device) continue;
       collect(stream, lock);
+      if (stream.calls > 0) continue;  // another thread is about to know
       if ((stream.generation.load() & 1) == 0 || stream.closing) continue;
       const uint64_t last = stream.last.load(std::memory_order_acquire);
       const uint64_t marked = stream.marks.empty() ? stream.completed.load() : stream.marks.back().number;
@@ -232,7 +233,18 @@ void StreamTable::poll() {
   } catch (const std::bad_alloc&) {
     // The next poll goes on.
   }
-  polling_ = false;
+}
+
+// A device's engine looks after its own streams; those of devices without an engine are anybody's.
+CUdevice StreamTable::pollerOf(const StreamState& stream, CUdevice asking) const {
+  const CUdevice device = stream.device.load(std::memory_order_relaxed);
+  return std::find(polled_devices_.begin(), polled_devices_.end(), device) != polled_devices_.end() ? device : asking;
+}
+
+void StreamTable::polls(CUdevice device, bool on) {
+  const TableLock lock(mutex_);
+  std::erase(polled_devices_, device);
+  if (on) polled_devices_.push_back(device);
 }
 
 void StreamTable::markOwn(StreamState* stream) {

@@ -90,6 +90,7 @@ struct StreamState {
   std::atomic<uint32_t> pending{0};
   std::atomic<uint64_t> completed{0};
   std::atomic<uint64_t> generation{0};  // odd: in use
+  std::atomic<CUdevice> device{-1};     // of its context; known before its first launch is made
   struct Mark {
     CUevent event;
     uint64_t number;
@@ -110,9 +111,12 @@ class StreamTable {
   ~StreamTable();
   /// The state of `key`, made at first use. Wait-free for the streams that this thread used last (eight).
   StreamState* find(const StreamKey& key);
-  /// Engine: records a mark behind every stream's last launch that has none, and collects completed marks. Does nothing
-  /// while another thread does it.
-  void poll();
+  static constexpr CUdevice kAllDevices = -2;
+  /// Records a mark behind every stream's last launch that has none, and collects completed marks. An engine does it for the
+  /// streams of its own device and of devices without an engine: a call may wait for a context's lock.
+  void poll(CUdevice device = kAllDevices);
+  /// The device's engine polls its streams from now on, or no more.
+  void polls(CUdevice device, bool on);
   /// The launching thread's own mark, for per-thread default streams.
   void markOwn(StreamState* stream);
   /// True when every launch that reached something stamped `number` has completed, as far as the marks tell.
@@ -144,12 +148,13 @@ class StreamTable {
   bool record(StreamState& stream, TableLock& lock);
   void collect(StreamState& stream, TableLock& lock);
   void leaveCall(StreamState& stream);
+  CUdevice pollerOf(const StreamState& stream, CUdevice asking) const;
 
   const DriverApi& driver_;
   uint64_t id_ = 0;  // unique in the process
   std::mutex mutex_;
   std::condition_variable call_ended_;
-  bool polling_ = false;
+  std::vector<CUdevice> polled_devices_;
   std::vector<std::unique_ptr<StreamState>> streams_;
   struct FreeEvent {
     CUcontext context;

@@ -97,6 +97,7 @@ struct StreamKey {
 
 struct Allocation;   // private
 struct Region;       // private
+struct Region;       // private
 struct StreamState;  // private
 class Engine;        // private: one device's residency engine
 struct PoolState;    // private
@@ -279,6 +280,9 @@ class Access {
   const Use& use(unsigned i) const { return i < kInlineUses ? inline_[i] : more_[i - kInlineUses]; }
   void addWord(uint64_t word);
   CUresult acquireSlow();
+  bool crosses(const StreamState& stream, const Region& region) const;
+  void reachAcross(StreamState& stream);
+  void findDevice(StreamState& stream) const;
   void writesRoots(const std::vector<Region*>& sources, uint64_t number);
   TimedLaunch* chooseTimed(std::span<Region* const> named);
 

@@ -219,7 +219,7 @@ bool Engine::advanceBatches(Lock& lock) {
   bool progress = false;
   if (std::any_of(batches_.begin(), batches_.end(), [](const auto& b) { return b->stage != Batch::Stage::kPass; })) {
     lock.unlock();
-    pool_.streams.poll();
+    pool_.streams.poll(device_);
     lock.lock();
   }
   for (size_t b = 0; b < batches_.size(); ++b) {
@@ -252,6 +252,8 @@ bool Engine::advanceBatches(Lock& lock) {
       if (broken_ || pool_.streams.quiet(stamp)) {
         if (startPass(batch, lock)) return true;
       } else {
+        for (const auto& other : pool_.engines)
+          if (other.get() != this) other->askPoll();
         drainContexts(lock);
       }
     }

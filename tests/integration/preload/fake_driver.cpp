@@ -255,6 +255,11 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return mapped == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
+EXPORT CUresult cuDeviceCanAccessPeer(int* can, CUdevice, CUdevice) {
+  CALLED();
+  *can = 0;
+  return CUDA_SUCCESS;
+}
 EXPORT CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) {
   CALLED();
   return CUDA_SUCCESS;

@@ -158,7 +158,7 @@ TEST_CASE("memory freed in stream order is used again", "[pager][memory]") {
 }
 
 TEST_CASE("an allocation behind a free that waits for its own thread is refused", "[pager][memory]") {
-  Rig rig({.vram = 8 * kMiB, .host = 8 * kMiB});
+  Rig rig({.vram = 16 * kMiB, .host = 2 * kMiB});
   const auto kind = GENERATE(AllocationKind::kDevice, AllocationKind::kStreamOrdered);
   const CUstream stream = rig.makeStream();
   CUdeviceptr first = 0, second = 0;
