@@ -163,15 +163,15 @@ CUresult protect(PoolState& state, VmmHandle& handle, Region& region, bool read_
 }
 
 // A part of a fixed mapping, as it is used while the mutex is released: what it maps is pinned.
-struct Piece {
+struct FixedPiece {
   uint64_t address;
   uint64_t bytes;
   CUmemGenericAllocationHandle chunk;
   Extent* extent;
 };
 
-std::vector<Piece> piecesOf(PoolState& state, uint64_t base, VmmHandle& handle) {
-  std::vector<Piece> pieces;
+std::vector<FixedPiece> piecesOf(PoolState& state, uint64_t base, VmmHandle& handle) {
+  std::vector<FixedPiece> pieces;
   const auto add = [&](uint64_t at, Extent& extent) {
     pieces.push_back({at, extent.bytes(), extent.vram != nullptr ? extent.vram->handle : 0, &extent});
   };
@@ -184,10 +184,10 @@ std::vector<Piece> piecesOf(PoolState& state, uint64_t base, VmmHandle& handle) 
   return pieces;
 }
 
-CUresult protectPieces(const Engine& engine, const std::vector<Piece>& pieces, bool read_only, Lock& lock) {
+CUresult protectPieces(const Engine& engine, const std::vector<FixedPiece>& pieces, bool read_only, Lock& lock) {
   CUresult result = CUDA_SUCCESS;
   lock.unlock();
-  for (const Piece& piece : pieces)
+  for (const FixedPiece& piece : pieces)
     if (result == CUDA_SUCCESS) result = engine.chunks().protectAt(piece.address, piece.bytes, read_only);
   lock.lock();
   return result;
@@ -197,11 +197,11 @@ void unmapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, Lock& lock
   VmmHandle& handle = *mapping.handle;
   mapping.fixed = false;
   const Engine& engine = *handle.engine;
-  const std::vector<Piece> pieces = piecesOf(state, base, handle);
+  const std::vector<FixedPiece> pieces = piecesOf(state, base, handle);
   lock.unlock();
-  for (const Piece& piece : pieces) engine.chunks().unmapAt(piece.address, piece.bytes);
+  for (const FixedPiece& piece : pieces) engine.chunks().unmapAt(piece.address, piece.bytes);
   lock.lock();
-  for (const Piece& piece : pieces) --piece.extent->pins;
+  for (const FixedPiece& piece : pieces) --piece.extent->pins;
   --handle.fixed;
   if (handle.primary == 0) return;
   Region& region = *state.vmm_mappings.at(handle.primary).region;
@@ -214,8 +214,8 @@ CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool rea
   Region& region = *state.vmm_mappings.at(handle.primary).region;
   const Engine& engine = *handle.engine;
   ++region.pins;
-  std::vector<Piece> pieces = piecesOf(state, base, handle);
-  for (const Piece& piece : pieces) ++piece.extent->pins;
+  std::vector<FixedPiece> pieces = piecesOf(state, base, handle);
+  for (const FixedPiece& piece : pieces) ++piece.extent->pins;
   CUresult result = bringToVram(state, region, handle.primary, handle.bytes, lock);
   if (result == CUDA_SUCCESS) {
     pieces = piecesOf(state, base, handle);  // with the chunks that they are in now
@@ -232,7 +232,7 @@ CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool rea
     ++handle.fixed;
     return CUDA_SUCCESS;
   }
-  for (const Piece& piece : pieces) --piece.extent->pins;
+  for (const FixedPiece& piece : pieces) --piece.extent->pins;
   --region.pins;
   return result;
 }
@@ -250,7 +250,7 @@ void withdraw(PoolState& state, uint64_t base, VmmMapping& mapping, Lock& lock) 
 }  // namespace
 
 CUresult protectFixed(PoolState& state, Engine& engine, Lock& lock) {
-  std::vector<std::pair<std::vector<Piece>, bool>> fixed;
+  std::vector<std::pair<std::vector<FixedPiece>, bool>> fixed;
   for (const auto& [base, mapping] : state.vmm_mappings)
     if (mapping.fixed && mapping.handle->engine == &engine)
       fixed.emplace_back(piecesOf(state, base, *mapping.handle), mapping.access == CU_MEM_ACCESS_FLAGS_PROT_READ);

@@ -420,6 +420,7 @@ TEST_CASE("exporting waits for kernels that use the memory", "[pager][exports]")
   REQUIRE(rig.pool().unpin(x) == CUDA_SUCCESS);
   rig.pool().streamDestroyed(rig.key(stream));
   driver().api.cuStreamDestroy_v2(stream);
+}
 
 namespace {
 
