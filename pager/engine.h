@@ -281,7 +281,7 @@ class Engine {
   bool stop_ = false;
   bool poll_asked_ = false;
   bool recalled_ = false;  // another device needs what this one's memory takes of the host tier
-  bool pausing_ = false;  // nothing new is begun: the engine moves to another context
+  bool pausing_ = false;   // nothing new is begun: the engine moves to another context
   bool idle_ = false;
   bool broken_ = false;            // the context is lost: nothing moves any more
   bool host_full_ = false;         // said once

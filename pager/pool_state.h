@@ -199,7 +199,7 @@ struct PoolState {
   /// Where roots lie that the CPU reads, and those in device memory. Read by operations without the mutex.
   AddressSpan host_roots, device_roots;
   std::vector<DeferredFree> deferred;
-  unsigned looking = 0;  // threads that hold some of these and ask the driver about them
+  unsigned looking = 0;                                // threads that hold some of these and ask the driver about them
   std::unordered_set<CUdeviceptr> deferred_addresses;  // of the same
   std::vector<Region*> new_slabs, empty_slabs;         // made or emptied by a slab allocator, seen to after it returned
   std::unordered_map<CUmemGenericAllocationHandle, std::unique_ptr<VmmHandle>> vmm_handles;
@@ -211,11 +211,11 @@ struct PoolState {
   uint32_t closure_mark = 0;
   uint32_t extent_mark = 0;
   RecentKernels recent_kernels;
-  std::map<CUdevice, uint64_t> vram_budgets;  // bytes, once they were asked for
-  std::vector<std::pair<CUdevice, CUdevice>> peers;           // (who has access, to whose memory)
-  HostBudget host;                            // of all devices together
-  std::vector<CUdevice> starting;             // devices whose engine a thread is making
-  std::unordered_set<CUdevice> refused;       // devices that can't do what the options ask for
+  std::map<CUdevice, uint64_t> vram_budgets;         // bytes, once they were asked for
+  std::vector<std::pair<CUdevice, CUdevice>> peers;  // (who has access, to whose memory)
+  HostBudget host;                                   // of all devices together
+  std::vector<CUdevice> starting;                    // devices whose engine a thread is making
+  std::unordered_set<CUdevice> refused;              // devices that can't do what the options ask for
   bool stopped = false;
   std::atomic<bool> forked{false};
   std::atomic<int> draining{0};  // threads that synchronise a context and then look at `streams`
