@@ -140,6 +140,7 @@ void sectionStreams() {
   CUdeviceptr word = 0;
   need(api.cuMemAlloc(&word, 4096), "cuMemAlloc");
   need(api.cuMemsetD8(word, 0, 4096), "cuMemsetD8");
+  need(api.cuCtxSynchronize(), "cuCtxSynchronize");  // a memset is asynchronous and `a` does not wait for the legacy stream
   record("streams.write_value", api.cuStreamWriteValue32(a, word, 42, CU_STREAM_WRITE_VALUE_DEFAULT));
   record("streams.wait_value", api.cuStreamWaitValue32(a, word, 40, CU_STREAM_WAIT_VALUE_GEQ));
   record("streams.wait_value_unaligned", api.cuStreamWaitValue32(a, word + 2, 0, CU_STREAM_WAIT_VALUE_GEQ));
