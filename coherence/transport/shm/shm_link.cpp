@@ -273,9 +273,13 @@ void ShmLink::bounce(const Slice& slice) {
       slot_waiting_.push_back(slice);
       return;
     }
-    slots_[number] = {true, slice};
+    slots_[number] = {true, false, slice};
   }
   if (slice.write) copy(slice, channel_->ownSlot(number), true);
+  {
+    std::lock_guard lock(maps_mutex_);
+    slots_[number].asked = true;
+  }
   countBounced(slice.bytes);
   base::warnOnce("shm bounce", "shared memory: memory of %s is no memfd and is copied twice", setup_.peer.node.c_str());
   wire::Header header;
@@ -304,7 +308,7 @@ void ShmLink::bounceAnswered(uint32_t number, Outcome outcome) {
   }
   {
     std::lock_guard lock(maps_mutex_);
-    slots_[number].used = false;
+    slots_[number].used = slots_[number].asked = false;
     if (!slot_waiting_.empty()) {
       next = slot_waiting_.front();
       slot_waiting_.pop_front();
@@ -409,8 +413,8 @@ bool ShmLink::consume() {
     std::lock_guard out_lock(out_mutex_);
     if (!out_waiting_.empty() && flush()) channel_->ringPeer();
   }
+  setup_.queue->push(completions);  // before anybody else can receive what comes next
   lock.unlock();
-  setup_.queue->push(completions);
   if (!broken.empty()) fail("the peer broke the protocol: " + broken, true);
   leave();
   return true;
@@ -443,7 +447,7 @@ std::string ShmLink::frame(const wire::Header& header, std::span<const std::byte
       {
         std::lock_guard lock(maps_mutex_);
         const Slot& slot = slots_[header.bytes];
-        if (!slot.used || slot.slice.operation != header.operation || slot.slice.index != header.index) {
+        if (!slot.asked || slot.slice.operation != header.operation || slot.slice.index != header.index) {
           return "an answer to nothing";
         }
       }

@@ -8,7 +8,7 @@
 // Who works on the link holds a share of it (enter/leave). stop() gives back the link's own share; the last one to leave has
 // the reactor clean up and report: then no copy is running.
 //
-// Locks, in this order: in_mutex_ -> (maps_mutex_ | out_mutex_ | LinkCore::mutex_).
+// Locks, in this order: in_mutex_ -> (maps_mutex_ | out_mutex_ | LinkCore::mutex_ | the queue's).
 #pragma once
 
 #include <atomic>
@@ -52,6 +52,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   };
   struct Slot {
     bool used = false;
+    bool asked = false;  // its answer may come: the bytes of a write are in it
     Slice slice;
   };
 

@@ -262,8 +262,8 @@ void TcpLink::readControl() {
     // In the clear a short read has emptied the socket; more would ring again.
     if (!control_.encrypted() && static_cast<size_t>(got) < part.iov_len) break;
   }
+  setup_.queue->push(completions);  // before anybody else can receive what comes next
   lock.unlock();
-  setup_.queue->push(completions);
   if (!broken.empty()) {
     fail("the peer broke the protocol: " + broken, true);
   } else if (got <= 0 && got != -EAGAIN) {

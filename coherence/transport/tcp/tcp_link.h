@@ -8,7 +8,7 @@
 // Threads: each connection is watched by one reactor, which alone receives on a lane. The first connection is read by its
 // reactor or by a thread that waits in the queue, under control_in_. Any thread may send, under a connection's send lock.
 //
-// Locks, in this order: control_in_ -> Lane::sending -> (egress_mutex_ | control_out_ | LinkCore::mutex_).
+// Locks, in this order: control_in_ -> Lane::sending -> (egress_mutex_ | control_out_ | LinkCore::mutex_ | the queue's).
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,5 @@
 // What every transport promises, on each of them.
+#include <cstring>
 #include <thread>
 
 #include "tests/unit/transport/rig.h"
@@ -107,6 +108,41 @@ TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", Tcp
   const std::vector<std::byte> longest(pair.up->maxMessageBytes(), std::byte{7});
   REQUIRE(pair.up->send(MessageClass::kNotice, longest) == Outcome::kOk);
   REQUIRE(pair.server.await(Kind::kMessage).message.bytes().size() == longest.size());
+}
+
+TEMPLATE_TEST_CASE("messages stay in order, whoever receives them", "[links]", Tcp, Shm) {
+  // The receiver waits (and receives itself), polls, or is away (and the I/O thread receives), in turns.
+  auto random = seededRandom("order");
+  Pair pair(optionsFor(TestType::kChoice));
+  constexpr int kCount = 8000;
+  std::thread sender([&] {
+    for (int i = 0; i < kCount;) {
+      const auto outcome = pair.up->send(MessageClass::kStream, std::as_bytes(std::span(&i, 1)));
+      if (outcome == Outcome::kLinkDown) break;
+      if (outcome == Outcome::kOk) {
+        ++i;
+      } else {
+        Completion one;
+        pair.client.queue->wait({&one, 1}, 1ms);
+      }
+    }
+  });
+  int expected = 0;
+  bool right = true;
+  while (expected < kCount && right) {
+    Completion some[7];
+    const uint64_t how = random() % 8;
+    if (how == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+    const size_t got = how < 4 ? pair.server.queue->poll(some) : pair.server.queue->wait(some, kLong);
+    for (size_t i = 0; i < got; ++i) {
+      int number = -1;
+      std::memcpy(&number, some[i].message.bytes().data(), sizeof number);
+      right = right && number == expected++;
+    }
+  }
+  if (!right) pair.up->close("out of order");
+  sender.join();
+  REQUIRE(right);
 }
 
 TEMPLATE_TEST_CASE("a reply has its room from the request on", "[links]", Tcp, Shm) {
