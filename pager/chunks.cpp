@@ -112,8 +112,10 @@ VramChunk* ChunkStore::makeVram(unsigned order, bool exported) {
   const uint64_t bytes = kPageBytes << order;
   CUmemAllocationProp properties = deviceProperties(device_);
   if (exported) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  auto* chunk = new (std::nothrow) VramChunk{0, 0, static_cast<uint8_t>(order), exported, false};
+  auto* chunk = new (std::nothrow) VramChunk;
   if (chunk == nullptr) return nullptr;
+  chunk->order = order;
+  chunk->exported = exported;
   CUdeviceptr alias = 0;
   if (driver_.cuMemCreate(&chunk->handle, bytes, &properties, 0) == CUDA_SUCCESS) {
     if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
@@ -137,8 +139,9 @@ void ChunkStore::destroyVram(VramChunk* chunk) {
 
 HostChunk* ChunkStore::makeHost(unsigned order) {
   const uint64_t bytes = kPageBytes << order;
-  auto* chunk = new (std::nothrow) HostChunk{0, 0, static_cast<uint8_t>(order)};
+  auto* chunk = new (std::nothrow) HostChunk;
   if (chunk == nullptr) return nullptr;
+  chunk->order = order;
   if (!host_mappable_) {
     void* memory = nullptr;
     if (driver_.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS) {

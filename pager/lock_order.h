@@ -2,8 +2,9 @@
 //
 //   1  PoolState::mutex        regions, extents, chunk lists, engines' queues, predictor, edges
 //   2  StreamTable::mutex      the list of streams and their marks
+//   3  object_pool.cpp's       memory for extents and chunks
 //
-// Neither is held across a driver call, whichever: a call may wait for its context's lock, which some drivers hold while they
+// None is held across a driver call, whichever: a call may wait for its context's lock, which some drivers hold while they
 // load a module and wait for all kernels to end; launches of other contexts go on meanwhile.
 //
 // Without a lock: page map and region lookup (atomics), hazards and launch numbers (launches.h), Region::stamp and

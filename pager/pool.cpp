@@ -292,6 +292,7 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
     extent->order = static_cast<uint8_t>(std::countr_zero(piece.pages));
     region->extents.push_back(std::move(extent));
   });
+  region->extents.shrink_to_fit();
   region->unusable = static_cast<uint32_t>(region->extents.size());
   region->blocked.store(region->unusable);
   state.allocated_bytes += wanted.pages * kPageBytes;
@@ -786,6 +787,11 @@ void Pool::contextGone(CUcontext context) {
   lock.unlock();
   going->stop();
   going->releaseAll();
+}
+
+uint64_t Pool::regionSteps() const {
+  Lock lock(state_->mutex);
+  return state_->regions.steps();
 }
 
 CUresult Pool::peerEnabled(CUdevice accessing, CUdevice owner) {

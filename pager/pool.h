@@ -211,6 +211,9 @@ class Pool {
   /// Another device may access this one's allocations from now on (cuCtxEnablePeerAccess).
   CUresult peerEnabled(CUdevice accessing, CUdevice owner);
 
+  /// Steps of loops over all regions so far: what must not grow with the square of the number of allocations. For tests.
+  uint64_t regionSteps() const;
+
   /// In a forked child: closes what was the parent's; every later call answers CUDA_ERROR_NOT_INITIALIZED.
   void forked() noexcept;
   /// Stops pager threads, without any driver call. For exit; safe twice.

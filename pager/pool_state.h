@@ -35,8 +35,12 @@ class RegionTable {
   Region* take();
   /// A dead region: its object is reused once no launch can look at it any more. Under the mutex.
   void give(Region* region);
-  /// Ids in use are below this.
-  uint32_t end() const { return next_; }
+  /// Ids in use are below this. Asked at each step of a loop over all of them: counted, for steps().
+  uint32_t end() const {
+    ++steps_;
+    return next_;
+  }
+  uint64_t steps() const { return steps_; }
 
  private:
   struct Dead {
@@ -45,6 +49,7 @@ class RegionTable {
   };
   std::atomic<Region*>* entries_ = nullptr;
   uint32_t next_ = 1;
+  mutable uint64_t steps_ = 0;
   std::deque<Dead> dead_;
   std::vector<std::unique_ptr<Region>> owned_;
 };

@@ -29,10 +29,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "pager/arena.h"
+#include "pager/object_pool.h"
 #include "pager/pool.h"
 #include "pager/sparse.h"
 
@@ -55,22 +57,37 @@ enum class ExtentState : uint8_t {
   kDetached,
 };
 
+/// What an extent may cost at most, in bytes, with its place in its region's list and a chunk of each kind.
+inline constexpr uint64_t kExtentCost = 128;
+
+/// Objects of which there is one for each extent: new and delete as ever, in memory without a header for each.
+template <typename Object>
+struct Pooled {
+  static void* operator new(size_t, const std::nothrow_t&) noexcept { return takePooled(sizeof(Object)); }
+  static void* operator new(size_t) {
+    void* memory = takePooled(sizeof(Object));
+    return memory != nullptr ? memory : throw std::bad_alloc();
+  }
+  static void operator delete(void* object) noexcept { givePooled(object, sizeof(Object)); }
+};
+
 /// Physical VRAM of 2^order pages with a mapping of its own (alias) that lasts as long as the chunk.
-struct VramChunk {
+struct VramChunk : Pooled<VramChunk> {
   CUmemGenericAllocationHandle handle = 0;
-  uint64_t alias = 0;
-  uint8_t order = 0;
-  /// Other processes may have it mapped: it is not used for anything else, and goes back to the driver. `lent`: the budget was
-  /// lowered for it.
-  bool exported = false, lent = false;
+  uint64_t alias : 57 = 0;
+  uint64_t order : 5 = 0;
+  /// Other processes may have it mapped: it is not used for anything else, and goes back to the driver.
+  uint64_t exported : 1 = false;
+  /// The budget was lowered for it.
+  uint64_t lent : 1 = false;
 };
 
 /// Pinned host memory of 2^order pages. `alias` is readable by the CPU and by copy engines. `handle` is 0 when it can't be
 /// mapped in place (memory of cuMemHostAlloc).
-struct HostChunk {
+struct HostChunk : Pooled<HostChunk> {
   CUmemGenericAllocationHandle handle = 0;
-  uint64_t alias = 0;
-  uint8_t order = 0;
+  uint64_t alias : 57 = 0;
+  uint64_t order : 5 = 0;
 };
 
 struct ContentHash {
@@ -79,7 +96,7 @@ struct ContentHash {
   bool operator==(const ContentHash&) const = default;
 };
 
-struct Extent {
+struct Extent : Pooled<Extent> {
   Region* region = nullptr;
   uint64_t address = 0;  // global address; of the first mapping for a program's own handle, 0 while it has none
   VramChunk* vram = nullptr;
@@ -111,7 +128,8 @@ constexpr bool usable(ExtentState state) {
   return state == ExtentState::kVram || state == ExtentState::kInPlace || state == ExtentState::kDetached ||
          state == ExtentState::kFreeing;
 }
-static_assert(sizeof(Extent) <= 128, "metadata per extent");
+// The rest up to kExtentCost is what is lost at the ends of blocks and in lists; a test counts it.
+static_assert(sizeof(Extent) + sizeof(void*) + sizeof(VramChunk) + sizeof(HostChunk) <= kExtentCost - 8);
 
 enum class RegionKind : uint8_t { kAllocation, kSlab, kReservation };
 

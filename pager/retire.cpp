@@ -101,7 +101,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   const uint32_t end = pool_.regions.end();
   if (end <= 1) return false;
   const uint64_t newest = pool_.launch_number.load(std::memory_order_relaxed);
-  for (uint32_t step = 0; step < end - 1 && candidates.size() < kCandidates; ++step) {
+  for (uint32_t step = 0; step < pool_.regions.end() - 1 && candidates.size() < kCandidates; ++step) {
     clock_hand_ = clock_hand_ % (end - 1) + 1;
     Region* region = pool_.regions.at(static_cast<uint32_t>(clock_hand_));
     if (region->dead || region->engine != this) continue;

@@ -99,9 +99,11 @@ void putIn(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, b
     fresh.push_back(extent.get());
   }
   const auto place = static_cast<ptrdiff_t>(extentsAt(region, base, handle.bytes).first);
+  if (const size_t count = region.extents.size() + fresh.size(); count > region.extents.capacity())
+    region.extents.reserve(count + count / 8);  // not twice as many: a place costs as much as a chunk's handle
   region.extents.insert(region.extents.begin() + place, std::make_move_iterator(handle.extents.begin()),
                         std::make_move_iterator(handle.extents.end()));
-  handle.extents.clear();
+  handle.extents = std::vector<std::unique_ptr<Extent>>();
   handle.primary = base;
   if (region.arena == nullptr) {
     uint64_t bytes = 0;
