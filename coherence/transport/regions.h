@@ -59,6 +59,10 @@ class Region {
   /// nobody else, let it go instead.
   bool handedOut() const;
 
+  /// Ends it as the destructor does; whether a peer has got the memfd: what handedOut() says while it still could is not
+  /// the last word.
+  static bool end(std::unique_ptr<Region> region);
+
   const std::shared_ptr<RegionEntry>& entry() const { return entry_; }
 
  private:

@@ -128,6 +128,8 @@ class Link {
   virtual void close(const std::string& reason) = 0;
 
   virtual const PeerInfo& peer() const = 0;
+  /// What the peer may touch here: as connect() or the AcceptFn said.
+  virtual const DomainPtr& domain() const = 0;
   /// Names the link for ConnectOptions::replaces, at both ends.
   virtual std::string id() const = 0;
   virtual LinkStats stats() const = 0;

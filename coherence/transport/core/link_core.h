@@ -54,6 +54,7 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   std::string reason() const final;
   void close(const std::string& reason) final { fail(reason, true); }
   const PeerInfo& peer() const final { return setup_.peer; }
+  const DomainPtr& domain() const final { return setup_.domain; }
   std::string id() const final;
   LinkStats stats() const final;
 

@@ -67,6 +67,12 @@ Region::~Region() {
   entry_->revokeAndWait();
 }
 
+bool Region::end(std::unique_ptr<Region> region) {
+  const auto entry = region->entry_;
+  region.reset();
+  return entry->handed_out.load();
+}
+
 RemoteKey Region::key() const { return {entry_->key, entry_->length, entry_->access, 0}; }
 std::byte* Region::base() const { return entry_->base; }
 uint64_t Region::length() const { return entry_->length; }

@@ -69,6 +69,7 @@ class FaultyLink final : public Link, public std::enable_shared_from_this<Faulty
   std::string reason() const override { return inner_->reason(); }
   void close(const std::string& reason) override { inner_->close(reason); }
   const PeerInfo& peer() const override { return inner_->peer(); }
+  const DomainPtr& domain() const override { return inner_->domain(); }
   std::string id() const override { return inner_->id(); }
   LinkStats stats() const override { return inner_->stats(); }
 
