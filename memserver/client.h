@@ -96,8 +96,8 @@ struct ClientOptions {
   uint32_t in_flight = 256;  // transfers given to the transport at a time; others wait here
 };
 
-/// Transport options for Clients: as `base`, but a memserver that is stopped and connected is kept (Clients have clocks
-/// of their own).
+/// Transport options for Clients: as `base`, but a memserver that is stopped and connected is kept (Clients have clocks of
+/// their own), and an attempt to connect takes 2 s at most.
 transport::Options sessionTransport(transport::Options base);
 
 /// What is known of the memserver now. Speeds are of this Client's own transfers, averaged over the last seconds in which
@@ -124,7 +124,8 @@ class Client {
  public:
   /// Connects, or says why not. Waits for at most the endpoint's connect_ms and 5 s for the answer.
   static Result<std::unique_ptr<Client>> connect(const ClientOptions& options, Observer& observer);
-  /// Gives everything back and tells the memserver so (which frees it at once), waits for transfers to end.
+  /// Ends all transfers, gives everything back and tells the memserver so, which then frees it at once. Waits for at most 1 s
+  /// (while it connects anew: for the endpoint's connect_ms).
   virtual ~Client() = default;
 
   /// Leases about `bytes` (rounded up to slabs), or as much of it as there is. An Error: nothing, and why. Waits for at

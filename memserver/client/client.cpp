@@ -53,6 +53,7 @@ constexpr int64_t kRenewMs = 500;    // at most, between renewals
 constexpr int64_t kTickMs = 100;     // at most, between looks at the clock
 constexpr int64_t kFirstRetryMs = 100, kLastRetryMs = 2000;
 constexpr int64_t kGoodbyeMs = 1000;
+constexpr uint32_t kConnectMs = 2000;
 constexpr int64_t kSpeedWindowUs = 100'000;
 
 int64_t bootMs() {
@@ -993,6 +994,7 @@ const char* eventName(Event::Kind kind) {
 
 transport::Options sessionTransport(transport::Options base) {
   base.silent_ms = 0;
+  base.connect_ms = std::min(base.connect_ms, kConnectMs);
   return base;
 }
 

@@ -33,15 +33,18 @@ class Relay final : public FaultyWire {
   }
   const std::string& address() const override { return address_; }
   void freeze() override { frozen_ = true; }
+  void thaw() override { frozen_ = false; }
+  void cut() override { ++cuts_; }
   uint64_t faults() const override { return faults_.load(); }
 
  private:
   struct Connection {
     base::UniqueFd near, far;
+    uint64_t cuts = 0;  // that there had been
   };
 
-  bool readable(int fd) const {
-    while (!stop_) {
+  bool readable(int fd, const uint64_t* cuts = nullptr) const {
+    while (!stop_ && (cuts == nullptr || *cuts == cuts_)) {
       pollfd waiting{fd, POLLIN, 0};
       if (poll(&waiting, 1, 20) > 0) return true;
     }
@@ -56,6 +59,7 @@ class Relay final : public FaultyWire {
       auto connection = std::make_shared<Connection>();
       connection->near = std::move(near);
       connection->far = std::move(far.value());
+      connection->cuts = cuts_;
       pumps_.emplace_back(
           [this, connection, number] { pump(*connection, connection->near.get(), connection->far.get(), 2 * number); });
       pumps_.emplace_back([this, connection, number] {
@@ -69,7 +73,7 @@ class Relay final : public FaultyWire {
     const auto roll = [&](uint32_t chance) { return chance != 0 && random() % 1'000'000 < chance; };
     std::vector<char> bytes(64 << 10);
     uint64_t passed = 0;
-    while (readable(from)) {
+    while (readable(from, &connection.cuts)) {
       if (frozen_) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         continue;
@@ -95,7 +99,7 @@ class Relay final : public FaultyWire {
           length = random() % length;
         }
       }
-      for (size_t sent = 0; sent < length && !stop_;) {
+      for (size_t sent = 0; sent < length && !stop_ && connection.cuts == cuts_;) {
         const ssize_t put = send(into, bytes.data() + sent, length - sent, MSG_NOSIGNAL);
         if (put > 0) {
           sent += static_cast<size_t>(put);
@@ -118,7 +122,7 @@ class Relay final : public FaultyWire {
   const base::UniqueFd listener_;
   const std::string address_;
   std::atomic<bool> stop_{false}, frozen_{false};
-  std::atomic<uint64_t> faults_{0};
+  std::atomic<uint64_t> faults_{0}, cuts_{0};
   std::list<std::thread> pumps_;  // the acceptor's thread adds; joined after it
   std::thread acceptor_;
 };

@@ -30,6 +30,10 @@ class FaultyWire {
   virtual const std::string& address() const = 0;
   /// From now on nothing passes any more, and nobody is told: a cable is pulled.
   virtual void freeze() = 0;
+  /// What was held back goes on.
+  virtual void thaw() = 0;
+  /// Every connection that there is ends now; new ones are taken.
+  virtual void cut() = 0;
   virtual uint64_t faults() const = 0;
 };
 

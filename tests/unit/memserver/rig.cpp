@@ -89,10 +89,11 @@ bool Buffer::isZero() const {
   return true;
 }
 
-Session::Session(std::string where, Choice choice) : address(std::move(where)) {
+Session::Session(std::string where, Choice choice, const transport::FaultPlan* faults) : address(std::move(where)) {
   auto made = transport::makeEndpoint(sessionTransport(optionsFor(choice)));
   REQUIRE(made.ok());
   endpoint = std::move(made.value());
+  if (faults != nullptr) endpoint = transport::makeFaulty(std::move(endpoint), *faults);
   options.endpoint = endpoint.get();
   options.domain = domain;
   options.address = address;

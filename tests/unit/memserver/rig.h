@@ -1,6 +1,9 @@
 // A memserver and sessions of it in one process, over real sockets or shared memory.
 #pragma once
 
+#include <oneapi/tbb/global_control.h>
+
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -9,7 +12,10 @@
 #include <random>
 #include <string>
 
+#include "coherence/transport/faults/faulty.h"
+#include "coherence/transport/faults/faulty_wire.h"
 #include "memserver/client.h"
+#include "memserver/frame_pool.h"
 #include "memserver/server/service.h"
 #include "tests/catch.h"
 
@@ -44,6 +50,7 @@ class Server {
   ServiceOptions options;
   const Choice choice;
   const uint64_t bytes;
+  tbb::global_control threads{tbb::global_control::max_allowed_parallelism, 8};
   tbb::task_arena arena{4, 0};
   std::unique_ptr<SlabStore> store;
   std::unique_ptr<transport::Endpoint> endpoint;
@@ -75,7 +82,7 @@ class Buffer {
 class Session : public Observer {
  public:
   explicit Session(const Server& server) : Session(server.address(), server.choice) {}
-  Session(std::string address, Choice choice);
+  Session(std::string address, Choice choice, const transport::FaultPlan* faults = nullptr);
   ~Session() override;
   void open();
   void close() { client.reset(); }

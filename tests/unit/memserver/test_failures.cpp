@@ -1,0 +1,371 @@
+// Lost connections, stalls, restarts, sessions that die: nothing is lost that need not be, nothing stale is believed.
+#include <fstream>
+
+#include "tests/unit/memserver/rig.h"
+
+namespace olpager::memserver::test {
+namespace {
+
+ServiceOptions shortLease(uint32_t ms) {
+  ServiceOptions options;
+  options.lease_ms = ms;
+  return options;
+}
+
+std::unique_ptr<transport::FaultyWire> wireTo(const Server& server) {
+  auto wire = transport::makeFaultyWire(server.address(), {});
+  REQUIRE(wire.ok());
+  return std::move(wire.value());
+}
+
+uint64_t residentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  uint64_t all = 0, resident = 0;
+  statm >> all >> resident;
+  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+TEST_CASE("a connection that is lost only delays", "[failures]") {
+  Server server(Choice::kTcp);
+  const auto wire = wireTo(server);
+  Session session(wire->address(), Choice::kTcp);
+  session.open();
+  const auto slabs = session.lease(4 * kSlab);
+  auto random = seededRandom("lost connections");
+  Buffer buffer(session.domain, kSlab);
+  std::vector<uint64_t> holds(slabs.size(), 0);
+  for (int round = 0; round < 12; ++round) {
+    const size_t which = random() % slabs.size();
+    const transport::LocalRange range = buffer.range();
+    const uint64_t context = session.next_context++;
+    if (holds[which] == 0 || random() % 2 == 0) {
+      holds[which] = random() | 1;
+      buffer.fill(holds[which]);
+      session.client->write({&range, 1}, {slabs[which].id, 0, kSlab}, Class::kWriteBack, context);
+    } else {
+      session.client->read({&range, 1}, {slabs[which].id, 0, kSlab}, Class::kDemand, context);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+    wire->cut();
+    REQUIRE(session.await(context) == TransferResult::kOk);
+    CHECK(buffer.holds(holds[which]));
+  }
+  for (size_t i = 0; i < slabs.size(); ++i) {
+    REQUIRE(session.read(buffer, {slabs[i].id, 0, kSlab}) == TransferResult::kOk);
+    CHECK((holds[i] == 0 ? buffer.isZero() : buffer.holds(holds[i])));
+  }
+  CHECK(session.saw(Event::Kind::kDown));
+  CHECK_FALSE(session.saw(Event::Kind::kSlabLost));
+  CHECK(server.service->lentBytes() == 4 * kSlab);
+  eventually([&] { return server.service->figures().sessions == 1; });  // the earlier ones hold nothing and are gone
+}
+
+TEMPLATE_TEST_CASE("faults of the transport at random moments lose nothing", "[failures]", Tcp, Shm) {
+  Server server(TestType::kChoice, 8 * kSlab);
+  auto random = seededRandom("random faults");
+  transport::FaultPlan plan;
+  plan.seed = random();
+  plan.delay = 100'000;
+  plan.delay_us = 2000;
+  plan.drop = 20'000;
+  Session session(server.address(), TestType::kChoice, &plan);
+  for (int tries = 0;; ++tries) {
+    auto connected = Client::connect(session.options, session);
+    if (connected.ok()) {
+      session.client = std::move(connected.value());
+      break;
+    }
+    REQUIRE(tries < 20);
+  }
+  std::vector<Slab> slabs;
+  eventually([&] {
+    if (auto leased = session.client->lease(kSlab); leased.ok()) {
+      slabs.insert(slabs.end(), leased.value().begin(), leased.value().end());
+    }
+    return slabs.size() >= 4;
+  });
+  constexpr size_t kFrames = 8;  // two in each slab
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  std::vector<uint64_t> holds(kFrames, 0);
+  for (size_t i = 0; i < kFrames; ++i) buffers.push_back(std::make_unique<Buffer>(session.domain, 2 * kMiB));
+  const auto frame = [&](size_t i) { return FrameRange{slabs[i / 2].id, i % 2 * 2 * kMiB, 2 * kMiB}; };
+  for (int round = 0; round < 40; ++round) {
+    uint64_t first = session.next_context.fetch_add(kFrames);
+    for (size_t i = 0; i < kFrames; ++i) {
+      const transport::LocalRange range = buffers[i]->range();
+      if (holds[i] == 0 || random() % 2 == 0) {
+        holds[i] = random() | 1;
+        buffers[i]->fill(holds[i]);
+        session.client->write({&range, 1}, frame(i), Class::kWriteBack, first + i);
+      } else {
+        std::memset(buffers[i]->base, 0x55, 4096);
+        session.client->read({&range, 1}, frame(i), random() % 2 == 0 ? Class::kDemand : Class::kPrefetch, first + i);
+      }
+    }
+    for (size_t i = 0; i < kFrames; ++i) {
+      REQUIRE(session.await(first + i) == TransferResult::kOk);
+      REQUIRE(buffers[i]->holds(holds[i]));
+    }
+  }
+  CHECK_FALSE(session.saw(Event::Kind::kSlabLost));
+}
+
+TEST_CASE("a stall below the lease time only delays, and is said", "[failures]") {
+  Server server(Choice::kTcp, 16 * kSlab, shortLease(6000));
+  const auto wire = wireTo(server);
+  Session session(wire->address(), Choice::kTcp);
+  session.options.stall_ms = 300;
+  session.open();
+  const auto slabs = session.lease(kSlab);
+  Buffer buffer(session.domain, kSlab);
+  buffer.fill(3);
+  REQUIRE(session.write(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
+  wire->freeze();
+  const transport::LocalRange range = buffer.range();
+  std::memset(buffer.base, 0, 4096);
+  session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, 700);
+  session.await(Event::Kind::kStalled);
+  CHECK(session.client->figures().stalled);
+  wire->thaw();
+  CHECK(session.await(700) == TransferResult::kOk);
+  CHECK(buffer.holds(3));
+  session.await(Event::Kind::kResumed);
+  CHECK_FALSE(session.saw(Event::Kind::kDown));
+}
+
+TEST_CASE("a stall beyond the lease time loses the pages, once and for good", "[failures]") {
+  Server server(Choice::kTcp, 16 * kSlab, shortLease(800));
+  const auto wire = wireTo(server);
+  Session session(wire->address(), Choice::kTcp);
+  session.options.stall_ms = 200;
+  session.open();
+  const auto slabs = session.lease(kSlab);
+  Buffer buffer(session.domain, kSlab);
+  buffer.fill(3);
+  REQUIRE(session.write(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
+  wire->freeze();
+  const transport::LocalRange range = buffer.range();
+  session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, 700);
+  CHECK(session.await(Event::Kind::kSlabLost).slab == slabs[0].id);
+  CHECK(session.await(700) == TransferResult::kLost);
+  wire->thaw();
+  session.await(Event::Kind::kUp);  // the first
+  session.await(Event::Kind::kUp);
+  CHECK(session.client->slabs().empty());
+  CHECK(session.read(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kBadRange);
+  eventually([&] { return server.store->figures().lent == 0; });
+  CHECK(session.lease(kSlab).size() == 1);
+}
+
+TEST_CASE("a transfer to a memserver that stalls can be interrupted", "[failures]") {
+  Server server(Choice::kTcp);
+  const auto wire = wireTo(server);
+  Session session(wire->address(), Choice::kTcp);
+  session.options.stall_ms = 200;
+  session.open();
+  const auto slabs = session.lease(2 * kSlab);
+  Buffer buffer(session.domain, kSlab), other(session.domain, kSlab);
+  buffer.fill(3);
+  REQUIRE(session.write(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
+  wire->freeze();
+  const transport::LocalRange range = buffer.range(), more = other.range();
+  session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, 700);
+  session.client->write({&more, 1}, {slabs[1].id, 0, kSlab}, Class::kWriteBack, 701);
+  session.await(Event::Kind::kStalled);
+  session.client->interrupt();
+  CHECK(session.await(700) == TransferResult::kInterrupted);
+  CHECK(session.await(701) == TransferResult::kInterrupted);
+  wire->thaw();
+  REQUIRE(session.read(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
+  CHECK(buffer.holds(3));
+}
+
+TEMPLATE_TEST_CASE("a memserver that was started anew is not believed", "[failures]", Tcp, Shm) {
+  Server server(TestType::kChoice);
+  Session session(server);
+  session.open();
+  const auto slabs = session.lease(2 * kSlab);
+  Buffer buffer(session.domain, kSlab);
+  buffer.fill(1);
+  REQUIRE(session.write(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
+  server.stop();
+  const transport::LocalRange range = buffer.range();
+  session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, 700);
+  server.start();
+  CHECK(session.await(700) == TransferResult::kLost);
+  session.await(Event::Kind::kSlabLost);
+  session.await(Event::Kind::kSlabLost);
+  CHECK(session.lease(2 * kSlab).size() == 2);
+  REQUIRE(session.read(buffer, {session.client->slabs()[0].id, 0, kSlab}) == TransferResult::kOk);
+  CHECK(buffer.isZero());
+}
+
+TEST_CASE("a memserver that is gone is given up when its lease time is over", "[failures]") {
+  Server server(Choice::kTcp, 16 * kSlab, shortLease(600));
+  Session session(server);
+  session.open();
+  const auto slabs = session.lease(2 * kSlab);
+  Buffer buffer(session.domain, kSlab);
+  server.stop();
+  const transport::LocalRange range = buffer.range();
+  session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, 700);
+  session.await(Event::Kind::kDown);
+  CHECK(session.await(700) == TransferResult::kLost);
+  CHECK(session.client->slabs().empty());
+  CHECK(!session.client->lease(kSlab).ok());
+}
+
+TEST_CASE("leases run out only when the connection has been down for the lease time", "[failures]") {
+  Server server(Choice::kTcp, 16 * kSlab, shortLease(1000));
+  const auto wire = wireTo(server);
+  Session session(wire->address(), Choice::kTcp);
+  session.options.stall_ms = 60'000;
+  session.open();
+  session.lease(2 * kSlab);
+  wire->freeze();
+  std::this_thread::sleep_for(700ms);
+  wire->cut();  // from now on
+  eventually([&] { return server.service->figures().connected == 0; });
+  const auto down = std::chrono::steady_clock::now();
+  CHECK(server.service->lentBytes() == 2 * kSlab);
+  eventually([&] { return server.service->lentBytes() == 0; });
+  CHECK(std::chrono::steady_clock::now() - down > 900ms);
+  eventually([&] { return server.store->figures().free == server.bytes; });
+  CHECK(server.service->figures().leases_expired == 2);
+}
+
+TEST_CASE("a session's leases are nobody else's to claim", "[failures][trust]") {
+  Server server(Choice::kTcp);
+  Session session(server);
+  session.open();
+  session.lease(kSlab);
+  // Speaks the protocol by itself.
+  Session thief(server);
+  auto queue = thief.endpoint->makeQueue();
+  auto link = thief.endpoint->connect(server.address(), {thief.domain, queue, ""});
+  REQUIRE(link.ok());
+  const auto ask = [&](protocol::Body body) {
+    const auto bytes = protocol::encode({1, std::move(body)});
+    REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+    transport::Completion completion;
+    REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
+    REQUIRE(completion.kind == transport::Completion::Kind::kMessage);
+    auto reply = protocol::decode(completion.message.bytes());
+    REQUIRE(reply.ok());
+    return reply.value().body;
+  };
+  ask(protocol::Hello{"thief"});
+  protocol::Attach guess;
+  guess.leases.resize(8);
+  for (size_t i = 0; i < guess.leases.size(); ++i) guess.leases[i].bytes[0] = static_cast<uint8_t>(i);
+  const auto attached = std::get<protocol::AttachReply>(ask(guess));
+  REQUIRE(attached.slabs.size() == 8);
+  for (const auto& slab : attached.slabs) CHECK(slab.key == 0);
+  protocol::Release release;
+  release.leases = guess.leases;
+  ask(release);
+  CHECK(server.service->lentBytes() == kSlab);
+}
+
+TEST_CASE("who breaks the protocol is closed, others notice nothing", "[failures][trust]") {
+  Server server(Choice::kTcp);
+  Session session(server);
+  session.open();
+  const auto slabs = session.lease(kSlab);
+  const auto say = [&](std::vector<std::byte> bytes, transport::MessageClass klass) {
+    Session rude(server);
+    auto queue = rude.endpoint->makeQueue();
+    auto link = rude.endpoint->connect(server.address(), {rude.domain, queue, ""});
+    REQUIRE(link.ok());
+    REQUIRE(link.value()->send(klass, bytes) == transport::Outcome::kOk);
+    eventually([&] { return link.value()->state() == transport::LinkState::kDown; });
+    CHECK(link.value()->reason().find("protocol") != std::string::npos);
+  };
+  say({}, transport::MessageClass::kRequest);
+  say(std::vector<std::byte>(100), transport::MessageClass::kRequest);
+  say(protocol::encode({1, protocol::Renew{}}), transport::MessageClass::kRequest);       // no greeting
+  say(protocol::encode({1, protocol::Hello{}}), transport::MessageClass::kNotice);        // no request
+  say(protocol::encode({1, protocol::RenewReply{}}), transport::MessageClass::kRequest);  // not a session's
+  auto cut = protocol::encode({1, protocol::Hello{"x"}});
+  cut.pop_back();
+  say(cut, transport::MessageClass::kRequest);
+  CHECK(server.service->figures().broken == 6);
+  Buffer buffer(session.domain, kSlab);
+  CHECK(session.read(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
+}
+
+TEMPLATE_TEST_CASE("memory stays bounded over sessions that come and go", "[failures][long]", Tcp, Shm) {
+  ServiceOptions options = shortLease(100);
+  options.most_sessions = 256;
+  Server server(TestType::kChoice, 8 * kSlab, options);
+  auto random = seededRandom("sessions");
+  auto endpoint = transport::makeEndpoint(sessionTransport(optionsFor(TestType::kChoice)));
+  REQUIRE(endpoint.ok());
+  const auto domain = transport::makeDomain();
+  Buffer buffer(domain, 64 << 10);
+  uint64_t settled = 0;
+  constexpr int kSessions = 1000;
+  for (int i = 0; i < kSessions; ++i) {
+    // By hand: one that dies does not say goodbye.
+    auto queue = endpoint.value()->makeQueue();
+    auto link = endpoint.value()->connect(server.address(), {domain, queue, ""});
+    if (!link.ok()) {  // the dead ones hold their places for the lease time
+      std::this_thread::sleep_for(50ms);
+      --i;
+      continue;
+    }
+    const auto ask = [&](protocol::Body body) {
+      const auto bytes = protocol::encode({1, std::move(body)});
+      REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+      transport::Completion completion;
+      REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
+      REQUIRE(completion.kind == transport::Completion::Kind::kMessage);
+      auto reply = protocol::decode(completion.message.bytes());
+      REQUIRE(reply.ok());
+      return reply.value().body;
+    };
+    ask(protocol::Hello{"one of many"});
+    const auto leased = std::get<protocol::LeaseReply>(ask(protocol::Lease{kSlab}));
+    if (!leased.slabs.empty()) {
+      const transport::LocalRange range = buffer.range();
+      const transport::RemoteRange there{{leased.slabs[0].key, kSlab, transport::kRemoteReadWrite, 0}, 0, 64 << 10};
+      REQUIRE(link.value()->read({&range, 1}, there, Class::kDemand, 1) == transport::Outcome::kOk);
+      transport::Completion completion;
+      REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
+      REQUIRE(completion.outcome == transport::Outcome::kOk);
+      REQUIRE(buffer.isZero());
+      buffer.fill(random());
+      REQUIRE(link.value()->write({&range, 1}, there, Class::kWriteBack, 2) == transport::Outcome::kOk);
+      REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
+    }
+    switch (random() % 3) {
+      case 0: {
+        const auto bytes = protocol::encode({0, protocol::Goodbye{}});
+        link.value()->send(transport::MessageClass::kNotice, bytes);
+        break;
+      }
+      case 1: {
+        protocol::Release release;
+        for (const auto& slab : leased.slabs) release.leases.push_back(slab.lease);
+        ask(release);
+        break;
+      }
+      default:
+        break;  // it dies
+    }
+    link.value()->close("over");
+    for (transport::Completion last;;) {  // a queue that is not emptied keeps its link
+      REQUIRE(queue->wait({&last, 1}, kLong) == 1);
+      if (last.kind == transport::Completion::Kind::kDown) break;
+    }
+    if (i == kSessions / 4) settled = residentBytes();
+  }
+  eventually([&] { return server.service->figures().sessions == 0; });
+  eventually([&] { return server.store->figures().free == 8 * kSlab; });
+  CHECK(server.service->figures().sessions_accepted >= kSessions);
+  CHECK(residentBytes() < settled + 32 * kMiB);
+}
+
+}  // namespace olpager::memserver::test
