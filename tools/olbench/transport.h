@@ -7,6 +7,7 @@ namespace olpager::tools::bench {
 
 struct TransportOptions {
   unsigned lanes = 4;
+  unsigned io_threads = 0;  // of each side; 0: what the transport chooses
   unsigned rounds = 5;
   double seconds = 0.5;  // of each timed part
   bool shaped = true;    // also over a veth pair shaped to 1 Gbit/s

@@ -37,8 +37,10 @@ std::string nodeName(const std::string& given) {
 
 uint32_t ioThreads(const Options& options) {
   if (options.io_threads != 0) return std::min(options.io_threads, 64u);
-  const uint32_t processors = std::max(1u, std::thread::hardware_concurrency());
-  return std::clamp(processors / 4, 1u, std::max(1u, options.lanes));
+  // Several also on a small machine: a lane whose sender and receiver have threads of their own is copied on one processor,
+  // out of its cache. Threads without work cost nothing.
+  constexpr uint32_t kLeast = 4;
+  return std::min(std::max(kLeast, std::thread::hardware_concurrency() / 4), std::max(1u, options.lanes));
 }
 
 template <typename T>
@@ -144,6 +146,8 @@ std::string checkHello(wire::Hello& hello) {
   if (hello.choice > static_cast<uint8_t>(LinkKind::kVerbs)) return fmt::format("unknown choice {}", hello.choice);
   if (hello.lanes == 0 || hello.lanes > wire::kMaxLanes) return fmt::format("{} lanes", hello.lanes);
   if (hello.message_bytes < 64 || hello.slices == 0) return "limits that leave no room";
+  if (std::max({hello.requests, hello.notices, hello.stream}) > wire::kMaxRoom)
+    return "room for more messages than any has";
   hello.message_bytes = std::min(hello.message_bytes, wire::kMaxMessage);
   cleanText(hello.boot_id);
   cleanText(hello.node);
@@ -223,8 +227,9 @@ Result<std::unique_ptr<Endpoint>> makeEndpoint(const Options& options) {
   }
   if (options.operations == 0 || options.limits.message_bytes < 64 ||
       options.limits.message_bytes > wire::kMaxMessage || options.limits.slices < 16 || options.notices == 0 ||
-      options.requests == 0 || options.stream == 0) {
-    return Error{"transport: a limit that leaves no room"};
+      options.requests == 0 || options.stream == 0 ||
+      std::max({options.requests, options.notices, options.stream}) > wire::kMaxRoom) {
+    return Error{"transport: a limit that leaves no room, or gives more than there can be"};
   }
   return std::unique_ptr<Endpoint>(std::make_unique<EndpointCore>(options));
 }

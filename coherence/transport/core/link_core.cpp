@@ -142,6 +142,7 @@ Outcome LinkCore::post(bool write, std::span<const LocalRange> local, const Remo
     operation.outstanding = 0;
     operation.open.assign((operation.slices + 63) / 64, 0);
     operation.taken.assign((operation.slices + 63) / 64, 0);
+    operation.early.clear();
     operation.asked_us.assign(klass >= Class::kPrefetch ? operation.slices : 0, 0);
     scheduler_.enqueue(slot, klass);
     if (id != nullptr) *id = uint64_t{operation.generation} << 32 | slot;
@@ -173,6 +174,12 @@ LinkCore::Operation* LinkCore::find(OperationId id) {
 uint32_t LinkCore::bytesOf(const Operation& operation, uint32_t slice) {
   const uint64_t begin = uint64_t{slice} * operation.slice_bytes;
   return static_cast<uint32_t>(std::min<uint64_t>(operation.slice_bytes, operation.remote.length - begin));
+}
+
+bool LinkCore::tooManyAnswers(size_t waiting) const {
+  // As many as the peer may have slices under way, and some pongs: more has not been asked for in good faith.
+  constexpr size_t kPongs = 1024;
+  return waiting > setup_.options.limits.slices + kPongs;
 }
 
 bool LinkCore::nextSlice(Slice& slice) {
@@ -245,29 +252,67 @@ bool LinkCore::answerSlice(OperationId id, uint32_t slice, bool write, Outcome o
     auto& bits = !write && outcome == Outcome::kOk ? operation->taken : operation->open;
     if (!bit(bits, slice)) return false;
     clearBit(bits, slice);
-    const uint32_t bytes = bytesOf(*operation, slice);
-    operation->outstanding -= bytes;
-    scheduler_.answered(operation->klass, bytes);
-    if (!operation->asked_us.empty()) {
-      const int64_t now = nowUs();
-      scheduler_.measured(operation->klass, bytes, static_cast<uint32_t>(now - operation->asked_us[slice]), now);
+    if (write && bit(operation->taken, slice)) {  // the lane is not done with the memory: endSend() goes on
+      operation->early.emplace_back(slice, outcome);
+      return true;
     }
-    if (outcome != Outcome::kOk) {
-      operation->outcome = outcome;
-      if (operation->next < operation->slices) {  // what was not asked for need not be
-        scheduler_.drop(static_cast<uint32_t>(id), operation->klass);
-        operation->slices = operation->next;
-      }
-    } else {
-      (write ? stats_.bytes_written : stats_.bytes_read)[index(operation->klass)] += bytes;
-    }
-    if (++operation->answered != operation->slices) return true;
+    if (!finishSlice(*operation, static_cast<uint32_t>(id), slice, outcome)) return true;
     pins = std::move(operation->pins);
     completion = complete(static_cast<uint32_t>(id));
   }
   pins.clear();
   setup_.queue->push(std::move(completion));
   return true;
+}
+
+size_t LinkCore::beginSend(const Slice& slice, iovec* into) {
+  std::lock_guard lock(mutex_);
+  Operation* operation = find(slice.operation);
+  if (operation == nullptr || slice.index >= operation->slices || !bit(operation->open, slice.index)) return 0;
+  setBit(operation->taken, slice.index);
+  return localParts(*operation, slice.index, into);
+}
+
+void LinkCore::endSend(OperationId id, uint32_t slice) {
+  Completion completion;
+  std::vector<Pin> pins;
+  {
+    std::lock_guard lock(mutex_);
+    Operation* operation = find(id);
+    if (operation == nullptr || slice >= operation->slices) return;
+    clearBit(operation->taken, slice);
+    const auto early = std::find_if(operation->early.begin(), operation->early.end(),
+                                    [&](const auto& each) { return each.first == slice; });
+    if (early == operation->early.end()) return;
+    const Outcome outcome = early->second;
+    operation->early.erase(early);
+    if (!finishSlice(*operation, static_cast<uint32_t>(id), slice, outcome)) return;
+    pins = std::move(operation->pins);
+    completion = complete(static_cast<uint32_t>(id));
+  }
+  pins.clear();
+  setup_.queue->push(std::move(completion));
+}
+
+// Under mutex_. True when it was the operation's last.
+bool LinkCore::finishSlice(Operation& operation, uint32_t slot, uint32_t slice, Outcome outcome) {
+  const uint32_t bytes = bytesOf(operation, slice);
+  operation.outstanding -= bytes;
+  scheduler_.answered(operation.klass, bytes);
+  if (!operation.asked_us.empty()) {
+    const int64_t now = nowUs();
+    scheduler_.measured(operation.klass, bytes, static_cast<uint32_t>(now - operation.asked_us[slice]), now);
+  }
+  if (outcome != Outcome::kOk) {
+    operation.outcome = outcome;
+    if (operation.next < operation.slices) {  // what was not asked for need not be
+      scheduler_.drop(slot, operation.klass);
+      operation.slices = operation.next;
+    }
+  } else {
+    (operation.write ? stats_.bytes_written : stats_.bytes_read)[index(operation.klass)] += bytes;
+  }
+  return ++operation.answered == operation.slices;
 }
 
 Completion LinkCore::complete(uint32_t slot) {
@@ -448,6 +493,10 @@ void LinkCore::onTick(bool late) {
   const int64_t silence = now - last_heard_ms_;
   if (setup_.options.silent_ms != 0 && silence > setup_.options.silent_ms) {
     fail(fmt::format("the peer has not answered for {} ms", silence), true);
+    return;
+  }
+  if (const std::string why = standstill(now, late); setup_.options.silent_ms != 0 && !why.empty()) {
+    fail(why, true);
     return;
   }
   if (silence < setup_.options.ping_ms || now - last_ping_ms_ < setup_.options.ping_ms) return;

@@ -79,6 +79,8 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   virtual void transmit(const wire::Header& header, std::span<const std::byte> head,
                         std::span<const std::byte> body) = 0;
   virtual void stop(bool tell) = 0;  // after kFailing; leads to one stopped()
+  /// On each tick: why the link is stuck although the peer answers pings; "" when it is not.
+  virtual std::string standstill(int64_t /*now_ms*/, bool /*late*/) { return ""; }
 
   // What it tells.
   void stopped();
@@ -86,12 +88,21 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   bool nextSlice(Slice& slice);
   /// The local bytes of an outstanding slice; at most kMaxLocalRanges parts. How many.
   size_t localBytes(const Slice& slice, iovec* into);
+  /// As localBytes(), for a write whose bytes go out bit by bit: until endSend() the operation does not complete, whatever the
+  /// peer answers meanwhile. 0: nobody waits for it any more.
+  size_t beginSend(const Slice& slice, iovec* into);
+  void endSend(OperationId operation, uint32_t index);
   /// A slice's bytes (kData) are about to arrive: false when nobody asked for exactly that.
   bool takeSlice(OperationId operation, uint32_t index, uint32_t bytes, iovec* into, size_t& parts);
   /// A slice is answered. False when it was not outstanding (or, for data, not taken).
   bool answerSlice(OperationId operation, uint32_t index, bool write, Outcome outcome);
   /// kMessage, kCredit, kPing and kPong frames, payload and all; "" or what rule was broken. Completions go to `into`.
   std::string control(const wire::Header& header, std::span<const std::byte> payload, std::vector<Completion>& into);
+  /// Whether so many answers that the peer does not take are more than it may have asked for.
+  bool tooManyAnswers(size_t waiting) const;
+  static bool isAnswer(wire::Frame frame) {
+    return frame == wire::Frame::kAck || frame == wire::Frame::kRefuse || frame == wire::Frame::kPong;
+  }
   bool transferring() const { return outstanding_.load(std::memory_order_relaxed) != 0; }
   void countServed(uint64_t bytes) { served_.fetch_add(bytes, std::memory_order_relaxed); }
   void countBounced(uint64_t bytes) { bounced_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -113,10 +124,11 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
     uint32_t slices = 0;
     uint32_t next = 0;  // first slice that was not asked for
     uint32_t answered = 0;
-    uint64_t outstanding = 0;       // bytes
-    std::vector<uint64_t> open;     // bits: asked for, not yet taken (reads) or answered (writes)
-    std::vector<int64_t> asked_us;  // background only: when each slice was asked for
-    std::vector<uint64_t> taken;    // bits, reads: bytes arriving
+    uint64_t outstanding = 0;                         // bytes
+    std::vector<uint64_t> open;                       // bits: asked for, not yet taken (reads) or answered (writes)
+    std::vector<int64_t> asked_us;                    // background only: when each slice was asked for
+    std::vector<uint64_t> taken;                      // bits: bytes arriving (reads), bytes being sent (writes)
+    std::vector<std::pair<uint32_t, Outcome>> early;  // writes: slices answered while they are being sent
   };
   struct Room {
     uint32_t there = 0;    // messages that the peer still takes
@@ -131,6 +143,7 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   Operation* find(OperationId id);
   static uint32_t bytesOf(const Operation& operation, uint32_t index);
   size_t localParts(const Operation& operation, uint32_t index, iovec* into) const;
+  bool finishSlice(Operation& operation, uint32_t slot, uint32_t index, Outcome outcome);
   Completion complete(uint32_t slot);
   void messageTaken(MessageClass klass) final;
 

@@ -33,7 +33,7 @@ enum class Frame : uint8_t {
   kUnmap,       // shm: (key) was taken back; may cross kMap
 };
 
-struct Header {
+struct Header {  // the frame's kind is its first byte
   Frame frame = Frame::kGoodbye;
   uint8_t version = kVersion;
   uint8_t klass = 0;
@@ -53,6 +53,7 @@ inline constexpr uint32_t kMaxSlice = 1 << 20;  // longest payload of kData and 
 inline constexpr uint32_t kMinSlice = 64 << 10;
 inline constexpr uint32_t kMaxLanes = 16;
 inline constexpr uint32_t kMaxMessage = 1 << 20;
+inline constexpr uint32_t kMaxRoom = 1 << 16;  // messages of a class
 
 /// The first bytes of every connection, in the clear: what it wants to be. A wrong version ends here.
 struct Preamble {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "base/log.h"
 
@@ -55,7 +56,9 @@ ShmLink::ShmLink(LinkSetup setup, base::UniqueFd socket, std::unique_ptr<Channel
       socket_(std::move(socket)),
       channel_(std::move(channel)),
       reactors_(reactors),
-      home_(reactors[setup_.id[0] % reactors.size()]) {}
+      home_(reactors[setup_.id[0] % reactors.size()]),
+      most_pumps_(
+          std::clamp<uint32_t>(std::thread::hardware_concurrency() / 4, 1, static_cast<uint32_t>(reactors.size()))) {}
 
 ShmLink::~ShmLink() = default;
 
@@ -144,7 +147,7 @@ void ShmLink::issue() {
 }
 
 void ShmLink::startPump() {
-  if (pumps_.fetch_add(1) >= reactors_.size()) {
+  if (pumps_.fetch_add(1) >= most_pumps_) {
     pumps_.fetch_sub(1);
     return;
   }
@@ -328,9 +331,9 @@ void ShmLink::unmapIfIdle(Mapping& mapping) {
 // ---- the rings
 
 void ShmLink::transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) {
-  std::lock_guard lock(out_mutex_);
+  std::unique_lock lock(out_mutex_);
   const uint64_t length = sizeof header + head.size() + body.size();
-  bool bell = false;
+  bool bell = false, deaf = false;
   if (out_waiting_.empty() && channel_->out.fits(length)) {
     channel_->out.put(&header, sizeof header);
     channel_->out.put(head.data(), head.size());
@@ -342,9 +345,13 @@ void ShmLink::transmit(const wire::Header& header, std::span<const std::byte> he
     if (!head.empty()) std::memcpy(frame.data() + sizeof header, head.data(), head.size());
     if (!body.empty()) std::memcpy(frame.data() + sizeof header + head.size(), body.data(), body.size());
     out_waiting_.push_back(std::move(frame));
+    answers_waiting_ += isAnswer(header.frame) ? 1 : 0;
     bell = flush();
+    deaf = tooManyAnswers(answers_waiting_);
   }
   if (bell) channel_->ringPeer();
+  lock.unlock();
+  if (deaf) fail("the peer asks and does not read the answers");
 }
 
 bool ShmLink::flush() {
@@ -352,6 +359,7 @@ bool ShmLink::flush() {
   const auto move = [&] {
     while (!out_waiting_.empty() && channel_->out.fits(out_waiting_.front().size())) {
       channel_->out.put(out_waiting_.front().data(), out_waiting_.front().size());
+      answers_waiting_ -= isAnswer(static_cast<wire::Frame>(out_waiting_.front().front())) ? 1 : 0;
       out_waiting_.pop_front();
       bell = channel_->out.publish() || bell;
     }

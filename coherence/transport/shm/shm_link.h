@@ -91,6 +91,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   const std::unique_ptr<Channel> channel_;
   const std::vector<Reactor*> reactors_;
   Reactor* const home_;
+  const uint32_t most_pumps_;  // threads that copy at the same time: a quarter of the processors
   std::shared_ptr<BellSource> bell_;
   std::atomic<uint32_t> shares_{1};
   std::atomic<uint32_t> pumps_{0}, next_pump_{0};
@@ -101,6 +102,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
 
   std::mutex out_mutex_;
   std::deque<std::vector<std::byte>> out_waiting_;  // frames that the ring had no room for
+  size_t answers_waiting_ = 0;                      // of them
 
   std::mutex maps_mutex_;
   std::unordered_map<uint64_t, Mapping> maps_;

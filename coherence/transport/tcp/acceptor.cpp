@@ -107,6 +107,7 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
   std::vector<base::UniqueFd> listeners_;
   std::string unix_path_;  // of the listener for shm; removed at the end
   std::list<Handshake> shakes_;
+  bool deaf_ = false;           // no descriptors are left: the listeners are not watched
   Handshake* owner_ = nullptr;  // of the lane that has just arrived: to be looked at again
   RefusalLog log_;
   int64_t second_ = 0;
@@ -231,7 +232,14 @@ void Acceptor::acceptFrom(int listener) {
     from.length = sizeof from.storage;
     base::UniqueFd fd(
         accept4(listener, reinterpret_cast<sockaddr*>(&from.storage), &from.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!fd) return;
+    if (!fd) {
+      if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+      // It stays in the backlog, and would ring without end: heard again at the next tick.
+      base::warnOnce("accept", "%s: peers have to wait: %s", address_.c_str(), std::strerror(errno));
+      deaf_ = true;
+      for (auto& each : listeners_) reactor_.modify(each.get(), 0);
+      return;
+    }
     const bool unix_socket = from.family() == AF_UNIX;
     const std::string peer = unix_socket ? "unix:" + unix_path_ : from.text();
     std::string why;
@@ -290,6 +298,9 @@ bool Acceptor::put(Handshake& shake, const void* from, size_t length) {
 
 void Acceptor::onTick(bool) {
   const int64_t now = nowMs();
+  if (std::exchange(deaf_, false)) {
+    for (auto& each : listeners_) reactor_.modify(each.get(), EPOLLIN);
+  }
   for (Place place = shakes_.begin(); place != shakes_.end();) {
     const Place next = std::next(place);
     if (now >= place->deadline_ms) {

@@ -146,6 +146,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
   wire::Hello& peer = setup.peer_hello;
   if (auto status = dialogue.expect(wire::Frame::kHello, &peer, sizeof peer); !status.ok()) return status.error();
   if (const std::string wrong = checkHello(peer); !wrong.empty()) return Error{fmt::format("its answer: {}", wrong)};
+  if (peer.lanes > options.lanes) return Error{fmt::format("its answer: {} lanes", peer.lanes)};
   auto secrets = deriveSecrets(dialogue.stream(), peer);
   if (!secrets.ok()) return secrets.error();
 
@@ -160,7 +161,12 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
   setup.peer.same_host = !endpoint.bootId().empty() && endpoint.bootId() == peer.boot_id;
   if (setup.peer.tls == Tls::kOff) dialogue.stream().endTls();
 
-  if (static_cast<LinkKind>(peer.choice) == LinkKind::kShm) {
+  const auto kind = static_cast<LinkKind>(peer.choice);
+  if (kind != LinkKind::kTcp && (kind != LinkKind::kShm || options.choice == Choice::kTcp || !setup.peer.same_host)) {
+    return Error{fmt::format("its answer: {}, which was not asked for", linkKindName(kind))};
+  }
+  if (kind != LinkKind::kShm && options.choice == Choice::kShm) return Error{"its answer: no shared memory"};
+  if (kind == LinkKind::kShm) {
     auto link = connectShm(endpoint, std::move(setup), secrets.value(), deadline_ms);
     if (!link.ok()) return link.error();
     endpoint.addLink(link.value());

@@ -30,6 +30,7 @@ struct TcpLink::Lane final {
   Pin target;                      // kPush: the memory
   Outcome refused = Outcome::kOk;  // kPush: the payload is thrown away
   std::vector<std::byte> scratch;
+  std::atomic<int64_t> moved_ms{0};  // when something of an unfinished frame arrived last; 0: none is unfinished
 
   // Sending: under `sending`.
   std::mutex sending;
@@ -184,11 +185,19 @@ void TcpLink::sendOnLanes() {
 // ---- the first connection
 
 void TcpLink::transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) {
-  std::lock_guard lock(control_out_);
-  append(&header, sizeof header);
-  append(head.data(), head.size());
-  append(body.data(), body.size());
-  flushControl();
+  bool deaf = false;
+  {
+    std::lock_guard lock(control_out_);
+    append(&header, sizeof header);
+    append(head.data(), head.size());
+    append(body.data(), body.size());
+    flushControl();
+    if (isAnswer(header.frame) && !out_.empty()) {
+      out_answers_.push_back(out_begin_ + out_.size());
+      deaf = tooManyAnswers(out_answers_.size());
+    }
+  }
+  if (deaf) fail("the peer asks and does not read the answers");
 }
 
 void TcpLink::append(const void* bytes, size_t length) {
@@ -210,11 +219,10 @@ void TcpLink::flushControl() {
     if (!blocked) out_sent_ = out_.size();
     break;
   }
-  if (out_sent_ == out_.size()) {
-    out_.clear();
-    out_sent_ = 0;
-  } else if (out_sent_ > kControlBuffer) {
+  while (!out_answers_.empty() && out_answers_.front() <= out_begin_ + out_sent_) out_answers_.pop_front();
+  if (out_sent_ == out_.size() || out_sent_ > kControlBuffer) {
     out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(out_sent_));
+    out_begin_ += out_sent_;
     out_sent_ = 0;
   }
   if (blocked != out_blocked_) {
@@ -381,11 +389,26 @@ bool TcpLink::readLane(Lane& lane) {
         return true;
       }
     }
+    lane.moved_ms.store(lane.payload_left != 0 || lane.header_have != 0 ? nowMs() : 0, std::memory_order_relaxed);
     if (!lane.stream.encrypted() && static_cast<size_t>(got) < asked) return true;
     if (budget <= static_cast<size_t>(got)) return !lane.stream.encrypted();
     budget -= static_cast<size_t>(got);
   }
   return true;
+}
+
+// A peer that answers pings but leaves a frame half sent would hold on to the memory that it goes to.
+std::string TcpLink::standstill(int64_t now_ms, bool late) {
+  for (auto& lane : lanes_) {
+    int64_t moved = lane->moved_ms.load(std::memory_order_relaxed);
+    if (moved == 0) continue;
+    if (late) {
+      lane->moved_ms.compare_exchange_strong(moved, now_ms);
+    } else if (now_ms - moved > setup_.options.silent_ms) {
+      return fmt::format("the peer has left a slice half sent for {} ms", now_ms - moved);
+    }
+  }
+  return "";
 }
 
 // A header is complete: where does its payload go?
@@ -453,8 +476,8 @@ bool TcpLink::beginFrame(Lane& lane) {
       Slice slice;
       slice.operation = next.header.operation;
       slice.index = next.header.index;
-      lane.out_count = 1 + localBytes(slice, lane.out + 1);
-      if (lane.out_count == 1) continue;  // the operation ended with the link
+      lane.out_count = 1 + beginSend(slice, lane.out + 1);
+      if (lane.out_count == 1) continue;  // nobody waits for it: the operation ended, or was answered unsent
     } else {
       const Outcome outcome =
           setup_.domain->pin(next.header.key, next.header.offset, next.header.length, kRemoteRead, lane.out_pin);
@@ -497,6 +520,7 @@ void TcpLink::sendOnLane(Lane& lane) {
     if (lane.out_first == lane.out_count) {
       lane.active = false;
       lane.out_pin.reset();
+      if (lane.out_header.frame == wire::Frame::kPush) endSend(lane.out_header.operation, lane.out_header.index);
     }
   }
 }

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -44,6 +45,7 @@ class TcpLink final : public LinkCore {
   void issue() override;
   void transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) override;
   void stop(bool tell) override;
+  std::string standstill(int64_t now_ms, bool late) override;
 
   void enqueue(Egress egress);
   void sendOnLanes();
@@ -75,6 +77,8 @@ class TcpLink final : public LinkCore {
   std::mutex control_out_;
   std::vector<std::byte> out_;
   size_t out_sent_ = 0;
+  uint64_t out_begin_ = 0;                   // where out_ begins in all that was ever appended
+  std::deque<uint64_t> out_answers_;         // ends of the answers in out_
   bool out_blocked_ = false;                 // EPOLLOUT is asked for, under control_out_
   std::atomic<bool> left_to_waiter_{false};  // changed under control_out_ as well: both are the epoll flags
   bool goodbye_seen_ = false;

@@ -2,10 +2,16 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
+
+#include "coherence/transport/core/address.h"
+#include "coherence/transport/trust/tls.h"
 
 // The sanitizer notes what sendmsg reads when it has returned; by then the peer may have answered and the memory be in other
 // use. That the answer comes after the bytes were read is out of its sight: it goes through the network.
@@ -119,6 +125,48 @@ LinkPtr Pair::connect(const std::string& replaces) {
   return link.value();
 }
 
+RawPeer::RawPeer(const std::string& address, int receive_buffer) {
+  const auto to = resolve(address, false).value().front();
+  const auto connect = [&] {
+    base::UniqueFd fd(socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (receive_buffer != 0) setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
+    REQUIRE(::connect(fd.get(), to.get(), to.length) == 0);
+    return fd;
+  };
+  struct {
+    wire::Preamble preamble;
+    wire::Header header;
+    wire::Hello hello;
+  } opening;
+  opening.header.frame = wire::Frame::kHello;
+  opening.header.length = sizeof opening.hello;
+  opening.hello.lanes = 1;
+  opening.hello.choice = static_cast<uint8_t>(Choice::kTcp);
+  opening.hello.message_bytes = 4096;
+  opening.hello.slices = opening.hello.requests = opening.hello.notices = opening.hello.stream = 16;
+  control = connect();
+  REQUIRE(send(control.get(), &opening, sizeof opening, MSG_NOSIGNAL) == sizeof opening);
+  wire::Header header;
+  REQUIRE(recv(control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
+  REQUIRE(recv(control.get(), &hello, sizeof hello, MSG_WAITALL) == sizeof hello);
+  lane = connect();
+  struct {
+    wire::Preamble preamble;
+    wire::Ticket ticket;
+  } ticket;
+  ticket.preamble.kind = wire::Preamble::Kind::kLane;
+  std::memcpy(ticket.ticket.link_id, hello.link_id, sizeof hello.link_id);
+  Secret secret;
+  std::memcpy(secret.data(), hello.secret, sizeof hello.secret);
+  const Secret proof = mac(secret, {reinterpret_cast<const uint8_t*>(&ticket.ticket), offsetof(wire::Ticket, mac)});
+  std::memcpy(ticket.ticket.mac, proof.data(), proof.size());
+  REQUIRE(send(lane.get(), &ticket, sizeof ticket, MSG_NOSIGNAL) == sizeof ticket);
+  wire::TicketReply reply;
+  REQUIRE(recv(lane.get(), &reply, sizeof reply, MSG_WAITALL) == sizeof reply);
+  REQUIRE(recv(control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
+  REQUIRE(header.frame == wire::Frame::kReady);
+}
+
 std::vector<std::byte> bytesOf(const std::string& text) {
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
@@ -130,6 +178,12 @@ std::string textOf(const Message& message) {
 
 RemoteRange whole(const RegionPtr& region) { return {region->key(), 0, region->length()}; }
 LocalRange wholeLocal(const RegionPtr& region) { return {region.get(), 0, region->length()}; }
+
+int scaled(int rounds) {
+  const char* given = std::getenv("OL_TEST_SCALE");
+  const double scale = given == nullptr ? 1 : std::atof(given);
+  return scale > 0 ? std::max(1, static_cast<int>(rounds * scale)) : rounds;
+}
 
 std::mt19937_64 seededRandom(const char* test) {
   const char* given = std::getenv("OL_TEST_SEED");

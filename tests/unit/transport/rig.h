@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
+#include "coherence/transport/core/wire.h"
 #include "coherence/transport/transport.h"
 #include "coherence/transport/trust/keys.h"
 #include "tests/catch.h"
@@ -77,10 +79,20 @@ struct Pair {
   LinkPtr peer;  // the server's end
 };
 
+/// A peer that shakes hands properly over TCP, without a key and with one lane, and then does what a test makes it do.
+struct RawPeer {
+  /// `receive_buffer`: of both sockets, 0 as the system likes.
+  explicit RawPeer(const std::string& address, int receive_buffer = 0);
+  base::UniqueFd control, lane;  // blocking
+  wire::Hello hello;             // the acceptor's
+};
+
 std::vector<std::byte> bytesOf(const std::string& text);
 std::string textOf(const Message& message);
 RemoteRange whole(const RegionPtr& region);
 LocalRange wholeLocal(const RegionPtr& region);
 std::mt19937_64 seededRandom(const char* test);
+/// `rounds` times OL_TEST_SCALE (a number above 0; 1 when it is not set), at least 1.
+int scaled(int rounds);
 
 }  // namespace olpager::transport::test

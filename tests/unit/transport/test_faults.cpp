@@ -107,7 +107,7 @@ TEST_CASE("a wire that cuts connections ends links, each operation once", "[faul
   Buffer there(8 << 20);
   const auto region = pair.server.add(there, kRemoteReadWrite);
   int downs = 0;
-  for (int round = 0; round < 25; ++round) {
+  for (int round = 0; round < scaled(25); ++round) {
     WirePlan plan;
     plan.seed = random();
     plan.cut = 5'000;
@@ -145,7 +145,7 @@ TEST_CASE("encrypted, a changed bit ends the link and is never taken for data", 
   there.fill(1);
   const auto region = pair.server.add(there, kRemoteReadWrite);
   int downs = 0;
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < scaled(10); ++round) {
     WirePlan plan;
     plan.seed = random();
     plan.corrupt = 20'000;
@@ -265,7 +265,7 @@ TEMPLATE_TEST_CASE("a link that replaces another is up after it is down", "[faul
   const auto region = pair.server.add(there, kRemoteReadWrite);
   const auto local = pair.client.add(here, kLocalOnly);
   LinkPtr link = pair.up;
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < scaled(20); ++round) {
     const LocalRange all = wholeLocal(local);
     for (int i = 0; i < 4; ++i) REQUIRE(link->write({&all, 1}, whole(region), Class::kWriteBack, 0) == Outcome::kOk);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
@@ -285,7 +285,7 @@ TEMPLATE_TEST_CASE("memory that was taken back is not touched any more", "[fault
   here.fill(2);
   const auto local = pair.client.add(here, kLocalOnly);
   const LocalRange all = wholeLocal(local);
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < scaled(20); ++round) {
     Buffer there(8 << 20);  // no memfd: what a peer has mapped is another matter (handedOut)
     auto region = pair.server.add(there, kRemoteReadWrite);
     const RemoteRange range = whole(region);
@@ -305,7 +305,7 @@ TEMPLATE_TEST_CASE("memory that was taken back is not touched any more", "[fault
 TEMPLATE_TEST_CASE("the decorator: faults of every kind, contracts kept", "[faults]", Tcp, Shm) {
   auto random = seededRandom("decorator");
   FaultCounts counts;
-  for (int round = 0; round < 8; ++round) {
+  for (int round = 0; round < scaled(8); ++round) {
     FaultPlan plan;
     plan.seed = random();
     plan.delay = 300'000;
@@ -346,45 +346,8 @@ TEST_CASE("frames full of noise end the link with a reason", "[faults][fuzz]") {
   Buffer there(1 << 20);
   there.fill(6);
   const auto readable = pair.server.add(there, kRemoteRead);
-  for (int round = 0; round < 150; ++round) {
-    struct {
-      wire::Preamble preamble;
-      wire::Header header;
-      wire::Hello hello;
-    } opening;
-    opening.header.frame = wire::Frame::kHello;
-    opening.header.length = sizeof opening.hello;
-    opening.hello.lanes = 1;
-    opening.hello.choice = static_cast<uint8_t>(Choice::kTcp);
-    opening.hello.message_bytes = 4096;
-    opening.hello.slices = opening.hello.requests = opening.hello.notices = opening.hello.stream = 16;
-    const auto address = resolve(pair.listener->address(), false).value().front();
-    const auto connect = [&] {
-      auto fd = connectSocket(address, nowMs() + 5000);
-      REQUIRE(fd.ok());
-      fcntl(fd.value().get(), F_SETFL, 0);
-      return std::move(fd.value());
-    };
-    const auto control = connect();
-    REQUIRE(send(control.get(), &opening, sizeof opening, MSG_NOSIGNAL) == sizeof opening);
-    wire::Header header;
-    wire::Hello hello;
-    REQUIRE(recv(control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
-    REQUIRE(recv(control.get(), &hello, sizeof hello, MSG_WAITALL) == sizeof hello);
-    const auto lane = connect();
-    struct {
-      wire::Preamble preamble;
-      wire::Ticket ticket;
-    } ticket;
-    ticket.preamble.kind = wire::Preamble::Kind::kLane;
-    std::memcpy(ticket.ticket.link_id, hello.link_id, sizeof hello.link_id);
-    Secret secret;
-    std::memcpy(secret.data(), hello.secret, sizeof hello.secret);
-    const Secret proof = mac(secret, {reinterpret_cast<const uint8_t*>(&ticket.ticket), offsetof(wire::Ticket, mac)});
-    std::memcpy(ticket.ticket.mac, proof.data(), proof.size());
-    REQUIRE(send(lane.get(), &ticket, sizeof ticket, MSG_NOSIGNAL) == sizeof ticket);
-    REQUIRE(recv(control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
-    REQUIRE(header.frame == wire::Frame::kReady);
+  for (int round = 0; round < scaled(150); ++round) {
+    RawPeer peer(pair.listener->address());
 
     // Plausible frames with something wrong in them, on either connection, until the server has had enough.
     bool closed = false;
@@ -402,11 +365,11 @@ TEST_CASE("frames full of noise end the link with a reason", "[faults][fuzz]") {
       std::vector<uint8_t> bytes(sizeof bad + std::min<uint32_t>(bad.length, 3000));
       for (auto& byte : bytes) byte = static_cast<uint8_t>(random());
       std::memcpy(bytes.data(), &bad, sizeof bad);
-      const int fd = random() % 3 == 0 ? lane.get() : control.get();
+      const int fd = random() % 3 == 0 ? peer.lane.get() : peer.control.get();
       closed = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0;
     }
-    shutdown(control.get(), SHUT_RDWR);
-    shutdown(lane.get(), SHUT_RDWR);
+    shutdown(peer.control.get(), SHUT_RDWR);
+    shutdown(peer.lane.get(), SHUT_RDWR);
     const auto down = pair.server.await(Kind::kDown);
     REQUIRE(!down.link->reason().empty());
     pair.server.early.clear();

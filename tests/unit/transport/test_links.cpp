@@ -48,7 +48,7 @@ TEMPLATE_TEST_CASE("local ranges scatter and gather", "[links]", Tcp, Shm) {
   there.fill(3);
   const auto region = pair.server.add(there, kRemoteReadWrite);
   const auto local = pair.client.add(here, kLocalOnly);
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < scaled(20); ++round) {
     std::vector<LocalRange> ranges;
     uint64_t total = 0, place = 0;
     const size_t count = 1 + random() % kMaxLocalRanges;

@@ -400,7 +400,7 @@ TEST_CASE("noise in place of a handshake", "[trust][fuzz]") {
   limited.limits.handshakes_per_second = 100000;
   limited.limits.handshake_ms = 1000;
   Target target(limited);
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < scaled(300); ++round) {
     // A good beginning of random length, then anything.
     struct {
       wire::Preamble preamble;

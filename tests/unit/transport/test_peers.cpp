@@ -1,0 +1,184 @@
+// Peers that have a right to be there and don't keep to the rules: each harms itself and nobody else.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <thread>
+
+#include "coherence/transport/core/address.h"
+#include "tests/unit/transport/rig.h"
+
+using namespace olpager;
+using namespace olpager::transport;
+using namespace olpager::transport::test;
+
+namespace {
+
+template <typename Frame>
+bool sendAll(int fd, const Frame& frame) {
+  return send(fd, &frame, sizeof frame, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof frame);
+}
+
+/// The pair that the raw peer is added to goes on working.
+void stillWorks(Pair& pair) {
+  REQUIRE(pair.up->send(MessageClass::kNotice, bytesOf("still here")) == Outcome::kOk);
+  REQUIRE(textOf(pair.server.await(Kind::kMessage).message) == "still here");
+}
+
+}  // namespace
+
+TEST_CASE("a peer that asks and does not read the answers holds no memory", "[peers]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.limits.slices = 64;
+  Pair pair(options);
+  RawPeer peer(pair.listener->address(), 4096);
+  const LinkPtr link = pair.server.await(Kind::kUp).link;
+  const std::vector<wire::Header> pings(1000, [] {
+    wire::Header ping;
+    ping.frame = wire::Frame::kPing;
+    return ping;
+  }());
+  // More than all buffers on the way hold; the server ends it long before.
+  for (int i = 0; i < 2000 && link->state() == LinkState::kUp; ++i) {
+    if (send(peer.control.get(), pings.data(), pings.size() * sizeof pings[0], MSG_NOSIGNAL) < 0) break;
+  }
+  REQUIRE(pair.server.await(Kind::kDown).link == link);
+  REQUIRE(link->reason().find("does not read the answers") != std::string::npos);
+  stillWorks(pair);
+}
+
+TEST_CASE("a write that is answered before it was sent stays the transport's until it is", "[peers]") {
+  Pair pair(optionsFor(Choice::kTcp));
+  RawPeer peer(pair.listener->address(), 4096);
+  const LinkPtr link = pair.server.await(Kind::kUp).link;
+  Buffer buffer(256 << 10);
+  buffer.fill(3);
+  RegionPtr local = pair.server.add(buffer, kLocalOnly);
+  const LocalRange all = wholeLocal(local);
+  const RemoteRange made_up{{42, buffer.length, kRemoteReadWrite, 0}, 0, buffer.length};
+  REQUIRE(link->write({&all, 1}, made_up, Class::kDemand, 7) == Outcome::kOk);
+  wire::Header push;
+  REQUIRE(recv(peer.lane.get(), &push, sizeof push, MSG_WAITALL) == sizeof push);
+  REQUIRE(push.frame == wire::Frame::kPush);
+  REQUIRE(push.length == buffer.length);
+  wire::Header ack;
+  ack.frame = wire::Frame::kAck;
+  ack.operation = push.operation;
+  ack.index = push.index;
+  REQUIRE(sendAll(peer.control.get(), ack));
+  REQUIRE(!pair.server.next(200ms));  // most of it is still to be sent, out of the region's memory
+  std::vector<std::byte> got(push.length);
+  REQUIRE(recv(peer.lane.get(), got.data(), got.size(), MSG_WAITALL) == static_cast<ssize_t>(got.size()));
+  REQUIRE(std::memcmp(got.data(), buffer.base, got.size()) == 0);
+  const auto done = pair.server.await(Kind::kWrite);
+  REQUIRE(done.outcome == Outcome::kOk);
+  REQUIRE(done.context == 7);
+  // A second answer is one to nothing.
+  REQUIRE(sendAll(peer.control.get(), ack));
+  REQUIRE(pair.server.await(Kind::kDown).link == link);
+  REQUIRE(link->reason().find("an answer to nothing") != std::string::npos);
+  stillWorks(pair);
+}
+
+TEST_CASE("a slice that is left half sent does not hold the memory it goes to", "[peers]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.ping_ms = 50;
+  options.silent_ms = 500;
+  Pair pair(options);
+  RawPeer peer(pair.listener->address());
+  const LinkPtr link = pair.server.await(Kind::kUp).link;
+  Buffer buffer(1 << 20);
+  RegionPtr region = pair.server.add(buffer, kRemoteReadWrite);
+  wire::Header push;
+  push.frame = wire::Frame::kPush;
+  push.klass = static_cast<uint8_t>(Class::kDemand);
+  push.length = 64 << 10;
+  push.key = region->key().key;
+  REQUIRE(sendAll(peer.lane.get(), push));
+  const std::vector<std::byte> half(32 << 10);
+  REQUIRE(send(peer.lane.get(), half.data(), half.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(half.size()));
+  // It is alive otherwise: it answers every ping.
+  std::thread alive([&] {
+    for (wire::Header header; recv(peer.control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header;) {
+      if (header.frame != wire::Frame::kPing) break;
+      header.frame = wire::Frame::kPong;
+      if (!sendAll(peer.control.get(), header)) break;
+    }
+  });
+  std::this_thread::sleep_for(100ms);
+  region.reset();  // returns
+  REQUIRE(pair.server.await(Kind::kDown).link == link);
+  REQUIRE(link->reason().find("half sent") != std::string::npos);
+  alive.join();
+  stillWorks(pair);
+}
+
+TEST_CASE("an acceptor without descriptors waits, and does not spin", "[peers]") {
+  Pair pair(optionsFor(Choice::kTcp));
+  const auto to = resolve(pair.listener->address(), false).value().front();
+  base::UniqueFd waiting(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none{3, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const bool connected = connect(waiting.get(), to.get(), to.length) == 0;
+  const auto used = [] {
+    timespec now{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+  };
+  const auto begin = used();
+  std::this_thread::sleep_for(500ms);
+  const auto took = used() - begin;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  REQUIRE(connected);
+  REQUIRE(took < 150ms);
+  REQUIRE(pair.connect() != nullptr);
+  stillWorks(pair);
+}
+
+TEST_CASE("an acceptor that answers what was not asked for is refused", "[peers]") {
+  const auto what = GENERATE(0, 1, 2, 3);
+  base::UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  REQUIRE(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) == 0);
+  REQUIRE(listen(listener.get(), 1) == 0);
+  getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length);
+  std::thread acceptor([&] {
+    const base::UniqueFd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    struct {
+      wire::Preamble preamble;
+      wire::Header header;
+      wire::Hello hello;
+    } opening;
+    if (recv(fd.get(), &opening, sizeof opening, MSG_WAITALL) != sizeof opening) return;
+    struct {
+      wire::Header header;
+      wire::Hello hello;
+    } answer;
+    answer.header = opening.header;
+    answer.hello = opening.hello;
+    answer.hello.choice = static_cast<uint8_t>(LinkKind::kTcp);
+    if (what == 0) answer.hello.choice = static_cast<uint8_t>(LinkKind::kShm);
+    if (what == 1) answer.hello.choice = static_cast<uint8_t>(LinkKind::kVerbs);
+    if (what == 2) answer.hello.lanes = 16;
+    if (what == 3) answer.hello.requests = 0xffffffff;
+    sendAll(fd.get(), answer);
+    char byte = 0;
+    while (recv(fd.get(), &byte, 1, 0) > 0) {
+    }
+  });
+  Options options = optionsFor(Choice::kTcp);
+  Side side(options);
+  const auto link =
+      side.endpoint->connect("127.0.0.1:" + std::to_string(ntohs(address.sin_port)), {side.domain, side.queue, ""});
+  REQUIRE(!link.ok());
+  REQUIRE(link.error().message.find("its answer") != std::string::npos);
+  acceptor.join();
+}
