@@ -1,50 +1,106 @@
-// olmemserver: donates memory.
+// olmemserver: donates memory of this machine to sessions elsewhere. docs/memserver.md.
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <CLI/CLI.hpp>
-#include <csignal>
+#include <algorithm>
+#include <cstdio>
+#include <map>
 #include <string>
 
 #include "base/log.h"
-#include "base/size.h"
-#include "coherence/transport/trust/keys.h"
-#include "memserver/server/service.h"
+#include "memserver/server/daemon.h"
+#include "memserver/server/query.h"
+
+#ifdef OL_JEMALLOC
+// Memory that the allocator no longer needs goes back to the system by itself.
+extern "C" __attribute__((visibility("default"))) const char* malloc_conf;
+const char* malloc_conf = "background_thread:true,dirty_decay_ms:5000,muzzy_decay_ms:5000";
+#endif
+
+namespace {
+
+using olpager::memserver::DaemonOptions;
+
+int refuse(const std::string& why) {
+  fmt::print(stderr, "olmemserver: {}\n", why);
+  return 2;
+}
+
+std::string dashed(std::string key) {
+  std::replace(key.begin(), key.end(), '_', '-');
+  return "--" + key;
+}
+
+int showState(const DaemonOptions& options, bool json) {
+  using namespace olpager::memserver;
+  const std::string address = askAddress(options.listen.front());
+  const auto state = askState(options, address);
+  if (!state.ok()) {
+    fmt::print(stderr, "olmemserver: {}\n", state.error().message);
+    return 1;
+  }
+  fmt::print("{}", json ? stateJson(state.value()) : stateText(state.value()));
+  return 0;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace olpager;
-  std::string listen = "127.0.0.1:7070", memory = "64MiB", slab = "4MiB";
-  CLI::App app("Donates this machine's memory to sessions elsewhere.", "olmemserver");
-  app.add_option("--listen", listen);
-  app.add_option("--memory", memory);
-  app.add_option("--slab", slab);
-  CLI11_PARSE(app, argc, argv);
+  // Before there is a second thread: signals are waited for, in one place.
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGTERM);
   sigaddset(&ends, SIGINT);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
-  tbb::task_arena arena(4, 0);
-  memserver::SlabOptions slabs;
-  slabs.bytes = base::parseSize(slab).value();
-  memserver::SlabStore store(slabs, arena, [] {});
-  store.setTarget(base::parseSize(memory).value());
-  if (auto status = store.fill(memserver::SlabKind::kPrivate, [](uint64_t) {}); !status.ok()) {
-    base::logError("%s", status.error().message.c_str());
-    return 1;
+  signal(SIGPIPE, SIG_IGN);
+
+  CLI::App app(
+      "Donates memory of this machine to olpager's sessions elsewhere, and takes it back when the machine needs it.",
+      "olmemserver");
+  app.set_version_flag("--version", std::string("olmemserver ") + OLPAGER_VERSION);
+  std::string config;
+  app.add_option("--config", config,
+                 fmt::format("A TOML file of these options (default: {}); keys as the options, with _ for -",
+                             memserver::kSystemFile));
+  std::map<std::string, std::string> given;
+  for (const auto& key : memserver::daemonKeys()) {
+    app.add_option(dashed(key.key), given[key.key], fmt::format("{} (default: {})", key.text, key.default_));
   }
-  transport::Options options;
-  options.silent_ms = 0;
-  auto endpoint = transport::makeEndpoint(options);
-  memserver::Service service({}, store, arena, endpoint.value()->makeQueue());
-  auto listener =
-      endpoint.value()->listen(listen, [&](const transport::PeerInfo& peer) { return service.accept(peer); });
-  if (!listener.ok()) {
-    base::logError("%s", listener.error().message.c_str());
-    return 2;
+  std::vector<std::string> quotas;
+  app.add_option("--key-quota", quotas,
+                 "NAME=SIZE: the most that all sessions of a key may lease; in a file the table [quotas]");
+  bool state = false, json = false;
+  app.add_flag("--state", state, "Print what the daemon that listens there lends to whom, and end");
+  app.add_flag("--json", json, "--state as JSON");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    return refuse(error.what());
   }
-  fmt::print("listening on {}\n", listener.value()->address());
-  std::fflush(stdout);
-  int signal = 0;
-  sigwait(&ends, &signal);
-  return 0;
+
+  DaemonOptions options;
+  const std::string file = config.empty() ? std::string(memserver::kSystemFile) : config;
+  if (const Status status = memserver::applyFile(options, file, !config.empty()); !status.ok()) {
+    return refuse(status.error().message);
+  }
+  for (const auto& key : memserver::daemonKeys()) {
+    if (app.count(dashed(key.key)) == 0) continue;
+    if (const Status status = memserver::applyKey(options, key.key, given[key.key]); !status.ok()) {
+      return refuse(fmt::format("{}: {}", dashed(key.key), status.error().message));
+    }
+  }
+  for (const auto& quota : quotas) {
+    if (const Status status = memserver::applyKeyQuota(options, quota); !status.ok()) {
+      return refuse(fmt::format("--key-quota: {}", status.error().message));
+    }
+  }
+  if (state) {
+    base::setLogLevel(base::LogLevel::kError);
+    return showState(options, json);
+  }
+  base::setLogLevel(options.log);
+  return memserver::runDaemon(options);
 }

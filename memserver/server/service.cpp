@@ -600,6 +600,15 @@ uint64_t Service::lentBytes() const {
   return lent;
 }
 
+uint64_t Service::recalledBytes() const {
+  uint64_t recalled = 0;
+  for (const auto& session : allSessions()) {
+    std::lock_guard lock(session->mutex);
+    recalled += session->recalled;
+  }
+  return recalled;
+}
+
 // ---- what is shown
 
 ServiceFigures Service::figures() const {

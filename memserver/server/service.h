@@ -68,6 +68,8 @@ class Service {
   /// Lends nothing new from here on.
   void stopLending();
   uint64_t lentBytes() const;
+  /// Wanted back and not yet released.
+  uint64_t recalledBytes() const;
   ServiceFigures figures() const;
   protocol::StateReply state(uint64_t first, const transport::PeerInfo* asker);
 

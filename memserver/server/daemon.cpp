@@ -1,0 +1,356 @@
+#include "memserver/server/daemon.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <oneapi/tbb/global_control.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "coherence/transport/trust/keys.h"
+#include "memserver/server/metrics.h"
+#include "memserver/server/pressure.h"
+#include "memserver/server/service.h"
+
+namespace olpager::memserver {
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr int64_t kPressureMs = 1000;
+constexpr uint64_t kLeastReserve = 1ull << 30;
+
+int64_t bootMs() {
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+}
+
+int refuse(const std::string& why) {
+  fmt::print(stderr, "olmemserver: {}\n", why);
+  return 2;
+}
+
+void raiseLimit(__rlimit_resource which) {
+  rlimit limit{};
+  if (getrlimit(which, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(which, &limit);
+}
+
+uint64_t bytesOf(const base::Budget& budget, uint64_t of) {
+  return budget.percent != 0 ? static_cast<uint64_t>(static_cast<double>(of) * budget.percent / 100) : budget.bytes;
+}
+
+// A power of two that cuts it into a few hundred.
+uint64_t slabFor(uint64_t memory) {
+  return std::clamp<uint64_t>(std::bit_floor(std::max<uint64_t>(memory / 256, 1)), 2 * kFramePageBytes, 1ull << 30);
+}
+
+// On a terminal a line that grows; else nothing.
+class Progress {
+ public:
+  explicit Progress(uint64_t all) : all_(all), shown_(isatty(STDERR_FILENO) == 1) {}
+  ~Progress() {
+    if (shown_) fmt::print(stderr, "\r\x1b[K");
+  }
+  void there(uint64_t bytes) {
+    if (!shown_) return;
+    std::lock_guard lock(mutex_);
+    const int64_t now = bootMs();
+    if (now - last_ms_ < 100 || bytes < most_) return;
+    last_ms_ = now;
+    most_ = bytes;
+    constexpr uint64_t kWidth = 40;
+    const uint64_t full = bytes * kWidth / all_;
+    fmt::print(stderr, "\rmemory [{:=<{}}{: <{}}] {} of {}\x1b[K", "", full, "", kWidth - full, base::formatSize(bytes),
+               base::formatSize(all_));
+    std::fflush(stderr);
+  }
+
+ private:
+  const uint64_t all_;
+  const bool shown_;
+  std::mutex mutex_;
+  int64_t last_ms_ = 0;
+  uint64_t most_ = 0;
+};
+
+class Daemon {
+ public:
+  explicit Daemon(const DaemonOptions& options)
+      : options_(options),
+        threads_(std::max(4u, std::thread::hardware_concurrency())),
+        allowed_(tbb::global_control::max_allowed_parallelism, threads_ + 1),
+        arena_(static_cast<int>(threads_), 0) {
+    sigemptyset(&ends_);
+    sigaddset(&ends_, SIGTERM);
+    sigaddset(&ends_, SIGINT);
+  }
+
+  int run() {
+    if (const int status = size(); status != 0) return status;
+    if (const int status = network(); status != 0) return status;
+    if (const int status = fill(); status != 0) return status;
+    if (const int status = open(); status != 0) return status;
+    const int64_t next = watch();
+    return next < 0 ? 128 + static_cast<int>(-next) : end();
+  }
+
+ private:
+  int size() {
+    MemoryReader reader(options_.proc, options_.cgroup);
+    const auto now = reader.read();
+    if (!now.ok()) return refuse(now.error().message);
+    const MemoryStatus& status = now.value();
+    reserve_ =
+        options_.reserve.given() ? bytesOf(options_.reserve, status.total) : std::max(kLeastReserve, status.total / 20);
+    const uint64_t room = status.room();
+    const uint64_t most = room - std::min(room, reserve_);
+    uint64_t wanted = options_.memory.given() ? bytesOf(options_.memory, room) : most;
+    slab_ = options_.slab != 0 ? options_.slab : slabFor(wanted);
+    wanted = wanted / slab_ * slab_;
+    if (wanted > most) {
+      return refuse(fmt::format("--memory {}: {} are available, of which {} are reserved (--reserve)",
+                                base::formatSize(wanted), base::formatSize(room), base::formatSize(reserve_)));
+    }
+    if (wanted == 0) {
+      return refuse(fmt::format("there is not one slab of {} to donate: {} are available, of which {} are reserved",
+                                base::formatSize(slab_), base::formatSize(room), base::formatSize(reserve_)));
+    }
+    configured_ = wanted;
+    return 0;
+  }
+
+  // All that can be refused is refused before memory is touched.
+  int network() {
+    transport::Options network;
+    network.choice = options_.choice;
+    network.tls = options_.tls;
+    network.silent_ms = 0;  // a session that is stopped keeps what it has
+    network.limits.links = options_.sessions;
+    if (!options_.key.empty()) {
+      auto keys = transport::loadKeys(options_.key);
+      if (!keys.ok()) return refuse(keys.error().message);
+      network.keys = keys.value();
+      for (const auto& [name, quota] : options_.quotas) {
+        if (!keys.value()->find(name))
+          return refuse(fmt::format("quota of {}: {} has no such key", name, options_.key));
+      }
+    } else if (!options_.quotas.empty()) {
+      return refuse("a key's quota needs keys: --key FILE");
+    }
+    auto made = transport::makeEndpoint(network);
+    if (!made.ok()) return refuse(made.error().message);
+    endpoint_ = std::move(made.value());
+    for (const std::string& address : options_.listen) {
+      auto heard = endpoint_->listen(address, [this](const transport::PeerInfo& peer) { return accept(peer); });
+      if (!heard.ok()) return refuse(heard.error().message);
+      listeners_.push_back(std::move(heard.value()));
+    }
+    // Memfds for sessions of this host, private memory (and its huge pages) for others.
+    const bool near = std::all_of(options_.listen.begin(), options_.listen.end(), [](auto& address) {
+      return address.starts_with("unix:") || address.starts_with("127.") || address.starts_with("[::1]") ||
+             address.starts_with("localhost:");
+    });
+    kind_ = near && options_.choice != transport::Choice::kTcp ? SlabKind::kShared : SlabKind::kPrivate;
+    return 0;
+  }
+
+  int fill() {
+    raiseLimit(RLIMIT_NOFILE);  // a slab may take two descriptors
+    raiseLimit(RLIMIT_MEMLOCK);
+    SlabOptions slabs;
+    slabs.bytes = slab_;
+    slabs.huge = options_.huge;
+    slabs.lock = options_.lock;
+    slabs.numa_node = options_.numa == -2 ? numaNodeOf(options_.listen.front()) : options_.numa;
+    store_ = std::make_unique<SlabStore>(slabs, arena_, [] {});
+    store_->setTarget(configured_);
+    const int64_t begun = bootMs();
+    Status status;
+    {
+      Progress progress(configured_);
+      status = store_->fill(kind_, [&](uint64_t bytes) { progress.there(bytes); });
+    }
+    if (!status.ok()) {
+      base::logError("%s", status.error().message.c_str());
+      return 1;
+    }
+    base::logInfo("%s in slabs of %s, made in %lld ms%s", base::formatSize(configured_).c_str(),
+                  base::formatSize(slab_).c_str(), static_cast<long long>(bootMs() - begun),
+                  slabs.numa_node >= 0 ? fmt::format(", on NUMA node {} if it has room", slabs.numa_node).c_str() : "");
+    return 0;
+  }
+
+  int open() {
+    ServiceOptions service;
+    service.lease_ms = options_.lease_ms;
+    service.session_quota = options_.quota;
+    service.key_quotas = options_.quotas;
+    service.hard_recall = options_.hard_recall;
+    service.most_sessions = options_.sessions;
+    {
+      std::lock_guard lock(service_mutex_);
+      service_ = std::make_unique<Service>(service, *store_, arena_, endpoint_->makeQueue());
+    }
+    if (!options_.prometheus.empty()) {
+      auto metrics = serveMetrics(options_.prometheus,
+                                  [this] { return metricsText(service_->figures(), store_->figures(), configured_); });
+      if (!metrics.ok()) return refuse(metrics.error().message);
+      metrics_ = std::move(metrics.value());
+      base::logInfo("figures at http://%s/metrics", metrics_->address().c_str());
+    }
+    for (const auto& listener : listeners_) {
+      fmt::print("olmemserver: listening on {}\n", listener->address());
+    }
+    std::fflush(stdout);
+    return 0;
+  }
+
+  // Sessions that come while memory is being made are told to come back.
+  Result<transport::Accepted> accept(const transport::PeerInfo& peer) {
+    std::lock_guard lock(service_mutex_);
+    if (!service_) return Error{"this memserver is still starting"};
+    return service_->accept(peer);
+  }
+
+  int waitForSignal(std::chrono::milliseconds time) {
+    const timespec limit{time.count() / 1000, time.count() % 1000 * 1'000'000};
+    return std::max(0, sigtimedwait(&ends_, nullptr, &limit));
+  }
+
+  // Until a signal: looks at the machine's memory.
+  int64_t watch() {
+    MemoryReader reader(options_.proc, options_.cgroup);
+    PressureOptions pressure;
+    pressure.reserve = reserve_;
+    pressure.configured = configured_;
+    pressure.slab = slab_;
+    pressure.some = options_.pressure_some;
+    pressure.full = options_.pressure_full;
+    pressure.calm_ms = options_.calm_ms;
+    PressurePolicy policy(pressure);
+    uint64_t target = configured_;
+    for (int64_t looked = 0;;) {
+      if (const int signal = waitForSignal(kLook); signal != 0) {
+        base::logInfo("signal %d: ending", signal);
+        return signal;
+      }
+      const int64_t now = bootMs();
+      if (now - looked < kPressureMs) continue;
+      looked = now;
+      const auto status = reader.read();
+      if (!status.ok()) {
+        base::warnOnce("meminfo", "%s: pressure is not watched", status.error().message.c_str());
+        continue;
+      }
+      const auto decision = policy.decide(status.value(), store_->figures().donated(), now);
+      if (decision.target != target) {
+        base::logInfo("%s: donating %s, was %s%s%s",
+                      decision.target < target ? "giving memory back" : "taking memory again",
+                      base::formatSize(decision.target).c_str(), base::formatSize(target).c_str(),
+                      decision.why.empty() ? "" : "; ", decision.why.c_str());
+        target = decision.target;
+        store_->setTarget(target);
+      }
+      // What is free has gone; the rest is with sessions.
+      const uint64_t donated = store_->figures().donated();
+      const uint64_t cleaning = store_->figures().cleaning;
+      const uint64_t missing = donated - std::min(donated, target + cleaning);
+      const uint64_t recalled = service_->recalledBytes();
+      if (missing > recalled || (missing == 0 && recalled != 0)) {
+        service_->recall(missing, options_.recall_ms, decision.why.empty() ? "memory pressure" : decision.why);
+      }
+      if (decision.calm) store_->grow(kind_);
+    }
+  }
+
+  int end() {
+    service_->stopLending();
+    const uint64_t lent = service_->lentBytes();
+    if (lent != 0) {
+      base::logInfo("%s are lent; sessions have %u ms to move their pages elsewhere", base::formatSize(lent).c_str(),
+                    options_.shutdown_ms);
+      service_->recall(lent, options_.shutdown_ms, "the memserver ends");
+    }
+    const int64_t until = bootMs() + options_.shutdown_ms;
+    int second = 0;
+    while (service_->lentBytes() != 0 && bootMs() < until && second == 0) second = waitForSignal(kLook);
+    const uint64_t left = service_->lentBytes();
+    if (left != 0) {
+      base::logError("%s are still lent%s: their pages are lost", base::formatSize(left).c_str(),
+                     second != 0 ? ", and a second signal came" : " after the time that sessions had");
+    }
+    // A second signal, or a third, ends it whatever hangs.
+    sigset_t now = ends_;
+    std::thread([now]() mutable {
+      int signal = 0;
+      sigwait(&now, &signal);
+      _exit(128 + signal);
+    }).detach();
+    if (second != 0) _exit(128 + second);
+    listeners_.clear();
+    metrics_.reset();
+    service_.reset();
+    endpoint_.reset();
+    store_.reset();
+    return left == 0 ? 0 : 1;
+  }
+
+  const DaemonOptions options_;
+  const unsigned threads_;
+  tbb::global_control allowed_;
+  tbb::task_arena arena_;
+  sigset_t ends_{};
+  uint64_t reserve_ = 0, slab_ = 0, configured_ = 0;
+  SlabKind kind_ = SlabKind::kPrivate;
+  std::unique_ptr<SlabStore> store_;
+  std::unique_ptr<transport::Endpoint> endpoint_;
+  std::mutex service_mutex_;  // while it is being made
+  std::unique_ptr<Service> service_;
+  std::unique_ptr<MetricsEndpoint> metrics_;
+  std::vector<std::unique_ptr<transport::Listener>> listeners_;
+};
+
+}  // namespace
+
+int numaNodeOf(const std::string& listen) {
+  const size_t colon = listen.rfind(':');
+  if (colon == std::string::npos || listen.starts_with("unix:")) return -1;
+  std::string host = listen.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return -1;
+  int node = -1;
+  for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
+    if (each->ifa_addr == nullptr) continue;
+    char text[INET6_ADDRSTRLEN] = "";
+    if (each->ifa_addr->sa_family == AF_INET) {
+      inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(each->ifa_addr)->sin_addr, text, sizeof text);
+    } else if (each->ifa_addr->sa_family == AF_INET6) {
+      inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(each->ifa_addr)->sin6_addr, text, sizeof text);
+    }
+    if (host != text) continue;
+    std::ifstream file(fmt::format("/sys/class/net/{}/device/numa_node", each->ifa_name));
+    if (!(file >> node)) node = -1;
+    break;
+  }
+  freeifaddrs(all);
+  return node;
+}
+
+int runDaemon(const DaemonOptions& options) { return Daemon(options).run(); }
+
+}  // namespace olpager::memserver

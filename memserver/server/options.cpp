@@ -1,0 +1,290 @@
+#include "memserver/server/options.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "coherence/transport/trust/keys.h"
+#include "memserver/server/slabs.h"
+
+#define TOML_EXCEPTIONS 0
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+
+namespace olpager::memserver {
+namespace {
+
+Error notAllowed(std::string_view text, std::string_view allowed) {
+  return Error{fmt::format("'{}' is not allowed; allowed: {}", text, allowed)};
+}
+
+Status setSize(uint64_t& into, std::string_view text) {
+  auto bytes = base::parseSize(text);
+  if (!bytes.ok()) return bytes.error();
+  if (bytes.value() == 0) return notAllowed(text, base::kSizeForms);
+  into = bytes.value();
+  return {};
+}
+
+// "500ms", "30s", "5min"; a plain number is seconds.
+Status setTime(uint32_t& into, std::string_view text) {
+  constexpr std::string_view kForms = "a time from 100ms to 24h, such as 30s, 500ms or 5min";
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  double factor = 0;
+  if (unit == "ms") factor = 1;
+  if (unit == "s" || unit.empty()) factor = 1000;
+  if (unit == "min") factor = 60'000;
+  if (unit == "h") factor = 3'600'000;
+  const double ms = number * factor;
+  if (error != std::errc() || !(ms >= 100 && ms <= 24 * 3'600'000.0)) return notAllowed(text, kForms);
+  into = static_cast<uint32_t>(ms);
+  return {};
+}
+
+Status setPercent(double& into, std::string_view text) {
+  if (text.ends_with('%')) text.remove_suffix(1);
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || !(number > 0 && number <= 100)) {
+    return notAllowed(text, "a percentage above 0 and up to 100");
+  }
+  into = number;
+  return {};
+}
+
+template <typename T>
+Status setNumber(T& into, std::string_view text, T least, T most) {
+  T number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < least || number > most) {
+    return notAllowed(text, fmt::format("{} to {}", least, most));
+  }
+  into = number;
+  return {};
+}
+
+Status setFlag(bool& into, std::string_view text) {
+  if (text != "on" && text != "off" && text != "true" && text != "false") return notAllowed(text, "on or off");
+  into = text == "on" || text == "true";
+  return {};
+}
+
+Status setListen(DaemonOptions& o, std::string_view text) {
+  o.listen.clear();
+  while (!text.empty()) {
+    const size_t comma = text.find(',');
+    const std::string_view one = text.substr(0, comma);
+    if (one.empty() || (one.find(':') == std::string_view::npos)) {
+      return notAllowed(one, "host:port, [v6]:port or unix:/path; several with commas between");
+    }
+    o.listen.emplace_back(one);
+    text = comma == std::string_view::npos ? "" : text.substr(comma + 1);
+  }
+  if (o.listen.empty()) return notAllowed("", "host:port, [v6]:port or unix:/path; several with commas between");
+  return {};
+}
+
+Status setMemory(DaemonOptions& o, std::string_view text) {
+  if (text == "auto") {
+    o.memory = {};
+    return {};
+  }
+  auto budget = base::parseBudget(text);
+  if (!budget.ok()) return Error{budget.error().message + ", or auto"};
+  if (budget.value().percent == 0 && budget.value().bytes < kFramePageBytes) {
+    return Error{fmt::format("'{}' is below one page; allowed: 2MiB or more, or auto", text)};
+  }
+  o.memory = budget.value();
+  return {};
+}
+
+Status setReserve(DaemonOptions& o, std::string_view text) {
+  auto budget = base::parseBudget(text);
+  if (!budget.ok()) return budget.error();
+  o.reserve = budget.value();
+  return {};
+}
+
+Status setSlab(DaemonOptions& o, std::string_view text) {
+  if (auto status = setSize(o.slab, text); !status.ok()) return status;
+  if (o.slab % kFramePageBytes != 0 || o.slab > (64ull << 30)) {
+    return notAllowed(text, "a multiple of 2MiB, up to 64GiB");
+  }
+  return {};
+}
+
+Status setTls(DaemonOptions& o, std::string_view text) {
+  if (text == "all") {
+    o.tls = transport::Tls::kAll;
+  } else if (text == "control") {
+    o.tls = transport::Tls::kControl;
+  } else if (text == "off") {
+    o.tls = transport::Tls::kOff;
+  } else {
+    return notAllowed(text, "all, control or off");
+  }
+  return {};
+}
+
+Status setTransport(DaemonOptions& o, std::string_view text) {
+  if (text == "auto") {
+    o.choice = transport::Choice::kAuto;
+  } else if (text == "tcp") {
+    o.choice = transport::Choice::kTcp;
+  } else if (text == "shm") {
+    o.choice = transport::Choice::kShm;
+  } else {
+    return notAllowed(text, "auto, tcp or shm");
+  }
+  return {};
+}
+
+Status setRecall(DaemonOptions& o, std::string_view text) {
+  if (text != "soft" && text != "hard") return notAllowed(text, "soft or hard");
+  o.hard_recall = text == "hard";
+  return {};
+}
+
+Status setNuma(DaemonOptions& o, std::string_view text) {
+  if (text == "auto") {
+    o.numa = -2;
+  } else if (text == "none") {
+    o.numa = -1;
+  } else if (auto status = setNumber(o.numa, text, 0, 1023); !status.ok()) {
+    return notAllowed(text, "auto, none or a node's number");
+  }
+  return {};
+}
+
+Status setLog(DaemonOptions& o, std::string_view text) {
+  const auto level = base::parseLogLevel(text);
+  if (!level) return notAllowed(text, base::kLogLevels);
+  o.log = *level;
+  return {};
+}
+
+}  // namespace
+
+const std::vector<DaemonKey>& daemonKeys() {
+  static const std::vector<DaemonKey> keys = {
+      {"listen", "Where sessions connect: host:port, [v6]:port, unix:/path; several with commas", "127.0.0.1:7070",
+       setListen},
+      {"memory",
+       "What to donate: a size, a percentage of what is available, or auto (what is available less the reserve)",
+       "auto", setMemory},
+      {"reserve", "What is left to the machine: a size, or a percentage of its memory", "5%, at least 1GiB",
+       setReserve},
+      {"slab", "The unit that is lent, a multiple of 2MiB", "by the memory", setSlab},
+      {"key", "File with the keys of sessions that may connect (olctl keygen)", "none: loopback only",
+       [](DaemonOptions& o, std::string_view text) {
+         o.key = text;
+         return Status();
+       }},
+      {"tls", "What is encrypted: all, control (messages only), off", "all", setTls},
+      {"transport", "auto (shared memory on this host, else TCP), tcp or shm", "auto", setTransport},
+      {"lease_time", "How long a lost session's memory is kept for it", "30s",
+       [](DaemonOptions& o, std::string_view text) { return setTime(o.lease_ms, text); }},
+      {"quota", "The most that one session may lease", "none",
+       [](DaemonOptions& o, std::string_view text) { return setSize(o.quota, text); }},
+      {"sessions", "The most sessions at a time", "1024",
+       [](DaemonOptions& o, std::string_view text) { return setNumber(o.sessions, text, 1u, 65536u); }},
+      {"recall", "soft: memory that a session does not release stays; hard: it is taken when the time is over", "soft",
+       setRecall},
+      {"recall_time", "How long sessions have to release what is recalled", "10s",
+       [](DaemonOptions& o, std::string_view text) { return setTime(o.recall_ms, text); }},
+      {"calm_time", "How long there must be no pressure before memory is donated again", "30s",
+       [](DaemonOptions& o, std::string_view text) { return setTime(o.calm_ms, text); }},
+      {"pressure_some", "Memory pressure (PSI, some, 10 s) from which memory is given back", "20%",
+       [](DaemonOptions& o, std::string_view text) { return setPercent(o.pressure_some, text); }},
+      {"pressure_full", "The same of PSI's full", "5%",
+       [](DaemonOptions& o, std::string_view text) { return setPercent(o.pressure_full, text); }},
+      {"shutdown_timeout", "How long to wait for sessions to move their pages when it is ended", "60s",
+       [](DaemonOptions& o, std::string_view text) { return setTime(o.shutdown_ms, text); }},
+      {"numa", "NUMA node that memory comes from first: auto (the network card's), none, or a number", "auto", setNuma},
+      {"huge", "Ask for transparent huge pages: on or off", "on",
+       [](DaemonOptions& o, std::string_view text) { return setFlag(o.huge, text); }},
+      {"lock", "Keep memory from being swapped out, as far as the limit allows: on or off", "on",
+       [](DaemonOptions& o, std::string_view text) { return setFlag(o.lock, text); }},
+      {"prometheus", "Where figures are served for Prometheus, on loopback: host:port", "none",
+       [](DaemonOptions& o, std::string_view text) {
+         o.prometheus = text;
+         return Status();
+       }},
+      {"proc", "Folder to read meminfo and pressure/memory from", "/proc",
+       [](DaemonOptions& o, std::string_view text) {
+         o.proc = text;
+         return Status();
+       }},
+      {"cgroup", "Folder of the cgroup (version 2) to watch, or none", "the own",
+       [](DaemonOptions& o, std::string_view text) {
+         o.cgroup = text;
+         return Status();
+       }},
+      {"log", "off, error, warn, info, debug or trace", "info", setLog},
+  };
+  return keys;
+}
+
+Status applyKey(DaemonOptions& options, std::string_view key, std::string_view text) {
+  for (const DaemonKey& each : daemonKeys()) {
+    if (each.key == key) return each.set(options, text);
+  }
+  return Error{fmt::format("'{}' is not known", key)};
+}
+
+Status applyKeyQuota(DaemonOptions& options, std::string_view text) {
+  const size_t sign = text.find('=');
+  const std::string name(text.substr(0, sign));
+  if (sign == std::string_view::npos) return notAllowed(text, "NAME=SIZE, such as anna=64GiB");
+  if (auto status = transport::checkKeyName(name); !status.ok()) return status;
+  return setSize(options.quotas[name], text.substr(sign + 1));
+}
+
+Status applyFile(DaemonOptions& options, const std::string& path, bool must) {
+  std::ifstream file(path);
+  if (!file) {
+    if (!must && errno == ENOENT) return {};
+    return Error{fmt::format("{}: {}", path, std::strerror(errno))};
+  }
+  std::stringstream text;
+  text << file.rdbuf();
+  const auto parsed = toml::parse(text.str(), path);
+  if (!parsed) {
+    return Error{fmt::format("{}:{}: {}", path, parsed.error().source().begin.line, parsed.error().description())};
+  }
+  for (const auto& [key, value] : parsed.table()) {
+    const auto where = [&, name = std::string(key.str())](const Error& error) {
+      return Error{fmt::format("{}:{}: {}: {}", path, value.source().begin.line, name, error.message)};
+    };
+    if (key.str() == "quotas" && value.is_table()) {
+      for (const auto& [name, size] : *value.as_table()) {
+        const auto bytes = size.value<std::string>();
+        const Status status =
+            applyKeyQuota(options, fmt::format("{}={}", std::string_view(name.str()), bytes.value_or("")));
+        if (!status.ok()) return where(status.error());
+      }
+      continue;
+    }
+    std::string setting;
+    if (const auto* list = value.as_array()) {
+      for (const auto& item : *list) setting += (setting.empty() ? "" : ",") + item.value_or(std::string());
+    } else if (value.is_boolean()) {
+      setting = value.value_or(false) ? "on" : "off";
+    } else if (value.is_integer()) {
+      setting = fmt::format("{}", value.value_or(int64_t{0}));
+    } else if (value.is_string()) {
+      setting = value.value_or(std::string());
+    } else {
+      return where(Error{"a text, a number, true or false is wanted"});
+    }
+    if (const Status status = applyKey(options, key.str(), setting); !status.ok()) return where(status.error());
+  }
+  return {};
+}
+
+}  // namespace olpager::memserver

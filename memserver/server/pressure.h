@@ -1,0 +1,74 @@
+// How short of memory the machine is, and what a memserver should do about it.
+//
+// Read: /proc/meminfo, /proc/pressure/memory, and of the cgroup (version 2) memory.max, memory.high, memory.current,
+// memory.stat, memory.events, memory.pressure; what is not there is not counted.
+//
+// Policy, decided anew each second. What is wanted back is the most of:
+//   - what is missing to the reserve, of the machine's available memory;
+//   - what is missing to a sixteenth (at most the reserve) of free room below the cgroup's limit;
+//   - a sixteenth of what is donated, while PSI is above its thresholds or the cgroup was throttled at its limit since the last
+//     look; not more often than each 10 s, the time over which PSI's figures are averaged.
+// The target falls at once, to what is donated less what is wanted. With nothing wanted for the calm time it rises, a slab at a time,
+// to what was configured, as long as twice a slab more than the reserve is available.
+//
+// Thread-safety: one caller at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/result.h"
+
+namespace olpager::memserver {
+
+struct MemoryStatus {
+  uint64_t total = 0, available = 0;  // of the machine
+  double some = 0, full = 0;          // PSI, per cent of the last 10 s: the worse of the machine's and the cgroup's
+  std::optional<uint64_t> limit;      // of the cgroup: the lower of max and high
+  uint64_t current = 0;               // its use, less file pages that can go
+  uint64_t throttled = 0;             // how often it reached its limit
+  /// What more could be used now.
+  uint64_t room() const;
+};
+
+class MemoryReader {
+ public:
+  /// `cgroup` "": the process's own; "none".
+  MemoryReader(std::string proc, const std::string& cgroup);
+  /// An Error only where not even meminfo can be read.
+  Result<MemoryStatus> read() const;
+
+ private:
+  const std::string proc_;
+  std::string cgroup_;  // a folder, or ""
+};
+
+struct PressureOptions {
+  uint64_t reserve = 0;
+  uint64_t configured = 0;  // what to donate at most
+  uint64_t slab = 0;
+  double some = 20, full = 5;
+  uint32_t calm_ms = 30'000;
+};
+
+class PressurePolicy {
+ public:
+  explicit PressurePolicy(const PressureOptions& options) : options_(options), target_(options.configured) {}
+  struct Decision {
+    uint64_t target = 0;  // what to donate
+    std::string why;      // "": nothing presses
+    bool calm = false;    // nothing has pressed for the calm time
+  };
+  Decision decide(const MemoryStatus& status, uint64_t donated, int64_t now_ms);
+
+ private:
+  const PressureOptions options_;
+  uint64_t target_;
+  uint64_t throttled_ = 0;
+  bool looked_ = false;
+  int64_t step_ms_ = INT64_MIN / 2;     // of the last sixteenth
+  int64_t pressed_ms_ = INT64_MIN / 2;  // when something was wanted last
+};
+
+}  // namespace olpager::memserver

@@ -1,0 +1,19 @@
+// What a running daemon says of itself: olmemserver --state. Asked over the ordinary connection.
+#pragma once
+
+#include <string>
+
+#include "base/result.h"
+#include "memserver/protocol.h"
+#include "memserver/server/options.h"
+
+namespace olpager::memserver {
+
+/// Asks the daemon at `address` (with the key of `options`). All rows.
+Result<protocol::StateReply> askState(const DaemonOptions& options, const std::string& address);
+std::string stateText(const protocol::StateReply& state);
+std::string stateJson(const protocol::StateReply& state);
+/// The address to ask a daemon that listens so: a wildcard is this host.
+std::string askAddress(const std::string& listen);
+
+}  // namespace olpager::memserver
