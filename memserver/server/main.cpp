@@ -62,11 +62,13 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("olmemserver ") + OLPAGER_VERSION);
   std::string config;
   app.add_option("--config", config,
-                 fmt::format("A TOML file of these options (default: {}); keys as the options, with _ for -",
-                             memserver::kSystemFile));
+                 fmt::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
+                             memserver::kSystemFile))
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::map<std::string, std::string> given;
   for (const auto& key : memserver::daemonKeys()) {
-    app.add_option(dashed(key.key), given[key.key], fmt::format("{} (default: {})", key.text, key.default_));
+    app.add_option(dashed(key.key), given[key.key], fmt::format("{} (default: {})", key.text, key.default_))
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
   std::vector<std::string> quotas;
   app.add_option("--key-quota", quotas,

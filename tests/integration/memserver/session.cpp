@@ -1,0 +1,260 @@
+// A session of a memserver that does what it is told on standard input, a command a line, and says what came of it on
+// standard output, a line each. What happens meanwhile is said as "event KIND BYTES". For the tests of the daemon.
+//
+//   lease BYTES | fill SEED | verify SEED | zero | hammer SEED | rest | release COUNT | figures | quit
+//
+// fill writes a pattern of the seed over everything leased; verify tells how much of it holds, is lost, is wrong; hammer fills
+// again and again until rest. With --obey a recall is followed by releases.
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "base/size.h"
+#include "coherence/transport/trust/keys.h"
+#include "memserver/client.h"
+
+namespace {
+
+using namespace olpager;
+using namespace olpager::memserver;
+
+constexpr uint64_t kPiece = 2ull << 20;
+
+void say(const std::string& line) {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+uint64_t wordAt(uint64_t seed, uint64_t slab, uint64_t index) {
+  return ((seed * 0x9e3779b97f4a7c15ull) ^ (slab << 40) ^ index) * 0xd6e8feb86659fd93ull | 1;  // never 0
+}
+
+class Program final : public Observer {
+ public:
+  void transferDone(uint64_t context, TransferResult result) override {
+    std::lock_guard lock(mutex_);
+    results_[context] = result;
+    changed_.notify_all();
+  }
+  void happened(const Event& event) override {
+    say(fmt::format("event {} {}", eventName(event.kind), event.bytes));
+    fmt::print(stderr, "{}\n", event.text);
+    if (event.kind != Event::Kind::kRecall || !obey) return;
+    for (const Slab& slab : client->slabs()) {
+      if (released_ >= event.bytes) break;
+      client->release(slab.id);
+      released_ += slab.bytes;
+    }
+    released_ = 0;
+  }
+
+  /// One piece, here to there or back.
+  TransferResult move(bool write, const FrameRange& frame) {
+    const transport::LocalRange range{region.get(), 0, frame.bytes};
+    const uint64_t context = next_++;
+    if (write) {
+      client->write({&range, 1}, frame, transport::Class::kWriteBack, context);
+    } else {
+      client->read({&range, 1}, frame, transport::Class::kDemand, context);
+    }
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return results_.count(context) != 0; });
+    const TransferResult result = results_[context];
+    results_.erase(context);
+    return result;
+  }
+  template <typename Each>
+  void pieces(Each&& each) {
+    for (const Slab& slab : client->slabs()) {
+      for (uint64_t at = 0; at < slab.bytes; at += kPiece) each(FrameRange{slab.id, at, kPiece});
+    }
+  }
+  uint64_t fill(uint64_t seed) {
+    uint64_t done = 0;
+    pieces([&](const FrameRange& frame) {
+      for (uint64_t i = 0; i < kPiece / 8; ++i) words[i] = wordAt(seed, frame.slab, frame.offset / 8 + i);
+      if (move(true, frame) == TransferResult::kOk) done += frame.bytes;
+    });
+    return done;
+  }
+  void verify(uint64_t seed, bool zero) {
+    uint64_t good = 0, lost = 0, wrong = 0;
+    pieces([&](const FrameRange& frame) {
+      std::memset(words, 0x5a, kPiece);
+      if (move(false, frame) != TransferResult::kOk) {
+        lost += frame.bytes;
+        return;
+      }
+      bool same = true;
+      for (uint64_t i = 0; i < kPiece / 8 && same; ++i) {
+        same = words[i] == (zero ? 0 : wordAt(seed, frame.slab, frame.offset / 8 + i));
+      }
+      (same ? good : wrong) += frame.bytes;
+    });
+    say(fmt::format("verified good={} lost={} wrong={}", good, lost, wrong));
+  }
+
+  std::unique_ptr<Client> client;
+  transport::RegionPtr region;
+  uint64_t* words = nullptr;
+  bool obey = false;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, TransferResult> results_;
+  std::atomic<uint64_t> next_{1};
+  uint64_t released_ = 0;
+};
+
+void tellFigures(const Client& client) {
+  const Figures figures = client.figures();
+  say(nlohmann::json{{"up", figures.up},
+                     {"stalled", figures.stalled},
+                     {"total", figures.total_bytes},
+                     {"free", figures.free_bytes},
+                     {"available", figures.available_bytes},
+                     {"leased", figures.leased_bytes},
+                     {"recalled", figures.recalled_bytes},
+                     {"connects", figures.connects},
+                     {"lost", figures.slabs_lost},
+                     {"read_bytes_per_s", figures.read_bytes_per_s},
+                     {"transport", transport::linkKindName(figures.transport)}}
+          .dump());
+}
+
+int run(const transport::Options& network, const ClientOptions& wanted, bool obey) {
+  auto endpoint = transport::makeEndpoint(sessionTransport(network));
+  if (!endpoint.ok()) return say("error " + endpoint.error().message), 1;
+  Program program;
+  program.obey = obey;
+  ClientOptions options = wanted;
+  options.endpoint = endpoint.value().get();
+  options.domain = transport::makeDomain();
+  void* memory = mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  program.words = static_cast<uint64_t*>(memory);
+  auto region = transport::registerMemory(options.domain, {memory, kPiece, -1, 0}, transport::kLocalOnly);
+  if (!region.ok()) return say("error " + region.error().message), 1;
+  program.region = std::move(region.value());
+  auto client = Client::connect(options, program);
+  if (!client.ok()) return say("error " + client.error().message), 1;
+  program.client = std::move(client.value());
+  say("connected");
+
+  std::atomic<bool> hammering{false};
+  std::thread hammer;
+  const auto rest = [&] {
+    hammering = false;
+    if (hammer.joinable()) hammer.join();
+  };
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::string command;
+    uint64_t number = 0;
+    words >> command >> number;
+    if (command == "lease") {
+      const auto leased = program.client->lease(number);
+      say(leased.ok() ? fmt::format("leased {}", leased.value().size()) : "error " + leased.error().message);
+    } else if (command == "fill") {
+      say(fmt::format("filled {}", program.fill(number)));
+    } else if (command == "verify") {
+      program.verify(number, false);
+    } else if (command == "zero") {
+      program.verify(0, true);
+    } else if (command == "hammer") {
+      hammering = true;
+      hammer = std::thread([&, number] {
+        while (hammering) program.fill(number);
+      });
+      say("hammering");
+    } else if (command == "rest") {
+      rest();
+      say("resting");
+    } else if (command == "release") {
+      for (const Slab& slab : program.client->slabs()) {
+        if (number-- == 0) break;
+        program.client->release(slab.id);
+      }
+      say("released");
+    } else if (command == "figures") {
+      tellFigures(*program.client);
+    } else if (command == "quit") {
+      break;
+    } else {
+      say("error an unknown command");
+    }
+  }
+  rest();
+  program.client.reset();
+  program.region.reset();
+  munmap(memory, kPiece);
+  say("closed");
+  return 0;
+}
+
+// One client after the other: what a daemon keeps of them.
+int churn(const transport::Options& network, const ClientOptions& wanted, unsigned count) {
+  auto endpoint = transport::makeEndpoint(sessionTransport(network));
+  if (!endpoint.ok()) return say("error " + endpoint.error().message), 1;
+  for (unsigned i = 0; i < count; ++i) {
+    Program program;
+    ClientOptions options = wanted;
+    options.endpoint = endpoint.value().get();
+    options.domain = transport::makeDomain();
+    auto client = Client::connect(options, program);
+    for (int tries = 0; !client.ok() && tries < 100; ++tries) {  // a daemon bounds handshakes a second
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      client = Client::connect(options, program);
+    }
+    if (!client.ok()) return say("error " + client.error().message), 1;
+    program.client = std::move(client.value());
+    if (const auto leased = program.client->lease(kPiece); !leased.ok())
+      return say("error " + leased.error().message), 1;
+    program.client.reset();
+  }
+  say(fmt::format("churned {}", count));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string address, key, kind = "auto";
+  bool obey = false;
+  unsigned churns = 0;
+  ClientOptions options;
+  options.label = "session";
+  CLI::App app("A session of a memserver, told what to do on standard input", "session");
+  app.add_option("--connect", options.address)->required();
+  app.add_option("--key", key);
+  app.add_option("--transport", kind);
+  app.add_option("--label", options.label);
+  app.add_option("--stall-ms", options.stall_ms);
+  app.add_option("--churn", churns);
+  app.add_flag("--obey", obey);
+  CLI11_PARSE(app, argc, argv);
+  transport::Options network;
+  network.lanes = 2;
+  network.choice = kind == "tcp"   ? transport::Choice::kTcp
+                   : kind == "shm" ? transport::Choice::kShm
+                                   : transport::Choice::kAuto;
+  if (!key.empty()) {
+    auto keys = transport::loadKeys(key);
+    if (!keys.ok()) return say("error " + keys.error().message), 1;
+    network.keys = keys.value();
+  }
+  return churns != 0 ? churn(network, options, churns) : run(network, options, obey);
+}
