@@ -70,6 +70,7 @@ void ShmLink::start(bool announce) {
     up.link = self;
     setup_.queue->push(std::move(up));
   }
+  std::lock_guard lock(starting_);
   setup_.domain->watch(std::static_pointer_cast<KeyWatcher>(self));
   bell_ = std::make_shared<BellSource>(self);
   home_->add(socket_.get(), EPOLLIN, std::make_shared<SocketSource>(self));
@@ -111,6 +112,7 @@ void ShmLink::stop(bool tell) {
 }
 
 void ShmLink::cleanUp() {
+  std::lock_guard started(starting_);
   setup_.queue->remove(bell_.get());
   home_->remove(channel_->ownBell());
   home_->remove(socket_.get());
@@ -386,10 +388,16 @@ void ShmLink::drive() {
   }
 }
 
-// False: somebody else is at it, who looks again before the bell is armed.
-bool ShmLink::consume() {
-  std::unique_lock lock(in_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || !enter()) return false;
+// False: somebody else is at it, who looks again before the bell is armed. `wait`: also then, so that what is in the ring has
+// been looked at.
+bool ShmLink::consume(bool wait) {
+  std::unique_lock lock(in_mutex_, std::defer_lock);
+  if (wait) {
+    lock.lock();
+  } else if (!lock.try_lock()) {
+    return false;
+  }
+  if (!enter()) return false;
   if (armed_.exchange(false)) channel_->silenceOwn();
   std::vector<Completion> completions;
   std::string broken;
@@ -564,7 +572,7 @@ void ShmLink::socketEvents() {
   if (!broken.empty()) {
     fail("the peer broke the protocol: " + broken, true);
   } else if (got == 0 || got != -EAGAIN) {
-    drive();  // if the peer said why, that is the reason
+    consume(true);  // if the peer said why, that is the reason
     fail(got == 0 ? "the connection is lost: the peer closed it"
                   : fmt::format("the connection is lost: {}", std::strerror(static_cast<int>(-got))));
   }

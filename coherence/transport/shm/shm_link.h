@@ -8,7 +8,7 @@
 // Who works on the link holds a share of it (enter/leave). stop() gives back the link's own share; the last one to leave has
 // the reactor clean up and report: then no copy is running.
 //
-// Locks, in this order: in_mutex_ -> (maps_mutex_ | out_mutex_ | LinkCore::mutex_ | the queue's).
+// Locks, in this order: starting_ -> in_mutex_ -> (maps_mutex_ | out_mutex_ | LinkCore::mutex_ | the queue's).
 #pragma once
 
 #include <atomic>
@@ -76,7 +76,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
 
   bool flush();  // out_mutex_ held
   void drive();
-  bool consume();
+  bool consume(bool wait = false);
   bool arm();
   std::string frame(const wire::Header& header, std::span<const std::byte> payload,
                     std::vector<Completion>& completions);
@@ -87,6 +87,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   std::string mapArrived(const MapAnswer& answer, const base::UniqueFd& fd);
   void settle(uint64_t key, Mapping::State state);
 
+  std::mutex starting_;  // held by start(): a link that fails meanwhile is taken apart when it is whole
   base::UniqueFd socket_;
   const std::unique_ptr<Channel> channel_;
   const std::vector<Reactor*> reactors_;

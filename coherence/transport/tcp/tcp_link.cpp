@@ -109,13 +109,19 @@ void TcpLink::start(bool announce) {
     up.link = self;
     setup_.queue->push(std::move(up));
   }
+  std::lock_guard lock(starting_);
   control_source_ = std::make_shared<ControlSource>(self);
   for (auto& lane : lanes_) {
     lane->source =
         std::make_shared<LaneSource>([self, raw = lane.get()](uint32_t events) { self->laneEvents(*raw, events); });
-    lane->reactor->add(lane->stream.fd(), EPOLLIN, lane->source);
+    // The program has heard of the link and may be sending already.
+    std::lock_guard sending(lane->sending);
+    lane->reactor->add(lane->stream.fd(), lane->blocked ? EPOLLIN | EPOLLOUT : EPOLLIN, lane->source);
   }
-  control_reactor_->add(control_.fd(), EPOLLIN, control_source_);
+  {
+    std::lock_guard out(control_out_);
+    control_reactor_->add(control_.fd(), out_blocked_ ? EPOLLIN | EPOLLOUT : EPOLLIN, control_source_);
+  }
   control_reactor_->addTicker(weak_from_this());
   setup_.queue->add(control_source_);
 }
@@ -237,9 +243,13 @@ void TcpLink::watchControl() {
   control_reactor_->modify(control_.fd(), in | out);
 }
 
-void TcpLink::readControl() {
-  std::unique_lock lock(control_in_, std::try_to_lock);
-  if (!lock.owns_lock()) return;  // somebody is at it; what is left rings again
+void TcpLink::readControl(bool wait) {
+  std::unique_lock lock(control_in_, std::defer_lock);
+  if (wait) {
+    lock.lock();
+  } else if (!lock.try_lock()) {
+    return;  // somebody is at it; what is left rings again
+  }
   std::vector<Completion> completions;
   std::string broken;
   ssize_t got = 1;
@@ -529,7 +539,7 @@ void TcpLink::sendOnLane(Lane& lane) {
 
 // A connection is gone; if the peer said why, that is the reason.
 void TcpLink::lost(const Stream& stream, ssize_t result, const char* which) {
-  readControl();
+  readControl(true);
   fail(fmt::format("{} is lost: {}", which, stream.errorText(result)));
 }
 
@@ -546,6 +556,7 @@ void TcpLink::stop(bool tell) {
   for (auto& lane : lanes_) {
     shutdown(lane->stream.fd(), SHUT_RDWR);
     lane->reactor->post([self, raw = lane.get()] {
+      std::lock_guard started(self->starting_);
       raw->reactor->remove(raw->stream.fd());
       std::lock_guard lock(raw->sending);
       raw->closed = true;
@@ -559,6 +570,7 @@ void TcpLink::stop(bool tell) {
     });
   }
   control_reactor_->post([self] {
+    std::lock_guard started(self->starting_);
     self->setup_.queue->remove(self->control_source_.get());
     self->control_reactor_->remove(self->control_.fd());
     {

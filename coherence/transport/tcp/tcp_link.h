@@ -8,7 +8,7 @@
 // Threads: each connection is watched by one reactor, which alone receives on a lane. The first connection is read by its
 // reactor or by a thread that waits in the queue, under control_in_. Any thread may send, under a connection's send lock.
 //
-// Locks, in this order: control_in_ -> Lane::sending -> (egress_mutex_ | control_out_ | LinkCore::mutex_ | the queue's).
+// Locks, in this order: starting_ -> control_in_ -> Lane::sending -> (egress_mutex_ | control_out_ | LinkCore::mutex_ | the queue's).
 #pragma once
 
 #include <atomic>
@@ -51,7 +51,8 @@ class TcpLink final : public LinkCore {
   void sendOnLanes();
 
   // The first connection.
-  void readControl();
+  /// `wait`: also while another thread is at it, so that what has arrived has been looked at.
+  void readControl(bool wait = false);
   std::string controlFrame(const wire::Header& header, std::span<const std::byte> payload,
                            std::vector<Completion>& completions);
   void append(const void* bytes, size_t length);
@@ -68,6 +69,7 @@ class TcpLink final : public LinkCore {
   void lost(const Stream& stream, ssize_t result, const char* which);
   void oneStopped();
 
+  std::mutex starting_;  // held by start(): a link that fails meanwhile is taken apart when it is whole
   Stream control_;
   Reactor* control_reactor_ = nullptr;
   std::shared_ptr<ControlSource> control_source_;

@@ -207,5 +207,6 @@ TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why"
   REQUIRE(pair.up->read({&all, 1}, whole(region), Class::kDemand, 0) == Outcome::kLinkDown);
   REQUIRE(pair.up->send(MessageClass::kNotice, {}) == Outcome::kLinkDown);
   pair.server.await(Kind::kDown);
+  INFO((here_first ? pair.peer : pair.up)->reason());
   REQUIRE((here_first ? pair.peer : pair.up)->reason().find("enough") != std::string::npos);
 }

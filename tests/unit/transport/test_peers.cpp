@@ -61,7 +61,9 @@ TEST_CASE("a write that is answered before it was sent stays the transport's unt
   const RemoteRange made_up{{42, buffer.length, kRemoteReadWrite, 0}, 0, buffer.length};
   REQUIRE(link->write({&all, 1}, made_up, Class::kDemand, 7) == Outcome::kOk);
   wire::Header push;
-  REQUIRE(recv(peer.lane.get(), &push, sizeof push, MSG_WAITALL) == sizeof push);
+  const ssize_t begun = recv(peer.lane.get(), &push, sizeof push, MSG_WAITALL);
+  INFO(link->reason());
+  REQUIRE(begun == sizeof push);
   REQUIRE(push.frame == wire::Frame::kPush);
   REQUIRE(push.length == buffer.length);
   wire::Header ack;
@@ -113,6 +115,34 @@ TEST_CASE("a slice that is left half sent does not hold the memory it goes to", 
   REQUIRE(pair.server.await(Kind::kDown).link == link);
   REQUIRE(link->reason().find("half sent") != std::string::npos);
   alive.join();
+  stillWorks(pair);
+}
+
+TEST_CASE("a peer that is gone while its link begins", "[peers]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.io_threads = 4;
+  options.limits.handshakes_per_second = 100000;
+  Pair pair(options);
+  for (int round = 0; round < scaled(400); ++round) {
+    {
+      RawPeer peer(pair.listener->address());
+      const linger now{1, 0};
+      if (round % 2 == 0) setsockopt(peer.lane.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+      (round % 4 < 2 ? peer.lane : peer.control).reset();
+    }
+    pair.server.await(Kind::kDown);
+    pair.server.early.clear();
+  }
+  // And one that the program itself ends as soon as it hears of it.
+  for (int round = 0; round < scaled(100); ++round) {
+    for (const Choice choice : {Choice::kTcp, Choice::kShm}) {
+      Options both = options;
+      both.choice = choice;
+      Pair short_lived(both);
+      short_lived.peer->close("enough");
+      REQUIRE(short_lived.client.await(Kind::kDown).link == short_lived.up);
+    }
+  }
   stillWorks(pair);
 }
 
