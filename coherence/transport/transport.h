@@ -189,7 +189,8 @@ struct Completion {
   Message message;
 };
 
-/// Where links put what happened. Bounded by the limits of the links that use it. Has to outlive nothing: links hold it.
+/// Where links put what happened. Bounded by the limits of the links that use it. Has to outlive nothing: when the last QueuePtr
+/// goes, what was not polled is dropped, and so is what the links still have to say.
 class CompletionQueue {
  public:
   virtual ~CompletionQueue() = default;

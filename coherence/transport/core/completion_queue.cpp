@@ -40,6 +40,11 @@ EventQueue::EventQueue(uint32_t spin_us)
 
 EventQueue::~EventQueue() = default;
 
+std::shared_ptr<EventQueue> EventQueue::of(const QueuePtr& handle) {
+  auto* const queue = dynamic_cast<EventQueue*>(handle.get());
+  return queue != nullptr ? queue->shared_from_this() : nullptr;
+}
+
 size_t EventQueue::poll(std::span<Completion> into) {
   size_t taken = 0;
   if (size_.load(std::memory_order_acquire) != 0) {
@@ -66,6 +71,7 @@ int EventQueue::eventFd() {
 void EventQueue::push(Completion completion) {
   {
     std::lock_guard lock(mutex_);
+    if (abandoned_) return;
     completions_.push_back(std::move(completion));
     size_.store(completions_.size());
   }
@@ -76,11 +82,20 @@ void EventQueue::push(std::vector<Completion>& completions) {
   if (completions.empty()) return;
   {
     std::lock_guard lock(mutex_);
+    if (abandoned_) return;  // they stay the caller's, who may hold locks now that they need when they go
     for (auto& completion : completions) completions_.push_back(std::move(completion));
     size_.store(completions_.size());
   }
   completions.clear();
   signal();
+}
+
+void EventQueue::abandon() {
+  std::deque<Completion> dropped;
+  std::lock_guard lock(mutex_);
+  abandoned_ = true;
+  dropped.swap(completions_);
+  size_.store(0);
 }
 
 void EventQueue::signal() {

@@ -39,6 +39,8 @@ class Pollable {
 class EventQueue final : public CompletionQueue, public std::enable_shared_from_this<EventQueue> {
  public:
   explicit EventQueue(uint32_t spin_us);
+  /// The queue behind a handle of makeQueue(), to be held without the handle. Null for a queue of another kind.
+  static std::shared_ptr<EventQueue> of(const QueuePtr& handle);
   ~EventQueue() override;
 
   size_t poll(std::span<Completion> into) override;
@@ -47,6 +49,8 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
 
   void push(Completion completion);
   void push(std::vector<Completion>& completions);
+  /// Nobody will poll any more: what is in it goes, and what comes is dropped. Completions hold links, and links the queue.
+  void abandon();
 
   void add(const std::shared_ptr<Pollable>& source);
   void remove(Pollable* source);
@@ -62,6 +66,7 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
 
   std::mutex mutex_;
   std::deque<Completion> completions_;
+  bool abandoned_ = false;
   std::atomic<size_t> size_{0};
   std::atomic<uint32_t> sleepers_{0};
   std::atomic<bool> event_wanted_{false};

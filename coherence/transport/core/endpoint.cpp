@@ -73,7 +73,12 @@ EndpointCore::~EndpointCore() {
   }
 }
 
-QueuePtr EndpointCore::makeQueue() { return std::make_shared<EventQueue>(options_.spin_us); }
+// Links hold the queue itself; what the program holds is a handle, whose end tells the queue.
+QueuePtr EndpointCore::makeQueue() {
+  auto queue = std::make_shared<EventQueue>(options_.spin_us);
+  EventQueue* const handle = queue.get();
+  return {handle, [queue = std::move(queue)](EventQueue*) { queue->abandon(); }};
+}
 
 Result<LinkPtr> EndpointCore::connect(const std::string& address, const ConnectOptions& options) {
   return connectLink(*this, address, options);

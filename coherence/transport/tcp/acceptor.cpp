@@ -452,7 +452,7 @@ std::string Acceptor::hello(Handshake& shake) {
   auto accepted = accept_(setup.peer);
   if (!accepted.ok()) return accepted.error().message;
   setup.domain = accepted.value().domain;
-  setup.queue = std::dynamic_pointer_cast<EventQueue>(accepted.value().queue);
+  setup.queue = EventQueue::of(accepted.value().queue);
   if (!setup.domain || !setup.queue) return "this node has no place for the link";
 
   struct {

@@ -153,7 +153,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
   setup.options = options;
   setup.id = linkIdOf(peer.link_id);
   setup.domain = connect.domain;
-  setup.queue = std::dynamic_pointer_cast<EventQueue>(connect.queue);
+  setup.queue = EventQueue::of(connect.queue);
   setup.peer.node = peer.node;
   setup.peer.key_name = keyed ? options.keys->own().name : "";
   setup.peer.address = address.text();
@@ -189,7 +189,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
 }  // namespace
 
 Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address, const ConnectOptions& options) {
-  if (!options.domain || !std::dynamic_pointer_cast<EventQueue>(options.queue)) {
+  if (!options.domain || !EventQueue::of(options.queue)) {
     return Error{fmt::format("{}: a link needs a domain and a queue of an endpoint", address)};
   }
   const int64_t deadline_ms = nowMs() + endpoint.options().connect_ms;

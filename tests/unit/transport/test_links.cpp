@@ -210,3 +210,20 @@ TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why"
   INFO((here_first ? pair.peer : pair.up)->reason());
   REQUIRE((here_first ? pair.peer : pair.up)->reason().find("enough") != std::string::npos);
 }
+
+TEMPLATE_TEST_CASE("a queue that nobody holds any more holds nothing", "[links]", Tcp, Shm) {
+  std::weak_ptr<Link> up, peer;
+  std::weak_ptr<Domain> domain;
+  {
+    Pair pair(optionsFor(TestType::kChoice));
+    up = pair.up;
+    peer = pair.peer;
+    domain = pair.server.domain;
+    REQUIRE(pair.up->send(MessageClass::kStream, bytesOf("to nobody")) == Outcome::kOk);
+    if (GENERATE(true, false)) std::this_thread::sleep_for(20ms);  // on its way, or in the queue
+  }
+  // The links end on the I/O threads of the endpoints, which are gone by now.
+  REQUIRE(up.expired());
+  REQUIRE(peer.expired());
+  REQUIRE(domain.expired());
+}
