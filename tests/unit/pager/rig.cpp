@@ -67,6 +67,9 @@ struct Watchdog::State {
 };
 
 Watchdog::Watchdog(unsigned seconds) : state_(std::make_shared<State>()) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  seconds *= 10;
+#endif
   const std::string name = Catch::getResultCapture().getCurrentTestName();
   std::thread([state = state_, name, seconds] {
     std::unique_lock lock(state->mutex);

@@ -63,7 +63,8 @@ struct Rig {
   }
   template <typename T>
   T& texel(const TexelGrid& g, std::uint32_t x, std::uint32_t y = 0, std::uint32_t z = 0, std::uint32_t c = 0) {
-    return *device.memory.host<T>(g.base + z * g.slice_bytes + y * g.row_bytes + x * g.texelBytes() + c * sizeof(T));
+    return *device.memory.host<T>(g.base + z * g.slice_bytes + y * g.row_bytes + std::uint64_t{x} * g.texelBytes() +
+                                  c * sizeof(T));
   }
   template <typename Out = float>
   std::vector<std::array<Out, 4>> run(const char* kernel, std::uint64_t object, const std::vector<Float4>& at) {
@@ -212,7 +213,7 @@ TEST_CASE("ptx: textures filter, clamp, wrap, mirror and border as the guide say
       for (std::size_t d = 0; d < 3; ++d) {
         const std::uint32_t n = d == 0 ? t.grid.width : d == 1 ? t.grid.height : t.grid.depth;
         // Steps of 1/64 texel, from three sizes below to three above.
-        const float x = static_cast<float>(random.below(64 * 7 * n)) / 64 - 3 * static_cast<float>(n);
+        const float x = static_cast<float>(random.below(std::uint64_t{64} * 7 * n)) / 64 - 3 * static_cast<float>(n);
         p[d] = t.normalized_coordinates ? x / static_cast<float>(n) : x;
       }
       // Half-way between texel numbers, nearest is decided by the last bit of a division.
