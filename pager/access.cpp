@@ -109,6 +109,7 @@ void Access::collect(ReachSet& into) const {
   for (unsigned i = 0; i < count_; ++i) {
     const Region* region = pool_.state_->find(use(i).address);
     if (region == nullptr) continue;
+    if (use(i).bytes != 0) into.addRange(use(i).address, use(i).bytes);
     if (region->divisible)
       into.addInPage(use(i).address);
     else
@@ -219,8 +220,10 @@ CUresult Access::acquireSlow() {
       // Exact ranges: the extents that they overlap. A range may run over several regions only through the program's own
       // mappings, which are one region.
       if (region == nullptr || region->dead || !inside(*region, named.address, named.bytes) ||
-          region->engine == nullptr)
+          region->engine == nullptr) {
+        if (only_shows_) continue;
         return CUDA_ERROR_INVALID_VALUE;
+      }
       const ExtentRange range = extentsAt(*region, named.address, named.bytes);
       for (size_t e = range.first; e < range.last; ++e) needed.push_back(region->extents[e].get());
       if (named.mode == Mode::kRead) sources.push_back(region);
@@ -352,6 +355,8 @@ CUresult Access::acquireSlow() {
     fetched = used.worthFetching(state.launch_number.load());
     needed.insert(needed.end(), fetched.begin(), fetched.end());
   }
+  for (Extent* extent : needed)
+    if (only_shows_ && !extent->region->isSparse() && state.options.reach != Reach::kAll) fetched.push_back(extent);
   for (; !settled(); follow()) {
     if (!waited) began = nowNs();
     waited = true;
@@ -381,7 +386,7 @@ CUresult Access::acquireSlow() {
     if (refused || state.stopped) break;
   }
   let_go();
-  if (waited) {
+  if (waited && !only_shows_) {
     if (!fetched.empty() && in_vain) used.fetchedInVain(state.launch_number.load());
     if (!fetched.empty() && !in_vain) used.fetchedInTime();
   }
@@ -550,8 +555,15 @@ void ReachSet::addInPage(uint64_t address) {
   if (it == addresses.end() || *it / kPageBytes != page) addresses.insert(it, address);
 }
 
+void ReachSet::addRange(uint64_t address, uint64_t bytes) {
+  const std::pair range{address, bytes};
+  const auto it = std::lower_bound(ranges.begin(), ranges.end(), range);
+  if (it == ranges.end() || *it != range) ranges.insert(it, range);
+}
+
 void ReachSet::add(const ReachSet& other) {
   everything |= other.everything;
+  for (const auto& [address, bytes] : other.ranges) addRange(address, bytes);
   for (const uint64_t address : other.addresses) add(address);
 }
 

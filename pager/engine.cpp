@@ -779,7 +779,7 @@ bool Engine::serveWants(Lock& lock) {
         case ExtentState::kRetiring:
           if (extent.region->swapping && !want->in_vram) {
             in_flight = true;
-          } else if (extent.vram == nullptr && (want->in_vram || (extent.region->by_pieces && !want->in_place))) {
+          } else if (extent.vram == nullptr && (want->in_vram || ((want->fetch || extent.region->by_pieces) && !want->in_place))) {
             in_flight = true;
             lingering |= !want->in_vram;
           } else {

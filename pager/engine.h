@@ -45,7 +45,7 @@ struct Want {
   bool failed = false;     // neither could be had
   bool scan_late = false;  // the scan waits for something that may never end
   bool in_vram = false;    // in place is no help: who uses the addresses does not come by again
-  bool fetch = false;  // what of it is in place is to come to VRAM if it does so in time (arenas that move by pieces)
+  bool fetch = false;  // what of it is in place is to come to VRAM if it does so in time (arenas by pieces, onlyShow())
 };
 
 /// The driver is short of VRAM, and a thread waits for some of the pager's. Listed in Engine::reliefs_; shared, since

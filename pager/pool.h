@@ -108,12 +108,15 @@ struct TimedLaunch;  // private: a launch between two events
 struct ReachSet {
   /// Ascending, unique: one address inside each allocation; of a very large one, one in each page that is named.
   std::vector<uint64_t> addresses;
+  /// Ascending, unique: what its copies and memsets name exactly, as address and bytes.
+  std::vector<std::pair<uint64_t, uint64_t>> ranges;
   bool everything = false;  // a kernel of it may reach any allocation
   bool empty() const { return addresses.empty() && !everything; }
   bool operator==(const ReachSet&) const = default;
   void add(uint64_t address);
   /// Unless the page has one.
   void addInPage(uint64_t address);
+  void addRange(uint64_t address, uint64_t bytes);
   void add(const ReachSet& other);
 };
 
@@ -260,6 +263,9 @@ class Access {
   void addHostSource(const void* host, uint64_t bytes, bool stable);
   /// Everything that a graph reaches.
   void addReach(const ReachSet& set);
+  /// Nothing is used: the driver only looks where the ranges are mapped, and notes it. Those that belong to no allocation any more
+  /// are left out; what is in host memory in place comes to VRAM if that can be had in a bounded time.
+  void onlyShow() { only_shows_ = true; }
   /// True when something was named.
   bool any() const { return count_ != 0 || reaches_everything_ || !root_writes_.empty(); }
   /// For a launch recorded by a capture or put in a graph node: what it names, instead of acquire().
@@ -298,6 +304,7 @@ class Access {
   bool host_stable_ = false;
   bool follows_pointers_ = false;  // a kernel or a graph: its reach goes on through pointers in memory
   bool reaches_everything_ = false;
+  bool only_shows_ = false;
   Use inline_[kInlineUses];
   std::vector<Use> more_;             // beyond kInlineUses
   std::vector<uint64_t> host_words_;  // parameters that may lie in a root that the CPU reads

@@ -176,6 +176,30 @@ CUresult checkSide(CUmemorytype type, const void* host, CUdeviceptr address, CUa
   return memory.covers(device, side.start, bytes, write) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+OperandPlace placeOf(uint64_t address) {
+  using Kind = OperandPlace::Kind;
+  const Memory& memory = Driver::get().memory;
+  VmmMapping mapping;
+  if (memory.mapping(address, &mapping)) {
+    // VRAM or host memory: what counts is who can get at it.
+    OperandPlace place{Kind::kVmm};
+    for (size_t device = 0; device < mapping.access.size(); ++device)
+      if (mapping.access[device] != CU_MEM_ACCESS_FLAGS_PROT_NONE) place.devices |= uint64_t{1} << device;
+    return place;
+  }
+  const auto allocation = memory.find(address);
+  if (allocation == nullptr) return {};
+  const uint64_t devices = allocation->device != nullptr ? uint64_t{1} << allocation->device->ordinal : 0;
+  return {Kind::kAllocation, allocation->kind, devices, allocation->context_handle};
+}
+
+OperandPlace placeOf(CUmemorytype type, const void* host, CUdeviceptr address, CUarray handle) {
+  if (type != CU_MEMORYTYPE_ARRAY)
+    return placeOf(type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : address);
+  const auto array = Driver::get().arrays.find(handle);
+  return array != nullptr ? placeOf(array->base) : OperandPlace{};
+}
+
 class MemsetOp final : public StreamOp {
  public:
   explicit MemsetOp(const CUDA_MEMSET_NODE_PARAMS& set) : set_(set) {}
@@ -367,6 +391,13 @@ CUresult submitMemset(const CUDA_MEMSET_NODE_PARAMS& set, CUstream handle, bool 
   // Pinned and managed memory is filled when the call returns; device memory in stream order.
   return wait == CopyWait::kSync && isRaw(set.dst) ? context->synchronize(point) : CUDA_SUCCESS;
 }
+
+OperandPlaces placesOf(const CUDA_MEMCPY3D& copy) {
+  return {placeOf(copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstArray),
+          placeOf(copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcArray)};
+}
+
+OperandPlaces placesOf(const CUDA_MEMSET_NODE_PARAMS& set) { return {placeOf(set.dst), {}}; }
 
 std::unique_ptr<StreamOp> makeCopyOp(const CUDA_MEMCPY3D& copy, std::shared_ptr<std::vector<std::byte>> staged) {
   return std::make_unique<CopyOp>(copy, std::move(staged));

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "gpunode/simgpu/memory.h"
 #include "gpunode/simgpu/stream.h"
 
 namespace olpager::simgpu {
@@ -39,5 +40,22 @@ std::unique_ptr<StreamOp> makeBatchOp(std::vector<CUstreamBatchMemOpParams> ops)
 /// As the driver checks them when the call is made, for the device that does them.
 CUresult checkCopy(const Device& device, const CUDA_MEMCPY3D& copy);
 CUresult checkMemset(const Device& device, const CUDA_MEMSET_NODE_PARAMS& set);
+
+/// What a copy or memset of an executable graph may not change of an operand: what kind of memory it is, by which devices it is
+/// mapped, and the context that it was allocated in (null where memory has none).
+struct OperandPlace {
+  enum class Kind : uint8_t { kPageable, kAllocation, kVmm } kind = Kind::kPageable;
+  AllocationKind allocation = AllocationKind::kDevice;
+  uint64_t devices = 0;  // a bit for each
+  CUcontext context = nullptr;
+  bool operator==(const OperandPlace&) const = default;
+};
+/// Destination and source. Of parameters that checkCopy / checkMemset has just accepted.
+struct OperandPlaces {
+  OperandPlace to, from;
+  bool operator==(const OperandPlaces&) const = default;
+};
+OperandPlaces placesOf(const CUDA_MEMCPY3D& copy);
+OperandPlaces placesOf(const CUDA_MEMSET_NODE_PARAMS& set);
 
 }  // namespace olpager::simgpu

@@ -308,6 +308,15 @@ void graphCloned(CUgraph clone, CUgraph original) {
   all.graphs[clone].swap(copy);
 }
 
+void graphReach(CUgraph graph, ReachSet& into) {
+  Memories kept;  // until after the lock
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.graphs.find(graph);
+  if (found != all.graphs.end()) gather(all, *found->second, into, kept);
+  for (const auto& [node, set] : all.changed) into.add(set);
+}
+
 void graphGone(CUgraph graph) {
   std::shared_ptr<Content> dropped;  // its memory is freed after the lock
   Captures& all = state();
@@ -385,11 +394,25 @@ void execGone(CUgraphExec exec) {
   applyPins({}, dropped.pinned);
 }
 
+void execNodeReach(CUgraphExec exec, CUgraphNode node, ReachSet& into) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  const auto exec_at = all.executables.find(exec);
+  if (exec_at == all.executables.end()) return;
+  const Executable& executable = exec_at->second;
+  if (const auto set = executable.overrides.find(node); set != executable.overrides.end()) return into.add(set->second);
+  if (const auto graph = all.graphs.find(executable.graph); graph != all.graphs.end()) {
+    const auto set = graph->second->nodes.find(node);
+    if (set != graph->second->nodes.end()) return into.add(set->second);
+  }
+  into.add(executable.all);
+}
+
 void execReach(CUgraphExec exec, ReachSet& into) {
   Captures& all = state();
   std::lock_guard lock(all.mutex);
   const auto found = all.executables.find(exec);
-  if (found != all.executables.end()) into = found->second.all;
+  if (found != all.executables.end()) into.add(found->second.all);
 }
 
 }  // namespace olpager::local

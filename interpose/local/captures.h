@@ -50,6 +50,8 @@ void graphNodeGone(CUgraphNode node);
 /// `child` became a node of `graph`. `shared`: it is a conditional node's body, filled later; else it was copied.
 void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared);
 void graphCloned(CUgraph clone, CUgraph original);
+/// Adds to `into` everything that `graph` reaches, with its child graphs.
+void graphReach(CUgraph graph, pager::ReachSet& into);
 void graphGone(CUgraph graph);
 
 // --- executable graphs
@@ -59,6 +61,8 @@ void execMade(CUgraphExec exec, CUgraph graph, bool device_launched);
 void execNodeReaches(CUgraphExec exec, CUgraphNode node, const pager::ReachSet& reach);
 void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
 void execGone(CUgraphExec exec);
+/// Adds to `into` what the node of `exec` that was made from `node` reaches, or everything that `exec` does if that is not known.
+void execNodeReach(CUgraphExec exec, CUgraphNode node, pager::ReachSet& into);
 /// Adds to `into` everything that `exec` reaches.
 void execReach(CUgraphExec exec, pager::ReachSet& into);
 

@@ -18,14 +18,51 @@ namespace extract = olpager::api::extract;
 
 namespace {
 
+// The driver looks at the memory of copies and memsets whenever it is told of them: when a node is added, gets its
+// parameters, is made executable or updated; at an update perhaps at what the node had before, too. The memory has to be
+// mapped then, and what an update brings has to be like what was there: all is in VRAM where that can be had. That it can't
+// be mapped is no reason to refuse: the copy is made later, and the driver has the answer.
+class Shown {
+ public:
+  explicit Shown(Pool& running) : access_(running, holdKey()) { access_.onlyShow(); }
+
+  void add(uint64_t address, uint64_t bytes) { access_.addRange(address, bytes, Mode::kRead); }
+  void add(const ReachSet& reach) {
+    for (const auto& [address, bytes] : reach.ranges) add(address, bytes);
+  }
+
+  template <typename Native>
+  CUresult during(Native native) {
+    bool held = false;
+    if (access_.any() && holdable_) {
+      RelaxedCapture relaxed;
+      held = access_.acquire() == CUDA_SUCCESS;
+    }
+    const CUresult result = native();
+    if (held) access_.submitted(result);
+    return result;
+  }
+
+ private:
+  StreamKey holdKey() {
+    const CUcontext context = currentContext();
+    const CUstream stream = context != nullptr ? holdStream(context) : nullptr;
+    holdable_ = stream != nullptr;
+    return {context, stream, 0};
+  }
+
+  bool holdable_ = false;  // before the next: it is made by holdKey()
+  Access access_;
+};
+
 // A node's operation, as an access that never runs: only what it names is wanted.
 class NodeReach final : public extract::RangeSink {
  public:
-  explicit NodeReach(Pool& running) : access_(running, StreamKey{}), mapped_(running, holdKey()) {}
+  explicit NodeReach(Pool& running) : access_(running, StreamKey{}), shown_(running) {}
 
   void add(uint64_t address, uint64_t bytes, extract::Use use) override {
     access_.addRange(address, bytes, static_cast<Mode>(use));
-    mapped_.addRange(address, bytes, Mode::kRead);  // nothing is written now
+    shown_.add(address, bytes);
   }
   void addFrom(uint64_t address) override { add(address, 1, extract::Use::kReadWrite); }
   uint64_t arrayElementBytes(CUarray array) override {
@@ -48,32 +85,31 @@ class NodeReach final : public extract::RangeSink {
     return set;
   }
 
-  // The driver's call, with the memory of a copy or memset mapped: it looks at their addresses when it is told of them. That
-  // they can't be mapped is no reason to refuse: the node runs later, and the driver has the answer.
+  // What the node had before, where it changes.
+  void show(const ReachSet& before) { shown_.add(before); }
   template <typename Native>
-  CUresult withMapped(Native native) {
-    bool held = false;
-    if (mapped_.any() && holdable_) {
-      RelaxedCapture relaxed;
-      held = mapped_.acquire() == CUDA_SUCCESS;
-    }
-    const CUresult result = native();
-    if (held) mapped_.submitted(result);
-    return result;
+  CUresult during(Native native) {
+    return shown_.during(native);
   }
 
  private:
-  StreamKey holdKey() {
-    const CUcontext context = currentContext();
-    const CUstream stream = context != nullptr ? holdStream(context) : nullptr;
-    holdable_ = stream != nullptr;
-    return {context, stream, 0};
-  }
-
   Access access_;
-  bool holdable_ = false;  // before the next: it is made by holdKey()
-  Access mapped_;
+  Shown shown_;
 };
+
+// A call of the driver that is told of all nodes of `graph`, to which `updated` (may be null) is to be changed.
+template <typename Native>
+CUresult showGraph(CUgraph graph, CUgraphExec updated, Native native) {
+  Pool* running = pool();
+  if (running == nullptr) return native();
+  ReachSet reach;
+  graphReach(graph, reach);
+  if (updated != nullptr) execReach(updated, reach);
+  if (reach.ranges.empty()) return native();
+  Shown shown(*running);
+  shown.add(reach);
+  return shown.during(native);
+}
 
 // Each takes the parameters of one kind of node; NULL parameters are the driver's to refuse.
 void describe(NodeReach& node, const CUDA_KERNEL_NODE_PARAMS_v1* p) {
@@ -109,43 +145,58 @@ void describe(NodeReach& node, const CUgraphNodeParams* p) {
   }
 }
 
-// A node is added or changed: `native` is the driver's call, `done(reach)` what follows when it succeeded.
-template <typename Params, typename Native, typename Done>
-CUresult withNode(Params* params, Native native, Done done) {
+// A node is added or changed: `native` is the driver's call, `before(set)` adds what a node that changes reaches so far,
+// `done(reach)` is what follows when it succeeded.
+template <typename Params, typename Native, typename Before, typename Done>
+CUresult withNode(Params* params, Native native, Before before, Done done) {
   Pool* running = pool();
   if (running == nullptr || params == nullptr) return native();
   NodeReach node(*running);
   describe(node, params);
   const ReachSet reach = node.reach();  // before the call: the driver may write into the parameters
-  const CUresult result = node.withMapped(native);
+  if (!reach.ranges.empty()) {
+    ReachSet old;
+    before(old);
+    node.show(old);
+  }
+  const CUresult result = node.during(native);
   if (result == CUDA_SUCCESS) done(reach);
   return result;
 }
 
+constexpr auto kNothingBefore = [](ReachSet&) {};
+
 template <typename Params, typename Native>
 CUresult addNode(CUgraphNode* out, CUgraph graph, const Params* params, Native native) {
-  return withNode(params, native, [&](const ReachSet& reach) {
+  return withNode(params, native, kNothingBefore, [&](const ReachSet& reach) {
     if (out != nullptr) graphNodeReaches(graph, *out, reach);
   });
 }
 
 template <typename Params, typename Native>
 CUresult setNode(CUgraphNode node, const Params* params, Native native) {
-  return withNode(params, native, [&](const ReachSet& reach) { graphNodeReaches(nullptr, node, reach); });
+  return withNode(params, native, kNothingBefore,
+                  [&](const ReachSet& reach) { graphNodeReaches(nullptr, node, reach); });
 }
 
 template <typename Params, typename Native>
 CUresult setExecNode(CUgraphExec exec, CUgraphNode node, const Params* params, Native native) {
-  return withNode(params, native, [&](const ReachSet& reach) { execNodeReaches(exec, node, reach); });
+  return withNode(
+      params, native, [&](ReachSet& before) { execNodeReach(exec, node, before); },
+      [&](const ReachSet& reach) { execNodeReaches(exec, node, reach); });
 }
 
 // The form of adding nodes that takes every kind.
 template <typename Native>
 CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, Native native) {
-  return withNode(params, native, [&](const ReachSet& reach) {
+  const bool is_child = params != nullptr && params->type == CU_GRAPH_NODE_TYPE_GRAPH;
+  // Read now: the driver may put the node's copy there.
+  const CUgraph child = is_child ? params->graph.graph : nullptr;
+  const auto shown = [&] { return is_child ? showGraph(child, nullptr, native) : native(); };
+  return withNode(params, shown, kNothingBefore, [&](const ReachSet& reach) {
     if (out == nullptr) return;
-    if (params->type == CU_GRAPH_NODE_TYPE_GRAPH) {
-      graphHasChild(graph, *out, params->graph.graph, false);
+    if (is_child) {
+      graphHasChild(graph, *out, child, false);
     } else if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
       for (unsigned i = 0; params->conditional.phGraph_out != nullptr && i < params->conditional.size; ++i) {
         graphHasChild(graph, *out, params->conditional.phGraph_out[i], true);
@@ -162,7 +213,7 @@ constexpr bool deviceLaunched(unsigned long long flags) {
 
 template <typename Native>
 CUresult instantiate(CUgraphExec* out, CUgraph graph, unsigned long long flags, Native native) {
-  const CUresult result = native();
+  const CUresult result = showGraph(graph, nullptr, native);
   if (result == CUDA_SUCCESS && pool() != nullptr) execMade(*out, graph, deviceLaunched(flags));
   return result;
 }
@@ -228,7 +279,8 @@ OLPAGER_HOOK(cuGraphAddNode_v2)
 
 OLPAGER_HOOK(cuGraphAddChildGraphNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUgraph child) {
-  const CUresult result = driver().cuGraphAddChildGraphNode(out, graph, from, count, child);
+  const CUresult result =
+      showGraph(child, nullptr, [&] { return driver().cuGraphAddChildGraphNode(out, graph, from, count, child); });
   if (result == CUDA_SUCCESS && pool() != nullptr) graphHasChild(graph, *out, child, false);
   return result;
 }
@@ -311,12 +363,13 @@ OLPAGER_HOOK(cuGraphExecDestroy)(CUgraphExec exec) {
 
 OLPAGER_HOOK(cuGraphExecUpdate)
 (CUgraphExec exec, CUgraph graph, CUgraphNode* error, CUgraphExecUpdateResult* outcome) {
-  const CUresult result = driver().cuGraphExecUpdate(exec, graph, error, outcome);
+  const CUresult result =
+      showGraph(graph, exec, [&] { return driver().cuGraphExecUpdate(exec, graph, error, outcome); });
   if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, false);
   return result;
 }
 OLPAGER_HOOK(cuGraphExecUpdate_v2)(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* outcome) {
-  const CUresult result = driver().cuGraphExecUpdate_v2(exec, graph, outcome);
+  const CUresult result = showGraph(graph, exec, [&] { return driver().cuGraphExecUpdate_v2(exec, graph, outcome); });
   if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, false);
   return result;
 }
@@ -347,14 +400,16 @@ OLPAGER_HOOK(cuGraphExecBatchMemOpNodeSetParams)
 }
 OLPAGER_HOOK(cuGraphExecNodeSetParams)(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* params) {
   if (params != nullptr && params->type == CU_GRAPH_NODE_TYPE_GRAPH) {
-    const CUresult result = driver().cuGraphExecNodeSetParams(exec, node, params);
+    const CUresult result =
+        showGraph(params->graph.graph, exec, [&] { return driver().cuGraphExecNodeSetParams(exec, node, params); });
     if (result == CUDA_SUCCESS && pool() != nullptr) execHasChild(exec, node, params->graph.graph);
     return result;
   }
   return setExecNode(exec, node, params, [&] { return driver().cuGraphExecNodeSetParams(exec, node, params); });
 }
 OLPAGER_HOOK(cuGraphExecChildGraphNodeSetParams)(CUgraphExec exec, CUgraphNode node, CUgraph child) {
-  const CUresult result = driver().cuGraphExecChildGraphNodeSetParams(exec, node, child);
+  const CUresult result =
+      showGraph(child, exec, [&] { return driver().cuGraphExecChildGraphNodeSetParams(exec, node, child); });
   if (result == CUDA_SUCCESS && pool() != nullptr) execHasChild(exec, node, child);
   return result;
 }

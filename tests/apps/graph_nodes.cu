@@ -1,6 +1,6 @@
-// Copy and memset nodes made by the API over memory that has left VRAM by then: added, with parameters set in the graph
-// and in the executable graph, in one and two dimensions, between device and pinned memory. The driver looks at the
-// addresses when it is told of them, and the operation runs much later.
+// Copy and memset nodes made by the API over memory that has left VRAM by then: added, made executable, with parameters set in
+// the graph and in the executable graph, updated as a whole, in a child graph, in one and two dimensions, between device and
+// pinned memory. The driver looks at the addresses each time that it is told of them, and the operation runs much later.
 #include "common.h"
 
 constexpr size_t kPiece = size_t{2} << 20;
@@ -77,17 +77,33 @@ int main(int argc, char** argv) {
   };
   check(0, 2, 3, 4, seed * 3, "as added");
 
-  // The executable graph alone.
+  // The executable graph alone: what has one dimension.
   away();
   RUNTIME_OK(
       cudaGraphExecMemcpyNodeSetParams1D(exec, one, buffers[1], buffers[2], kWords * 4, cudaMemcpyDeviceToDevice));
   away();
-  rows.dstPtr = make_cudaPitchedPtr(buffers[0], 256, 256, 16);
-  RUNTIME_OK(cudaGraphExecMemcpyNodeSetParams(exec, two, &rows));
+  cudaMemcpy3DParms row{};
+  row.srcPtr = make_cudaPitchedPtr(buffers[1], kWords * 4, kWords * 4, 1);
+  row.dstPtr = make_cudaPitchedPtr(pinned, kWords * 4, kWords * 4, 1);
+  row.extent = make_cudaExtent(kWords * 4, 1, 1);
+  row.kind = cudaMemcpyDeviceToHost;
+  RUNTIME_OK(cudaGraphExecMemcpyNodeSetParams(exec, down, &row));
   away();
-  fill.dst = buffers[3], fill.value = seed * 5;
+  fill.dst = buffers[0], fill.value = seed * 5;
   RUNTIME_OK(cudaGraphExecMemsetNodeSetParams(exec, set, &fill));
-  check(2, 2, 0, 3, seed * 5, "set in the executable graph");
+  check(2, 2, 3, 0, seed * 5, "set in the executable graph");
+
+  // The executable graph as a whole.
+  away();
+  apps::fill(buffers[0], kPiece, seed + 20);
+  away();
+  rows.srcPtr = make_cudaPitchedPtr(buffers[0], 512, 256, 16);
+  RUNTIME_OK(cudaGraphMemcpyNodeSetParams(two, &rows));
+  away();
+  cudaGraphExecUpdateResultInfo info{};
+  const cudaError_t updated = cudaGraphExecUpdate(exec, graph, &info);
+  CHECK(updated == cudaSuccess, "the update failed: %s, result %d", cudaGetErrorName(updated), int(info.result));
+  check(20, 0, 3, 4, seed * 3, "updated as a whole");
 
   // The graph, made executable again.
   away();
@@ -105,8 +121,27 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
   check(50, 1, 2, 4, seed * 11, "set in the graph");
 
+  // All of it as a child of another graph.
+  cudaGraph_t parent;
+  cudaGraphNode_t child;
+  RUNTIME_OK(cudaGraphCreate(&parent, 0));
+  away();
+  RUNTIME_OK(cudaGraphAddChildGraphNode(&child, parent, nullptr, 0, graph));
+  RUNTIME_OK(cudaGraphExecDestroy(exec));
+  away();
+  RUNTIME_OK(cudaGraphInstantiate(&exec, parent, 0));
+  check(50, 1, 2, 4, seed * 11, "a child graph");
+  away();
+  apps::fill(buffers[3], kPiece, seed + 70);
+  away();
+  RUNTIME_OK(cudaGraphMemcpyNodeSetParams1D(one, buffers[1], buffers[3], kWords * 4, cudaMemcpyDeviceToDevice));
+  away();
+  RUNTIME_OK(cudaGraphExecChildGraphNodeSetParams(exec, child, graph));
+  check(70, 1, 2, 4, seed * 11, "set in the child graph");
+
   pressure.check();
   RUNTIME_OK(cudaGraphExecDestroy(exec));
+  RUNTIME_OK(cudaGraphDestroy(parent));
   RUNTIME_OK(cudaGraphDestroy(graph));
   return apps::ok("graph_nodes over %d buffers", kBuffers);
 }

@@ -44,7 +44,8 @@ namespace conformance {
   X(cuGraphGetNodes) X(cuGraphGetEdges) X(cuGraphNodeGetType) X(cuGraphKernelNodeGetParams) \
   X(cuGraphKernelNodeSetParams) X(cuGraphExecKernelNodeSetParams) X(cuGraphExecUpdate) X(cuGraphClone) \
   X(cuGraphAddDependencies) X(cuGraphAddMemAllocNode) X(cuGraphAddMemFreeNode) X(cuGraphAddChildGraphNode) \
-  X(cuGraphExecMemsetNodeSetParams) X(cuTexObjectCreate) X(cuTexObjectDestroy) X(cuArrayCreate) X(cuArrayDestroy)
+  X(cuGraphExecMemsetNodeSetParams) X(cuGraphExecMemcpyNodeSetParams) X(cuGraphMemsetNodeSetParams) \
+  X(cuGraphMemcpyNodeSetParams) X(cuTexObjectCreate) X(cuTexObjectDestroy) X(cuArrayCreate) X(cuArrayDestroy)
 // clang-format on
 /// Function pointers of the libcuda under test; members have the versioned names that cuda.h maps to.
 struct Driver {

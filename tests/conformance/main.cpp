@@ -38,6 +38,7 @@ constexpr Section kSections[] = {
     {"streams", sectionStreams},
     {"capture", sectionCapture},
     {"graphs", sectionGraphs},
+    {"graph_copies", sectionGraphCopies},
     {"lookup", sectionLookup},
     {"atomics", sectionAtomics},
     {"bad_handles", sectionBadHandles},

@@ -67,6 +67,7 @@ void sectionNulls();
 void sectionStreams();
 void sectionCapture();
 void sectionGraphs();
+void sectionGraphCopies();
 void sectionLookup();
 void sectionAtomics();
 void sectionStickyUnmapped();

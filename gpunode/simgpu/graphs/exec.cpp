@@ -46,8 +46,16 @@ class GraphOp final : public StreamOp {
   std::vector<std::shared_ptr<GraphMemory>> memory_;
 };
 
-// Under graphMutex().
-CUresult build(const Graph& graph, std::vector<ExecNode>* nodes, std::vector<size_t>* order) {
+bool oneDimensional(const CUDA_MEMCPY3D& copy) { return copy.Height <= 1 && copy.Depth <= 1; }
+bool oneDimensional(const CUDA_MEMSET_NODE_PARAMS& set) { return set.height <= 1; }
+
+bool same(const CUDA_MEMSET_NODE_PARAMS& a, const CUDA_MEMSET_NODE_PARAMS& b) {
+  return a.dst == b.dst && a.pitch == b.pitch && a.value == b.value && a.elementSize == b.elementSize &&
+         a.width == b.width && a.height == b.height;
+}
+
+// Under graphMutex(). `culprit`: the node that the error is about, if it is about one.
+CUresult build(const Graph& graph, std::vector<ExecNode>* nodes, std::vector<size_t>* order, CUgraphNode* culprit) {
   if (!graph.topologicalOrder(order)) return CUDA_ERROR_INVALID_VALUE;
   std::unordered_map<const GraphNode*, size_t> position;
   for (size_t i = 0; i < graph.nodes().size(); ++i) position.emplace(graph.nodes()[i].get(), i);
@@ -55,11 +63,16 @@ CUresult build(const Graph& graph, std::vector<ExecNode>* nodes, std::vector<siz
     ExecNode made;
     made.origin = node->handle;
     made.spec = node->spec;
+    if (const CUresult error = lookUp(made.spec, &made.places); error != CUDA_SUCCESS) {
+      *culprit = node->handle;
+      return error;
+    }
     if (node->memory != nullptr) made.memory.push_back(node->memory);
     for (const Edge& edge : node->before) made.before.push_back(position.at(edge.node));
     std::sort(made.before.begin(), made.before.end());
     if (node->child != nullptr) {
-      if (const CUresult error = build(*node->child, &made.children, &made.child_order); error != CUDA_SUCCESS) {
+      if (const CUresult error = build(*node->child, &made.children, &made.child_order, culprit);
+          error != CUDA_SUCCESS) {
         return error;
       }
     }
@@ -134,14 +147,20 @@ UpdateResult compare(const std::vector<ExecNode>& have, const std::vector<ExecNo
         const auto& a = std::get<CUDA_MEMCPY3D>(have[i].spec.params);
         const auto& b = std::get<CUDA_MEMCPY3D>(want[i].spec.params);
         if (have[i].spec.context != want[i].spec.context || a.srcMemoryType != b.srcMemoryType ||
-            a.dstMemoryType != b.dstMemoryType) {
+            a.dstMemoryType != b.dstMemoryType || have[i].places != want[i].places) {
           return {CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, node};
         }
         break;
       }
-      case CU_GRAPH_NODE_TYPE_MEMSET:
-        if (have[i].spec.context != want[i].spec.context) return {CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, node};
+      case CU_GRAPH_NODE_TYPE_MEMSET: {
+        const auto& a = std::get<CUDA_MEMSET_NODE_PARAMS>(have[i].spec.params);
+        const auto& b = std::get<CUDA_MEMSET_NODE_PARAMS>(want[i].spec.params);
+        if (have[i].spec.context != want[i].spec.context || have[i].places != want[i].places ||
+            (!same(a, b) && !(oneDimensional(a) && oneDimensional(b)))) {
+          return {CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, node};
+        }
         break;
+      }
       case CU_GRAPH_NODE_TYPE_GRAPH: {
         const UpdateResult inside = compare(have[i].children, want[i].children);
         if (inside.result != CU_GRAPH_EXEC_UPDATE_SUCCESS) return inside;
@@ -163,12 +182,39 @@ void take(std::vector<ExecNode>& have, std::vector<ExecNode>& want) {
 
 }  // namespace
 
-CUresult GraphExec::instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<GraphExec>* out) {
+CUresult lookUp(const CaptureNode& spec, OperandPlaces* places) {
+  const auto* copy = std::get_if<CUDA_MEMCPY3D>(&spec.params);
+  const auto* set = std::get_if<CUDA_MEMSET_NODE_PARAMS>(&spec.params);
+  if (copy == nullptr && set == nullptr) return CUDA_SUCCESS;
+  const auto context = Driver::get().contexts.find(spec.context);
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const CUresult error = copy != nullptr ? checkCopy(context->device(), *copy) : checkMemset(context->device(), *set);
+  if (error != CUDA_SUCCESS) return error;
+  *places = copy != nullptr ? placesOf(*copy) : placesOf(*set);
+  return CUDA_SUCCESS;
+}
+
+bool canReplace(const ExecNode& before, const CaptureNode& spec, const OperandPlaces& places) {
+  if (const auto* copy = std::get_if<CUDA_MEMCPY3D>(&spec.params)) {
+    const auto& old = std::get<CUDA_MEMCPY3D>(before.spec.params);
+    return oneDimensional(old) && oneDimensional(*copy) && copy->WidthInBytes != 0 && before.places == places &&
+           old.srcMemoryType == copy->srcMemoryType && old.dstMemoryType == copy->dstMemoryType;
+  }
+  if (const auto* set = std::get_if<CUDA_MEMSET_NODE_PARAMS>(&spec.params)) {
+    const auto& old = std::get<CUDA_MEMSET_NODE_PARAMS>(before.spec.params);
+    return oneDimensional(old) && oneDimensional(*set) && set->width != 0 && before.places == places;
+  }
+  return true;
+}
+
+CUresult GraphExec::instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<GraphExec>* out, CUgraphNode* culprit) {
   auto exec = std::make_shared<GraphExec>();
   exec->flags_ = flags;
   {
     const std::lock_guard lock(graphMutex());
-    if (const CUresult error = build(graph, &exec->nodes_, &exec->order_); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = build(graph, &exec->nodes_, &exec->order_, culprit); error != CUDA_SUCCESS) {
+      return error;
+    }
   }
   exec->user_objects_.retainAll(graph.userObjects());
   exec->handle_ = reinterpret_cast<CUgraphExec>(GraphRegistry::get().execs.add(exec));
@@ -207,8 +253,11 @@ CUresult GraphExec::update(Graph& graph, UpdateResult* result) {
   std::vector<size_t> order;
   {
     const std::lock_guard lock(graphMutex());
-    if (const CUresult error = build(graph, &want, &order); error != CUDA_SUCCESS) {
-      *result = {CU_GRAPH_EXEC_UPDATE_ERROR};
+    CUgraphNode culprit = nullptr;
+    if (const CUresult error = build(graph, &want, &order, &culprit); error != CUDA_SUCCESS) {
+      // An operand that is mapped nowhere is not where it was.
+      *result = {culprit != nullptr ? CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED : CU_GRAPH_EXEC_UPDATE_ERROR,
+                 culprit};
       return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     }
   }
@@ -224,7 +273,8 @@ CUresult GraphExec::updateChild(CUgraphNode origin, Graph& child) {
   std::vector<size_t> order;
   {
     const std::lock_guard lock(graphMutex());
-    if (const CUresult error = build(child, &want, &order); error != CUDA_SUCCESS) return error;
+    CUgraphNode culprit = nullptr;
+    if (const CUresult error = build(child, &want, &order, &culprit); error != CUDA_SUCCESS) return error;
   }
   return changeNode(origin, [&want](ExecNode& node) {
     if (node.spec.type != CU_GRAPH_NODE_TYPE_GRAPH) return CUDA_ERROR_INVALID_VALUE;

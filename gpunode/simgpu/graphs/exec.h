@@ -13,6 +13,7 @@
 #include <mutex>
 #include <vector>
 
+#include "gpunode/simgpu/copy.h"
 #include "gpunode/simgpu/graphs/graph.h"
 #include "gpunode/simgpu/stream.h"
 
@@ -22,6 +23,7 @@ namespace olpager::simgpu {
 struct ExecNode {
   CUgraphNode origin = nullptr;
   CaptureNode spec;
+  OperandPlaces places;  // of a copy or memset, as they were when it became executable: updates may not change them
   bool enabled = true;
   std::vector<size_t> before;
   std::vector<std::shared_ptr<GraphMemory>> memory;
@@ -36,10 +38,17 @@ struct UpdateResult {
   CUgraphNode from = nullptr;
 };
 
+/// What the driver does each time that a copy or memset becomes executable: looks at its addresses, which have to be mapped then.
+/// CUDA_ERROR_INVALID_VALUE, or where the operands are. Nothing for nodes of other kinds.
+CUresult lookUp(const CaptureNode& spec, OperandPlaces* places);
+/// Whether cuGraphExecMemcpyNodeSetParams and its like may make the one node the other (of the same kind): copies and memsets
+/// of one dimension and some bytes, whose operands are where they were.
+bool canReplace(const ExecNode& before, const CaptureNode& spec, const OperandPlaces& places);
+
 class GraphExec {
  public:
-  /// CUDA_ERROR_INVALID_VALUE for a graph with a circle.
-  static CUresult instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<GraphExec>* out);
+  /// CUDA_ERROR_INVALID_VALUE for a graph with a circle, or with a copy or memset of what is not mapped: `culprit`.
+  static CUresult instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<GraphExec>* out, CUgraphNode* culprit);
 
   CUgraphExec handle() const { return handle_; }
   cuuint64_t flags() const { return flags_; }

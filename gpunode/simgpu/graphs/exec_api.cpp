@@ -16,7 +16,7 @@ CUresult requireExec(CUgraphExec handle, std::shared_ptr<GraphExec>* exec) {
   return *exec != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult instantiate(CUgraphExec* out, CUgraph handle, cuuint64_t flags) {
+CUresult instantiate(CUgraphExec* out, CUgraph handle, cuuint64_t flags, CUgraphNode* culprit) {
   constexpr cuuint64_t kKnown = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
                                 CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH |
                                 CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
@@ -25,15 +25,19 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, cuuint64_t flags) {
   if (const CUresult error = requireGraph(handle, &graph); error != CUDA_SUCCESS) return error;
   if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) return notSupported("graph launch from the device");
   std::shared_ptr<GraphExec> exec;
-  if (const CUresult error = GraphExec::instantiate(*graph, flags, &exec); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = GraphExec::instantiate(*graph, flags, &exec, culprit); error != CUDA_SUCCESS) {
+    return error;
+  }
   *out = exec->handle();
   return CUDA_SUCCESS;
 }
 
 CUresult instantiateWithLog(CUgraphExec* out, CUgraph graph, CUgraphNode* error_node, char* log, size_t log_size) {
-  if (error_node != nullptr) *error_node = nullptr;
+  CUgraphNode culprit = nullptr;
   if (log != nullptr && log_size != 0) log[0] = '\0';
-  return instantiate(out, graph, 0);
+  const CUresult error = instantiate(out, graph, 0, &culprit);
+  if (error_node != nullptr) *error_node = culprit;
+  return error;
 }
 
 CUresult instantiateWithParams(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params,
@@ -49,8 +53,11 @@ CUresult instantiateWithParams(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTA
       return error;
     }
   }
-  const CUresult error = instantiate(out, graph, params->flags);
-  if (error == CUDA_ERROR_INVALID_VALUE) params->result_out = CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE;
+  const CUresult error = instantiate(out, graph, params->flags, &params->hErrNode_out);
+  if (error == CUDA_ERROR_INVALID_VALUE) {
+    params->result_out =
+        params->hErrNode_out == nullptr ? CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE : CUDA_GRAPH_INSTANTIATE_ERROR;
+  }
   if (error == CUDA_ERROR_NOT_SUPPORTED) params->result_out = CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED;
   return error;
 }
@@ -97,7 +104,10 @@ CUresult changeExec(CUgraphExec handle, CUgraphNode node, CUgraphNodeType type, 
   if (found != CUDA_SUCCESS) return found;
   CaptureNode spec;
   if (const CUresult error = make(before, &spec); error != CUDA_SUCCESS) return error;
+  OperandPlaces places;
+  if (const CUresult error = lookUp(spec, &places); error != CUDA_SUCCESS) return error;
   return exec->changeNode(node, [&](ExecNode& target) {
+    if (!canReplace(target, spec, places)) return CUDA_ERROR_INVALID_VALUE;
     target.spec = std::move(spec);
     return CUDA_SUCCESS;
   });
@@ -121,7 +131,8 @@ CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec* out, CUgraph graph, CUgraphN
 }
 
 CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
-  return instantiate(out, graph, flags);
+  CUgraphNode culprit = nullptr;
+  return instantiate(out, graph, flags, &culprit);
 }
 
 CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {

@@ -328,6 +328,121 @@ TEST_CASE("a copy or memset node over an address where nothing is mapped is refu
   CU(cuMemAddressFree(nowhere, 2 << 20));
 }
 
+TEST_CASE("copies and memsets are looked up whenever they become executable, and keep the kind of their operands") {
+  GraphGpu gpu;
+  constexpr size_t kBytes = 2 << 20;
+  // One range, that a chunk of VRAM and one of host memory are mapped at in turns.
+  CUdeviceptr window = 0;
+  CU(cuMemAddressReserve(&window, kBytes, 0, 0, 0));
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemGenericAllocationHandle vram = 0, host = 0;
+  CU(cuMemCreate(&vram, kBytes, &properties, 0));
+  properties.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+  CU(cuMemCreate(&host, kBytes, &properties, 0));
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  bool mapped = false;
+  const auto place = [&](CUmemGenericAllocationHandle handle) {  // 0: nothing
+    if (mapped) CU(cuMemUnmap(window, kBytes));
+    mapped = handle != 0;
+    if (!mapped) return;
+    CU(cuMemMap(window, kBytes, 0, handle, 0));
+    CU(cuMemSetAccess(window, kBytes, &access, 1));
+  };
+  CUDA_MEMCPY3D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = window;
+  copy.dstDevice = gpu.sum;
+  copy.WidthInBytes = 4;
+  copy.Height = copy.Depth = 1;
+  CUDA_MEMSET_NODE_PARAMS set{window, 0, 9, 4, 1, 1};
+
+  for (const bool as_child : {false, true}) {
+    place(vram);
+    CUgraph inner = nullptr;
+    CUgraphNode copy_node = nullptr, set_node = nullptr;
+    CU(cuGraphCreate(&inner, 0));
+    CU(cuGraphAddMemsetNode(&set_node, inner, nullptr, 0, &set, gpu.context));
+    CU(cuGraphAddMemcpyNode(&copy_node, inner, &set_node, 1, &copy, gpu.context));
+    CUgraph graph = inner;
+    CUgraphNode child_node = nullptr;
+    if (as_child) {
+      CU(cuGraphCreate(&graph, 0));
+      CU(cuGraphAddChildGraphNode(&child_node, graph, nullptr, 0, inner));
+    }
+    CUgraphExec exec = nullptr;
+    CUgraphNode culprit = nullptr;
+    CUDA_GRAPH_INSTANTIATE_PARAMS how{};
+    place(0);
+    CHECK(cuGraphInstantiate(&exec, graph, 0) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuGraphInstantiateWithParams(&exec, graph, &how) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(how.result_out == CUDA_GRAPH_INSTANTIATE_ERROR);
+    culprit = how.hErrNode_out;
+    REQUIRE(culprit != nullptr);
+    CHECK(typeOf(culprit) == CU_GRAPH_NODE_TYPE_MEMSET);
+    place(vram);
+    CU(cuGraphInstantiate(&exec, graph, 0));
+    gpu.run(exec);
+    CHECK(gpu.total() == 9);
+
+    // Where the memory is does not matter as long as it is mapped.
+    CUgraphExecUpdateResultInfo info{};
+    place(host);
+    CU(cuGraphExecUpdate(exec, graph, &info));
+    gpu.run(exec);
+    place(0);
+    CHECK(cuGraphExecUpdate(exec, graph, &info) == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+    CHECK(info.result == CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED);
+    if (as_child) {
+      CHECK(cuGraphExecChildGraphNodeSetParams(exec, child_node, inner) == CUDA_ERROR_INVALID_VALUE);
+    } else {
+      CHECK(info.errorNode == set_node);
+      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &copy, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemsetNodeSetParams(exec, set_node, &set, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+    }
+    place(vram);
+    CU(cuGraphExecUpdate(exec, graph, &info));
+    if (as_child) {
+      CU(cuGraphExecChildGraphNodeSetParams(exec, child_node, inner));
+    } else {
+      CU(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &copy, gpu.context));
+      CU(cuGraphExecMemsetNodeSetParams(exec, set_node, &set, gpu.context));
+      // Nothing of more than one dimension, or of no bytes, can be set; a graph as a whole may have such copies, not memsets.
+      auto rows = copy;
+      rows.Height = 2;
+      rows.srcPitch = rows.dstPitch = 4;
+      rows.dstDevice = window + 64;
+      auto none = copy;
+      none.WidthInBytes = 0;
+      auto block = set;
+      block.height = 2;
+      block.pitch = 4;
+      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &rows, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &none, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemsetNodeSetParams(exec, set_node, &block, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+      // Nor what is memory of another kind.
+      auto elsewhere = set;
+      elsewhere.dst = gpu.sum;
+      CHECK(cuGraphExecMemsetNodeSetParams(exec, set_node, &elsewhere, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+      CU(cuGraphMemsetNodeSetParams(set_node, &elsewhere));
+      CHECK(cuGraphExecUpdate(exec, graph, &info) == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+      CHECK(info.result == CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED);
+      CU(cuGraphMemsetNodeSetParams(set_node, &block));
+      CHECK(cuGraphExecUpdate(exec, graph, &info) == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+      CHECK(info.result == CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED);
+      CHECK(info.errorNode == set_node);
+    }
+    CU(cuGraphExecDestroy(exec));
+    CU(cuGraphDestroy(graph));
+    if (as_child) CU(cuGraphDestroy(inner));
+  }
+  place(0);
+  CU(cuMemRelease(vram));
+  CU(cuMemRelease(host));
+  CU(cuMemAddressFree(window, kBytes));
+}
+
 TEST_CASE("an instance takes over a graph of the same shape and names what differs") {
   GraphGpu gpu;
   const auto capture = [&](int by, int count) {
