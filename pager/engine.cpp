@@ -193,8 +193,8 @@ void Engine::stop() noexcept {
   pool_.streams.polls(device_, false);
   std::lock_guard lock(pool_.mutex);
   for (auto& batch : batches_) {  // passes that nobody will finish
-    if (batch->stage == Batch::Stage::kPass && batch->scans_roots) --pool_.root_scans;
-    batch->scans_roots = false;
+    if (batch->stage == Batch::Stage::kPass && batch->reads_roots) --pool_.root_scans;
+    batch->reads_roots = false;
   }
 }
 
@@ -606,9 +606,8 @@ CUevent Engine::hashFetched(const Extent& extent, CUevent copied, int slot) {
   const auto first = static_cast<uint32_t>(slot) * space::kLargestExtentPages;
   kernels::PagePassJob* const job = fetch_hashes_.jobs + slot;
   *job = {extent.vram->alias, 0, 1u << extent.order, first};
-  kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(job), pool_.map->base(), 0,
-                                         reinterpret_cast<uint64_t>(fetch_hashes_.hashes)};
-  void* pointers[] = {&parameters.jobs, &parameters.range_base, &parameters.range_pages, &parameters.hashes};
+  kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(job), {}, reinterpret_cast<uint64_t>(fetch_hashes_.hashes)};
+  void* pointers[] = {&parameters.jobs, &parameters.scope, &parameters.hashes};
   CUresult result = driver.cuStreamWaitEvent(pass_stream_, copied, 0);
   if (result == CUDA_SUCCESS)
     result = driver.cuLaunchKernel(pass_, job->pages, 1, 1, kernels::kPagePassThreads, 1, 1, 0, pass_stream_, pointers,

@@ -151,6 +151,11 @@ class Engine {
     bool whole;                  // every page of it, and no launch in flight writes it
     uint64_t stamp;              // as of then: a launch since may have written it
     std::vector<uint64_t> only;  // of an arena that moves by pieces: the extents, by address
+    // Of a root: what the GPU scans, and what the CPU does, which does so once more when the pass is over if kernels use it.
+    std::vector<kernels::ScanJob> by_gpu;
+    std::vector<ByteRun> by_cpu;
+    bool twice = false;
+    std::vector<std::pair<uint32_t, uint64_t>> found;  // by the CPU: regions by id, and the address in each
   };
   /// A region that the host wrote, with its figures as the scan began.
   struct HostWritten {
@@ -168,11 +173,13 @@ class Engine {
     Hazards::Snapshot hazards;
     uint64_t bytes = 0;
     unsigned scratch = 0;
-    bool scans_roots = false;
+    bool scans_variables = false;
+    bool reads_roots = false;  // variables or others: nobody takes them away meanwhile
     Region* swap_of = nullptr;  // all victims are parts of this arena, which change place (swap.cpp)
     uint64_t roots_serial = 0;  // of the newest write to a root that the pass sees (PoolState::RootsWritten)
     uint64_t completed = 0;     // all launches up to this one had completed when the pass began
-    uint64_t bitmap_words = 0;
+    kernels::ScanScope scope;
+    uint64_t pass_number = 0;  // of the engine's: they end in this order
     bool for_roots = false;  // a launch waits for the scan of the roots
     uint64_t settles_floor =
         0;  // PoolState::floor_epoch when its grace period began, if that time was not settled; else 0
@@ -201,8 +208,8 @@ class Engine {
   };
   static constexpr size_t kRootJobs = 4096;                 // small roots that go in one launch
   static constexpr uint64_t kSmallRoot = 1ull << 20;        // a larger one is worth a launch of its own
-  static constexpr uint64_t kLargestManaged = 16ull << 20;  // of a larger one a scan would move too much
-  static constexpr uint64_t kFoundBytes = 1u << 20;         // a bit for each page of 16 TiB
+  static constexpr uint32_t kGranules = 1u << 14;           // of the addresses between which roots lie
+  static constexpr uint64_t kFoundBytes = (1u << 20) + kGranules / 8;  // a bit for each page of 16 TiB, and for each granule
   static constexpr uint64_t kHostAheadBytes = 1ull << 30;   // host chunks made ahead of need, for each size
 
   CUresult makeObjects();
@@ -242,19 +249,27 @@ class Engine {
   bool begin(std::unique_ptr<Batch> batch);
   bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
   bool startPass(Batch& batch, Lock& lock);
-  CUresult launchPass(const Scratch& scratch, size_t first, size_t count, uint64_t range_pages, CUevent event);
-  CUresult launchRootScans(const Scratch& scratch, const std::vector<kernels::ScanJob>& roots, uint64_t range_pages);
+  kernels::ScanScope scopeNow() const;
+  CUresult launchPass(const Scratch& scratch, size_t first, size_t count, const kernels::ScanScope& scope, CUevent event);
+  CUresult launchScans(const Scratch& scratch, size_t first, const std::vector<kernels::ScanJob>& jobs,
+                       const kernels::ScanScope& scope);
   void finishPass(Batch& batch, Lock& lock);
   void findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock);
   static void forgetEdges(const Scanned& scanned);
-  std::vector<kernels::ScanJob> listRoots(uint32_t* found) const;
-  void noteRoots(const Batch& batch, const uint32_t* found, std::vector<uint32_t>& news);
-  void noteMoved(const std::vector<uint32_t>& named, std::vector<uint32_t>& news);
+  template <typename Visit>
+  void forNamed(const kernels::ScanScope& scope, const uint32_t* found, Visit visit) const;
+  std::vector<kernels::ScanJob> listVariables(uint32_t* found) const;
+  bool listRoot(Batch& batch, Region& region, uint32_t* found, uint64_t floor);
+  void scanOnCpu(Batch& batch, bool again, Lock& lock);
+  void noteFoundOnCpu(Batch& batch, std::vector<uint32_t>& news);
+  void noteVariables(const Batch& batch, const uint32_t* found, std::vector<uint32_t>& news);
+  void noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named, std::vector<uint32_t>& news);
+  void lookThroughNews(std::vector<uint32_t>& news);
   void spare(const Batch& batch, std::vector<uint32_t> news);
+  void spareAll(const Batch& batch);
   void spreadStamps();
   static void stampPage(Region& region, uint64_t page, uint64_t stamp);
   static uint64_t stampToScan(const Region& region);
-  void noteFound(Region& region, const uint32_t* found, uint64_t words);
   void evict(Extent& extent, const ContentHash& hash, Lock& lock);
   void drainContexts(Lock& lock);
   bool takeHost(Extent& extent, Lock& lock);
@@ -309,7 +324,8 @@ class Engine {
   uint64_t incoming_ = 0;      // VRAM that batches and writes in flight will free
   uint64_t allocated_ = 0;     // pages of the engine's regions, in bytes
   size_t clock_hand_ = 0;
-  uint64_t roots_seen_ = 0;                       // number of the newest launch when the last pass over the roots ended
+  uint64_t passes_begun_ = 0, passes_ended_ = 0;
+  uint64_t variables_seen_ = 0;                   // number of the newest launch when the last pass over the variables ended
   std::array<uint32_t, kOrders> without_host_{};  // extents that have no host chunk
   std::array<uint32_t, kOrders> host_making_{};
   uint64_t planned_touches_ = 0, next_plan_ = 0, planned_round_ = 0, planned_room_ = 0;

@@ -365,6 +365,24 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   state.changed.notify_all();
 }
 
+// A root that is in the table no more.
+void dropRoot(PoolState& state, Region& region, Lock& lock) {
+  region.dead = true;
+  while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  region.edges.clear();
+  region.piece_edges.clear();
+  state.regions.give(&region);
+}
+
+// Whether the CPU may look at managed memory while kernels run.
+bool usedAtOnce(const DriverApi& driver) {
+  CUdevice device = 0;
+  int at_once = 0;
+  return driver.cuCtxGetDevice(&device) == CUDA_SUCCESS &&
+         driver.cuDeviceGetAttribute(&at_once, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, device) == CUDA_SUCCESS &&
+         at_once != 0;
+}
+
 space::SlabAllocator& slabsFor(PoolState& state, Engine& engine, CUcontext context) {
   auto& slabs = state.slabs[{engine.device(), context}];
   if (slabs == nullptr)
@@ -672,32 +690,47 @@ CUresult Pool::unpin(CUdeviceptr address) {
   return CUDA_SUCCESS;
 }
 
-void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host, bool managed) {
+void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootKind kind) {
   PoolState& state = *state_;
   if (state.forked.load() || bytes == 0) return;
+  const bool of_host = kind == RootKind::kHost || kind == RootKind::kManaged;
+  const bool scannable = !of_host || (bytes <= kLargestScanned && (kind == RootKind::kHost || usedAtOnce(state.driver)));
   Lock lock(state.mutex);
-  if (!state.roots.try_emplace(address, Root{bytes, host, context, managed}).second) return;
-  (host != nullptr ? state.host_roots : state.device_roots).add(address, bytes);
-  // What it holds by now nobody has looked at.
-  if (host == nullptr) state.noteRootsWritten(context, state.launch_number.load());
+  Root root{bytes, kind, context, nullptr};
+  if (kind == RootKind::kVariable) {
+    // What it holds by now nobody has looked at.
+    if (state.roots.add(address, root)) state.noteRootsWritten(context, state.launch_number.load());
+    return;
+  }
+  root.region = state.regions.take();
+  if (root.region == nullptr) return;
+  Region& region = *root.region;
+  resetRegion(region);
+  if (!state.roots.add(address, root)) return state.regions.give(&region);
+  region.kind = RegionKind::kRoot;
+  region.base = address;
+  region.pages = 0;
+  region.requested_bytes = bytes;
+  region.buffer_id = state.next_buffer_id++;
+  region.tiny = true;  // no part of the learned order
+  region.root = std::make_unique<RootMemory>(RootMemory{kind, context, scannable, 0});
+  state.markDirty(&region);
 }
 
 void Pool::removeRoot(CUdeviceptr address) {
   PoolState& state = *state_;
   if (state.forked.load()) return;
   Lock lock(state.mutex);
-  const auto found = state.roots.find(address);
-  if (found == state.roots.end()) return;
-  const bool of_device = found->second.host == nullptr;
-  state.roots.erase(found);
+  const Root root = state.roots.remove(address);
+  if (root.bytes == 0) return;
+  if (root.region != nullptr) dropRoot(state, *root.region, lock);
   // A pass may be reading it: the program takes it away next.
-  while (of_device && state.root_scans > 0 && !state.stopped)
-    state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  while (state.root_scans > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
 bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }
 
-bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const { return state_->device_roots.overlaps(address, bytes); }
+bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const { return state_->roots.span().overlaps(address, bytes); }
 
 // --- streams and contexts ------------------------------------------------------------------------------------------------
 
@@ -757,7 +790,9 @@ void Pool::contextGone(CUcontext context) {
     entry.second->forgetAll();
     return true;
   });
-  std::erase_if(state.roots, [context](const auto& root) { return root.second.context == context; });
+  std::vector<Region*> gone;
+  state.roots.dropContext(context, gone);
+  for (Region* region : gone) dropRoot(state, *region, lock);
   state.roots_written.erase(context);
   // The engine that lived in the context moves to another one with memory of its device. With none left it goes; the next
   // allocation starts another.

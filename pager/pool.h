@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -83,6 +84,14 @@ struct MemoryInfo {
   uint64_t total_bytes = 0;
 };
 
+/// What memory outside the range is, in which kernels may find pointers into it (roots.h).
+enum class RootKind : uint8_t {
+  kVariable,  // of a module: every kernel of its context reads it
+  kHost,      // pinned
+  kManaged,
+  kDevice,  // device memory that is the driver's own
+};
+
 /// How an operation uses a range. A write that covers an extent whole spares the fetch of what it overwrites.
 enum class Mode : uint8_t { kRead = 1, kWrite = 2, kReadWrite = 3 };
 
@@ -97,12 +106,12 @@ struct StreamKey {
 
 struct Allocation;   // private
 struct Region;       // private
-struct Region;       // private
 struct StreamState;  // private
+class Closure;       // private: what one operation reaches
 class Engine;        // private: one device's residency engine
 struct PoolState;    // private
-struct Region;       // private
 struct TimedLaunch;  // private: a launch between two events
+using Lock = std::unique_lock<std::mutex>;
 
 /// Allocations that a graph reaches, gathered while it is captured or from its nodes. Copyable.
 struct ReachSet {
@@ -189,15 +198,15 @@ class Pool {
   /// CUDA_ERROR_NOT_READY when they don't end within ten seconds. The handles are valid while the allocation lives.
   CUresult makeExportable(CUdeviceptr address, Exported* out);
 
-  /// Module globals and constants, and mapped pinned memory: [address, + bytes) outside the range may hold pointers into
-  /// it that kernels follow. `host` is non-null when the CPU can read it there. `managed`: it moves to who touches it, so a
-  /// large one (above 16 MiB) is not looked at. Roots do not overlap; one that is added again stays as it is.
-  void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, const void* host, bool managed = false);
+  /// [address, + bytes), outside the range, may hold pointers into it that kernels follow. `context`: where it was made.
+  /// Memory of kind kHost is at the same address for CPU and GPU. Roots do not overlap; one that is added again stays as it is.
+  void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootKind kind);
+  /// Before the memory goes. Waits for a pass that reads it.
   void removeRoot(CUdeviceptr address);
   /// Something is not in VRAM, or may leave it: operations have to say all that they do. One load.
   bool paging() const;
-  /// False when no root in device memory overlaps [address, + bytes): a copy there is none of the pager's business. A few
-  /// nanoseconds; may be true of what lies between roots.
+  /// False when no root overlaps [address, + bytes): a copy there is none of the pager's business. A few nanoseconds; may be
+  /// true of what lies between roots.
   bool mayHoldRoot(uint64_t address, uint64_t bytes) const;
 
   /// Whether it pays to name kernels: one that goes beyond what it was taken to use is reported by name.
@@ -289,10 +298,14 @@ class Access {
   const Use& use(unsigned i) const { return i < kInlineUses ? inline_[i] : more_[i - kInlineUses]; }
   void addWord(uint64_t word);
   CUresult acquireSlow();
+  CUresult nameAll(Closure& closure);
+  CUresult await(Closure& closure, Lock& lock, uint64_t* waited_ns);
+  void commit(Closure& closure, uint64_t waited_ns);
+  void noteWritten(Region& region, const Closure& closure, uint64_t number);
   bool crosses(const StreamState& stream, const Region& region) const;
   void reachAcross(StreamState& stream);
   void findDevice(StreamState& stream) const;
-  void writesRoots(const std::vector<Region*>& sources, uint64_t number);
+  void writesRoots(const Closure& closure, uint64_t number);
   TimedLaunch* chooseTimed(std::span<Region* const> named);
 
   Pool& pool_;
@@ -307,8 +320,8 @@ class Access {
   bool only_shows_ = false;
   Use inline_[kInlineUses];
   std::vector<Use> more_;             // beyond kInlineUses
-  std::vector<uint64_t> host_words_;  // parameters that may lie in a root that the CPU reads
-  std::vector<Use> root_writes_;      // what is written where roots in device memory may lie
+  std::vector<uint64_t> outside_words_;  // parameters that may lie in a root
+  std::vector<Use> root_writes_;         // what is written where roots may lie
   unsigned count_ = 0;
   StreamState* stream_state_ = nullptr;  // set while acquired
   uint64_t number_ = 0;                  // of this operation, while acquired

@@ -65,6 +65,9 @@ void resetRegion(Region& region) {
   region.swap_after = region.swap_pause = 0;
   region.swap_asked = region.swapping = false;
   region.arena.reset();
+  region.root.reset();
+  region.fixed = 0;
+  region.scans = 0;
   region.piece_edges.clear();
   region.exporting = region.exports_lent = false;
   region.wanted = 0;
@@ -111,8 +114,12 @@ void insertUnique(std::vector<uint32_t>& edges, uint32_t id) {
 }  // namespace
 
 void addEdge(const PoolState& state, Region& region, uint64_t address) {
-  const Region* target = state.find(address);
-  if (target == nullptr || target->dead) return;
+  if (const Region* target = state.find(address); target != nullptr && !target->dead)
+    addEdge(state, region, *target, address);
+}
+
+void addEdge(const PoolState& state, Region& region, const Region& of, uint64_t address) {
+  const Region* const target = &of;
   if (target == &region) {
     region.names_itself = true;
     return;
@@ -157,6 +164,31 @@ void PoolState::addRootEdge(CUcontext context, const Region& region, uint64_t ad
     return;
   }
   root_edges.push_back({region.id, region.buffer_id, keeper, 0, page});
+}
+
+Engine* PoolState::scannerOf(const Region& root) const {
+  // Managed memory and what the CPU scans is every context's.
+  if (root.root->kind != RootKind::kDevice) return engines.empty() ? nullptr : engines.front().get();
+  return engineIn(root.root->context);
+}
+
+bool refreshRoot(const PoolState& state, Region& region) {
+  RootMemory& root = *region.root;
+  if (!root.scannable || state.scannerOf(region) == nullptr) return false;
+  if (root.kind == RootKind::kDevice) return true;
+  std::vector<ByteRun> present, absent;
+  if (root.kind == RootKind::kManaged)
+    splitByPresence(region.base, region.requested_bytes, present, absent);
+  else
+    present.push_back({(region.base + 7) / 8 * 8, (region.base + region.requested_bytes) / 8 * 8});
+  for (const ByteRun& run : present)
+    if (run.begin < run.end)
+      addEdgesAmong(state, region, reinterpret_cast<const void*>(run.begin), run.end - run.begin);
+  return true;
+}
+
+void addEdgesAmong(const PoolState& state, Region& region, const void* data, uint64_t bytes) {
+  forPointersAmong(state, data, bytes, [&](const Region& target, uint64_t word) { addEdge(state, region, target, word); });
 }
 
 void PoolState::updateSlow() {

@@ -16,10 +16,12 @@
 #include <vector>
 
 #include "pager/engine.h"
+#include "pager/kernels/page_pass.h"
 #include "pager/launches.h"
 #include "pager/pool.h"
 #include "pager/predict/predict.h"
 #include "pager/region.h"
+#include "pager/roots.h"
 #include "pager/space/space.h"
 
 namespace olpager::pager {
@@ -67,49 +69,6 @@ struct UnitRef {
 };
 inline predict::Unit unitOf(const Region& region) { return 2 * region.id; }
 inline predict::Unit unitOf(const Piece& piece) { return 2 * piece.id + 1; }
-
-/// Memory outside the range in which kernels may find pointers into it. Device memory (module globals) is scanned by the
-/// GPU in each pass, and what it names is reached by every launch; what a copy puts there counts at once. Memory that the
-/// CPU reads is scanned by a launch that names it.
-struct Root {
-  uint64_t bytes;
-  const void* host;
-  CUcontext context;
-  bool managed;  // moves when it is touched: a large one is not scanned
-};
-
-/// What a root in device memory names, as of the last passes. The id may be another region's by now.
-struct RootEdge {
-  uint32_t id;
-  uint64_t buffer_id;
-  const Engine* keeper;  // whose passes scan that root
-  unsigned missed = 0;   // passes in a row that did not find it
-  uint64_t page = 0;     // which one, of an arena that moves by pieces; 0: any
-};
-
-/// Addresses between the lowest and the highest of what was added. Grows only; added to under the mutex, read without.
-class AddressSpan {
- public:
-  void add(uint64_t address, uint64_t size) {
-    const uint64_t before = bytes_.load(), low = low_.load();
-    const uint64_t first = before == 0 ? address : std::min(low, address);
-    // In this order: a reader that sees one of the two alone sees a span that holds the one before.
-    bytes_.store(std::max(before == 0 ? 0 : low + before, address + size) - first, std::memory_order_release);
-    low_.store(first, std::memory_order_release);
-  }
-  bool empty() const { return bytes_.load(std::memory_order_relaxed) == 0; }
-  bool contains(uint64_t address) const {
-    const uint64_t low = low_.load(std::memory_order_acquire);
-    return address - low < bytes_.load(std::memory_order_relaxed);
-  }
-  bool overlaps(uint64_t address, uint64_t size) const {
-    const uint64_t low = low_.load(std::memory_order_acquire), bytes = bytes_.load(std::memory_order_relaxed);
-    return address - low < bytes || (bytes != 0 && low - address < size);
-  }
-
- private:
-  std::atomic<uint64_t> low_{0}, bytes_{0};
-};
 
 struct SmallAllocation {
   uint64_t bytes;
@@ -190,10 +149,10 @@ struct PoolState {
   std::unordered_map<uint64_t, SmallAllocation> small;
   std::vector<std::unique_ptr<Engine>> engines;
   std::vector<Region*> dirty;         // reached since their last scan
-  std::map<CUdeviceptr, Root> roots;  // by first address
-  std::vector<RootEdge> root_edges;   // of the device's memory among them
-  unsigned root_scans = 0;            // passes in flight that read it
-  /// Contexts of roots in device memory whose contents are not known. A kernel in such a context waits until a pass that
+  RootTable roots;
+  std::vector<RootEdge> root_edges;  // of the variables among them
+  unsigned root_scans = 0;           // passes in flight that read any
+  /// Contexts of variables whose contents are not known. A kernel in such a context waits until a pass that
   /// began after the operations up to `number` were done has scanned them. `serial` differs each time.
   struct RootsWritten {
     uint64_t number;
@@ -201,8 +160,6 @@ struct PoolState {
   };
   std::map<CUcontext, RootsWritten> roots_written;
   uint64_t root_writes = 0;  // serials given out
-  /// Where roots lie that the CPU reads, and those in device memory. Read by operations without the mutex.
-  AddressSpan host_roots, device_roots;
   std::vector<DeferredFree> deferred;
   unsigned looking = 0;                                // threads that hold some of these and ask the driver about them
   std::unordered_set<CUdeviceptr> deferred_addresses;  // of the same
@@ -254,25 +211,47 @@ struct PoolState {
     return nullptr;
   }
   void noteRootsWritten(CUcontext context, uint64_t number) { roots_written[context] = {number, ++root_writes}; }
-  /// Roots in device memory of `context` name `region`: every launch reaches it from now on.
+  /// Variables of `context` name `region`: every launch reaches it from now on.
   /// `address`: where in it, which matters for an arena that moves by pieces; 0: anywhere.
   void addRootEdge(CUcontext context, const Region& region, uint64_t address = 0);
-  /// Calls visit(address, root) for each root that overlaps [address, + bytes).
+  /// The engine whose passes scan the root, which is none of the CPU's alone; nullptr: none can.
+  Engine* scannerOf(const Region& root) const;
+  /// Calls visit(region) for regions in which handles lie that the reservation maps a second time; nullptr: in none now.
   template <typename Visit>
-  void forRootsAt(uint64_t address, uint64_t bytes, Visit visit) const {
-    auto it = roots.upper_bound(address);
-    if (it != roots.begin()) --it;
-    for (; it != roots.end() && (it->first <= address || it->first - address < bytes); ++it)
-      if (it->first >= address || address - it->first < it->second.bytes) visit(it->first, it->second);
+  void forFixed(const Region& region, Visit visit) const {
+    if (region.fixed == 0) return;
+    for (auto it = vmm_mappings.lower_bound(region.base); it != vmm_mappings.end() && it->first < region.end(); ++it) {
+      if (!it->second.fixed) continue;
+      visit(it->second.handle->primary == 0 ? nullptr : find(it->second.handle->primary));
+    }
   }
 };
 
 /// A large region gets to know its pieces; what was known of it as one unit is forgotten. Under the mutex.
 void makeArena(PoolState& state, Region& region);
-/// Pointers in `region` name `address`: an edge. Under the mutex.
+/// Pointers in `region` name `address` of the range: an edge. Under the mutex.
 void addEdge(const PoolState& state, Region& region, uint64_t address);
+/// The same, of which it is known that `target` (live; a region, or a root) holds the address.
+void addEdge(const PoolState& state, Region& region, const Region& target, uint64_t address);
 /// Pages of `from`, copied to `region`, name what they name.
 void addEdgesOf(Region& region, const Region& from);
+/// Calls visit(region, word) for each word of [data, + bytes), which the CPU reads, that is the address of a region or a root.
+/// Under the mutex.
+template <typename Visit>
+void forPointersAmong(const PoolState& state, const void* data, uint64_t bytes, Visit visit) {
+  kernels::scanWords(data, bytes, state.map->base(), state.map->size(), [&](uint64_t word) {
+    if (Region* const target = state.find(word); target != nullptr && !target->dead) visit(*target, word);
+  });
+  const AddressSpan& outside = state.roots.span();
+  kernels::scanWords(data, bytes, outside.low(), outside.bytes(), [&](uint64_t word) {
+    if (Region* const target = state.roots.regionAt(word); target != nullptr) visit(*target, word);
+  });
+}
+/// Pointers among the words of [data, + bytes), which the CPU reads, are in `region` by now. Under the mutex.
+void addEdgesAmong(const PoolState& state, Region& region, const void* data, uint64_t bytes);
+/// Looks through what the CPU may have put into a root. False: nobody knows what it holds, so that whoever reaches it may
+/// reach anything. Under the mutex.
+bool refreshRoot(const PoolState& state, Region& root);
 
 /// Synchronises contexts with launches in per-thread default streams that only their threads could have marked. `number`:
 /// all launches up to it have been submitted. Without the mutex; waits for the GPU.

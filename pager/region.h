@@ -36,6 +36,7 @@
 #include "pager/arena.h"
 #include "pager/object_pool.h"
 #include "pager/pool.h"
+#include "pager/roots.h"
 #include "pager/sparse.h"
 
 namespace olpager::pager {
@@ -131,7 +132,12 @@ constexpr bool usable(ExtentState state) {
 // The rest up to kExtentCost is what is lost at the ends of blocks and in lists; a test counts it.
 static_assert(sizeof(Extent) + sizeof(void*) + sizeof(VramChunk) + sizeof(HostChunk) <= kExtentCost - 8);
 
-enum class RegionKind : uint8_t { kAllocation, kSlab, kReservation };
+enum class RegionKind : uint8_t {
+  kAllocation,
+  kSlab,
+  kReservation,
+  kRoot,  // memory outside the range (roots.h): no pages, no extents, no engine
+};
 
 /// A region of up to this share of the VRAM budget is kept out of the learned order: there are many such blocks (a growing
 /// KV cache, activations), an allocator uses them in changing orders, and together they are too small to be worth moving.
@@ -168,6 +174,7 @@ struct Region {
   bool by_pieces = false;     // an arena whose pieces move each for itself (reach = learned)
   bool whole_due = false;     // of one by pieces: all of it is to be scanned
   bool names_itself = false;  // its pages hold pointers into itself
+  uint8_t scans = 0;          // passes in flight that look for pointers in it
   bool host_written = false;  // bytes of unknown contents came from the host since the last scan
   bool exporting = false;     // moves into chunks that other processes can map; the budget was lowered for them:
   bool exports_lent = false;
@@ -176,6 +183,7 @@ struct Region {
   uint32_t ahead = 0;     // extents that came in ahead of a launch and are unused
   uint32_t in_place = 0;  // extents in host memory in place
   uint32_t unusable = 0;  // extents that a launch has to wait for
+  uint32_t fixed = 0;     // of a reservation: mappings of handles that lie elsewhere (PoolState::forFixed)
   uint32_t mark = 0;      // visit mark of reach closures
   uint64_t requested_bytes = 0;
   uint64_t buffer_id = 0;
@@ -185,6 +193,7 @@ struct Region {
   std::vector<std::unique_ptr<Extent>> extents;  // ascending by address
   std::vector<uint32_t> edges;                   // other regions that pointers in its pages name, as of the last scan
   std::vector<uint64_t> piece_edges;             // of arenas by pieces: pages that those pointers lie in, ascending
+  std::unique_ptr<RootMemory> root;              // of a root
   std::unique_ptr<Arena> arena;                  // of a large one: what launches name inside it
   uint64_t whole_stamp = 0;                      // of one by pieces: highest number of a launch that reached all of it
   uint64_t fetch_after = 0;  // likewise: launches up to this number don't wait for what is in place,
@@ -207,6 +216,7 @@ struct Region {
     return by_pieces ? std::max(extent.stamp, whole_stamp) : stamp.load(std::memory_order_acquire);
   }
   uint64_t end() const { return base + pages * kPageBytes; }
+  bool isRoot() const { return root != nullptr; }
   /// Better read in place than fetched.
   bool isSparse() const { return density.verdict == Density::kSparse && arena == nullptr; }
 };
@@ -217,6 +227,15 @@ struct ExtentRange {
   size_t last = 0;
 };
 ExtentRange extentsAt(const Region& region, uint64_t address, uint64_t bytes);
+
+/// Whether a range lies in the region's pages; its guard is none of them.
+inline bool holds(const Region& region, uint64_t address, uint64_t bytes) {
+  const uint64_t offset = address - region.base;
+  const uint64_t size = region.pages * kPageBytes;
+  if (offset >= size || bytes > size - offset) return false;  // a sum could wrap
+  // As native: a small allocation ends where what is rounded up for it does.
+  return region.slot_bytes == 0 || bytes <= region.slot_bytes - offset % region.slot_bytes;
+}
 
 /// A region of more than this share of the VRAM budget is an arena: under reach = learned, where its pieces move; else one
 /// that can hardly be swapped as a whole.

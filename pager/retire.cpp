@@ -33,6 +33,11 @@ struct Score {
     return victim_class != other.victim_class ? victim_class > other.victim_class : key > other.key;
   }
 };
+/// Whether who reaches the region reaches more than it.
+bool leadsOn(const Region& region) {
+  return !region.edges.empty() || !region.piece_edges.empty() || region.fixed > 0 || region.isRoot();
+}
+
 enum VictimClass : unsigned { kHot, kSoon, kStays, kStreams, kUnknown, kNeverAgain };
 }  // namespace
 
@@ -200,7 +205,8 @@ bool Engine::scanHostWritten(const std::vector<Region*>& regions, bool roots) {
   auto batch = std::make_unique<Batch>();
   batch->for_roots = roots;
   for (Region* region : regions)
-    if (region->host_written && region->engine == this) batch->scan_for.push_back({region, 0, region->host_writes});
+    if (region->host_written && (region->isRoot() ? pool_.scannerOf(*region) : region->engine) == this)
+      batch->scan_for.push_back({region, 0, region->host_writes});
   return begin(std::move(batch));
 }
 
@@ -257,7 +263,8 @@ bool Engine::advanceBatches(Lock& lock) {
         drainContexts(lock);
       }
     }
-    if (batch.stage == Batch::Stage::kPass && reached(batch.event, lock)) {
+    // In the order of their numbers: what a pass found is known before a later one unmaps anything.
+    if (batch.stage == Batch::Stage::kPass && batch.pass_number == passes_ended_ + 1 && reached(batch.event, lock)) {
       finishPass(batch, lock);  // listed meanwhile: a free must find its extents in it
       std::erase_if(batches_, [&](const auto& entry) { return entry.get() == &batch; });
       return true;
@@ -309,7 +316,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   for (Scratch& candidate : scratch_)
     if (!candidate.busy) scratch = &candidate;
   if (scratch == nullptr) return false;
-  const uint64_t bitmap_words = (pool_.addresses->highWaterPages() + 31) / 32;
+  const kernels::ScanScope scope = scopeNow();
   uint64_t slots = 0;
   size_t jobs = 0;
   const auto addJob = [&](uint64_t address, uint64_t pages) {
@@ -345,6 +352,10 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       still_dirty.push_back(region);
       continue;
     }
+    if (region->isRoot() && !region->dead) {
+      if (!listRoot(batch, *region, scratch->found, floor)) still_dirty.push_back(region);
+      continue;
+    }
     if (region->dead || region->engine == nullptr) {
       region->in_dirty_list = false;
       continue;
@@ -358,7 +369,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       std::vector<uint64_t> leaving;
       for (const Extent* extent : batch.victims) leaving.push_back(extent->address);
       std::sort(leaving.begin(), leaving.end());
-      batch.scanned.push_back({region, region->buffer_id, false, region->stamp.load(), std::move(leaving)});
+      batch.scanned.push_back({region, region->buffer_id, false, region->stamp.load(), std::move(leaving), {}, {}, false, {}});
       still_dirty.push_back(region);
       continue;
     }
@@ -399,9 +410,10 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
     }
     // What it names is known anew; of pages that are elsewhere, or may be written meanwhile, the old knowledge stays.
     batch.scanned.push_back(
-        {region, region->buffer_id, whole && !region->in_dirty_list, region->stamp.load(), std::move(only)});
+        {region, region->buffer_id, whole && !region->in_dirty_list, region->stamp.load(), std::move(only), {}, {}, false, {}});
   }
   pool_.dirty.swap(still_dirty);
+  for (const Scanned& scanned : batch.scanned) ++scanned.region->scans;
   scratch->busy = true;
   chunks_.passBegins();
   batch.scratch = static_cast<unsigned>(scratch - scratch_.data());
@@ -409,43 +421,86 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   batch.stage = Batch::Stage::kPass;
   add(figures_->scans, slots);
   add(figures_->hashed_bytes, slots * kPageBytes);
-  const uint64_t used_pages = pool_.addresses->highWaterPages();
-  // What the roots name is kept apart from what pages name, where the bitmap has room for both.
-  uint32_t* const root_found = scratch->found + (2 * bitmap_words * sizeof(uint32_t) <= kFoundBytes ? bitmap_words : 0);
-  batch.bitmap_words = bitmap_words;
-  const std::vector<kernels::ScanJob> roots = listRoots(root_found);
-  batch.scans_roots = !roots.empty();
-  if (batch.scans_roots) ++pool_.root_scans;
+  // What variables name is kept apart from what pages name, where the bitmap has room for both.
+  uint32_t* const by_variables =
+      scratch->found + (2 * scope.bitmapWords() * sizeof(uint32_t) <= kFoundBytes ? scope.bitmapWords() : 0);
+  batch.scope = scope;
+  batch.pass_number = ++passes_begun_;
+  std::vector<kernels::ScanJob> scans = listVariables(by_variables);
+  batch.scans_variables = !scans.empty();
+  std::vector<kernels::ScanJob> scans_again;
+  for (const Scanned& scanned : batch.scanned) {
+    scans.insert(scans.end(), scanned.by_gpu.begin(), scanned.by_gpu.end());
+    if (scanned.twice) scans_again.insert(scans_again.end(), scanned.by_gpu.begin(), scanned.by_gpu.end());
+    batch.reads_roots |= scanned.region->isRoot();
+  }
+  batch.reads_roots |= batch.scans_variables;
+  if (batch.reads_roots) ++pool_.root_scans;
   batch.completed = floor;
   if (const auto written = pool_.roots_written.find(context_);
       written != pool_.roots_written.end() && pool_.streams.quiet(written->second.number)) {
     batch.roots_serial = written->second.serial;
-    if (!batch.scans_roots) pool_.roots_written.erase(written);  // they are gone
+    if (!batch.scans_variables) pool_.roots_written.erase(written);  // they are gone
   }
+  scanOnCpu(batch, false, lock);
   lock.unlock();
-  std::fill_n(scratch->found, bitmap_words, 0u);
-  std::fill_n(root_found, bitmap_words, 0u);
-  CUresult result = launchRootScans(*scratch, roots, used_pages);
-  if (result == CUDA_SUCCESS) result = launchPass(*scratch, 0, jobs, used_pages, nullptr);
+  std::fill_n(scratch->found, scope.bitmapWords(), 0u);
+  std::fill_n(by_variables, scope.bitmapWords(), 0u);
+  CUresult result = launchScans(*scratch, 0, scans, scope);
+  if (result == CUDA_SUCCESS) result = launchPass(*scratch, 0, jobs, scope, nullptr);
+  if (result == CUDA_SUCCESS) result = launchScans(*scratch, scans.size(), scans_again, scope);
   if (jobs + again.size() <= scratch->pages) {
     std::copy(again.begin(), again.end(), scratch->jobs + jobs);
-    if (result == CUDA_SUCCESS) result = launchPass(*scratch, jobs, again.size(), used_pages, batch.event);
+    if (result == CUDA_SUCCESS) result = launchPass(*scratch, jobs, again.size(), scope, batch.event);
   } else if (result == CUDA_SUCCESS) {
-    result = launchPass(*scratch, 0, jobs, used_pages, batch.event);
+    result = launchPass(*scratch, 0, jobs, scope, batch.event);
   }
   lock.lock();
   if (result != CUDA_SUCCESS) lost(result);
   return true;
 }
 
+// What a pass looks for now: addresses of the used part of the range, and between which roots lie.
+kernels::ScanScope Engine::scopeNow() const {
+  kernels::ScanScope scope{pool_.map->base(), pool_.addresses->highWaterPages(), 0, 0};
+  const AddressSpan& outside = pool_.roots.span();
+  if (outside.bytes() == 0) return scope;
+  const uint64_t end = outside.low() + outside.bytes();
+  for (;; ++scope.outside_shift) {
+    scope.outside_base = outside.low() >> scope.outside_shift << scope.outside_shift;
+    const uint64_t granules = ((end - scope.outside_base - 1) >> scope.outside_shift) + 1;
+    scope.outside_granules = static_cast<uint32_t>(granules);
+    if (granules <= kGranules) return scope;
+  }
+}
+
+// Calls visit(region, address) for what a bitmap's bits stand for: regions, and roots, of which a granule may hold several.
+template <typename Visit>
+void Engine::forNamed(const kernels::ScanScope& scope, const uint32_t* found, Visit visit) const {
+  for (uint64_t w = 0; w < scope.bitmapWords(); ++w) {
+    for (uint32_t bits = found[w]; bits != 0; bits &= bits - 1) {
+      const uint64_t bit = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
+      const uint64_t address = scope.addressOf(bit);
+      if (!scope.isOutside(bit)) {
+        if (Region* const region = pool_.find(address); region != nullptr && !region->dead) visit(*region, address);
+        continue;
+      }
+      pool_.roots.forAt(address, 1ull << scope.outside_shift, [&](uint64_t at, const Root& root) {
+        if (root.region != nullptr && !root.region->dead) visit(*root.region, at);
+      });
+    }
+  }
+}
+
 // The jobs [first, first + count) of the buffer, then the event.
-CUresult Engine::launchPass(const Scratch& scratch, size_t first, size_t count, uint64_t range_pages, CUevent event) {
+CUresult Engine::launchPass(const Scratch& scratch, size_t first, size_t count, const kernels::ScanScope& scope,
+                            CUevent event) {
   uint32_t widest = 1;
   const size_t end = first + count;
   for (size_t i = first; i < end; ++i) widest = std::max(widest, scratch.jobs[i].pages);
-  kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(scratch.jobs), pool_.map->base(), range_pages,
+  kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(scratch.jobs), scope,
                                          reinterpret_cast<uint64_t>(scratch.hashes)};
-  void* pointers[] = {&parameters.jobs, &parameters.range_base, &parameters.range_pages, &parameters.hashes};
+  void* pointers[] = {&parameters.jobs, &parameters.scope, &parameters.hashes};
   CUresult result = CUDA_SUCCESS;
   constexpr size_t kGridY = 65535;
   for (size_t at = first; at < end && result == CUDA_SUCCESS; at += kGridY) {
@@ -457,43 +512,37 @@ CUresult Engine::launchPass(const Scratch& scratch, size_t first, size_t count, 
   return result;
 }
 
-// Small roots share a launch, as many as the buffer holds; each of the others has one of its own.
-CUresult Engine::launchRootScans(const Scratch& scratch, const std::vector<kernels::ScanJob>& roots,
-                                 uint64_t range_pages) {
+// Small ones share a launch, as many as the buffer holds from slot `first` on; each of the others has one of its own.
+CUresult Engine::launchScans(const Scratch& scratch, size_t first, const std::vector<kernels::ScanJob>& jobs,
+                             const kernels::ScanScope& scope) {
   const DriverApi& driver = pool_.driver;
   constexpr unsigned kThreads = kernels::kPagePassThreads;
-  uint64_t range_base = pool_.map->base();
   CUresult result = CUDA_SUCCESS;
-  size_t shared = 0;
-  for (const kernels::ScanJob& root : roots) {
+  size_t end = first;
+  for (const kernels::ScanJob& job : jobs) {
     if (result != CUDA_SUCCESS) return result;
-    if (root.words <= kSmallRoot / 8 && shared < kRootJobs) {
-      scratch.roots[shared++] = root;
+    if (job.words <= kSmallRoot / 8 && end < kRootJobs) {
+      scratch.roots[end++] = job;
       continue;
     }
-    kernels::ScanParameters scan{root.address, root.words, range_base, range_pages, root.found};
-    void* pointers[] = {&scan.address, &scan.words, &scan.range_base, &scan.range_pages, &scan.found};
-    const auto blocks = static_cast<unsigned>(std::clamp<uint64_t>(root.words / (16 * kThreads), 1, 2048));
+    kernels::ScanParameters scan{job.address, job.words, scope, job.found};
+    void* pointers[] = {&scan.address, &scan.words, &scan.scope, &scan.found};
+    const auto blocks = static_cast<unsigned>(std::clamp<uint64_t>(job.words / (16 * kThreads), 1, 2048));
     result = driver.cuLaunchKernel(scan_, blocks, 1, 1, kThreads, 1, 1, 0, pass_stream_, pointers, nullptr);
   }
-  if (shared == 0 || result != CUDA_SUCCESS) return result;
-  auto jobs = reinterpret_cast<uint64_t>(scratch.roots);
-  void* pointers[] = {&jobs, &range_base, &range_pages};
-  return driver.cuLaunchKernel(scan_roots_, 4, static_cast<unsigned>(shared), 1, kThreads, 1, 1, 0, pass_stream_,
+  if (end == first || result != CUDA_SUCCESS) return result;
+  auto shared = reinterpret_cast<uint64_t>(scratch.roots + first);
+  kernels::ScanScope wanted = scope;
+  void* pointers[] = {&shared, &wanted};
+  return driver.cuLaunchKernel(scan_roots_, 4, static_cast<unsigned>(end - first), 1, kThreads, 1, 1, 0, pass_stream_,
                                pointers, nullptr);
 }
 
-// Module globals and the like: all of the context's that are in device memory.
-std::vector<kernels::ScanJob> Engine::listRoots(uint32_t* found) const {
+// All of the context's variables.
+std::vector<kernels::ScanJob> Engine::listVariables(uint32_t* found) const {
   std::vector<kernels::ScanJob> jobs;
   for (const auto& [address, root] : pool_.roots) {
-    if (root.host != nullptr || root.context != context_) continue;
-    if (root.managed && root.bytes > kLargestManaged) {
-      base::warnOnce("managed root",
-                     "pointers to paged memory that lie in managed memory (above 16MiB in one "
-                     "allocation) are not followed: a kernel that relies on them needs OL_REACH=all");
-      continue;
-    }
+    if (root.kind != RootKind::kVariable || root.context != context_) continue;
     const uint64_t first = (address + 7) / 8 * 8;
     const uint64_t end = address + root.bytes;
     if (first + 8 <= end) jobs.push_back({first, reinterpret_cast<uint64_t>(found), (end - first) / 8});
@@ -501,8 +550,86 @@ std::vector<kernels::ScanJob> Engine::listRoots(uint32_t* found) const {
   return jobs;
 }
 
-// Takes over what the roots name. True when something is new: launches in flight may be following it.
-void Engine::noteRoots(const Batch& batch, const uint32_t* found, std::vector<uint32_t>& news) {
+// A root that launches have reached since its last scan takes part in the pass. False: it stays in the list.
+bool Engine::listRoot(Batch& batch, Region& region, uint32_t* found, uint64_t floor) {
+  const RootMemory& root = *region.root;
+  if (!root.scannable) {  // whoever reaches it reaches all
+    region.in_dirty_list = false;
+    return true;
+  }
+  if (pool_.scannerOf(region) != this) return false;
+  const bool quiet = region.stamp.load() <= floor && !pool_.floor_pending;
+  region.in_dirty_list = !quiet;
+  Scanned scanned{&region, region.buffer_id, quiet, region.stamp.load(), {}, {}, {}, !quiet, {}};
+  const ByteRun whole{(region.base + 7) / 8 * 8, (region.base + region.requested_bytes) / 8 * 8};
+  std::vector<ByteRun> by_gpu;
+  if (root.kind == RootKind::kHost) scanned.by_cpu.push_back(whole);
+  if (root.kind == RootKind::kDevice) by_gpu.push_back(whole);
+  if (root.kind == RootKind::kManaged) splitByPresence(region.base, region.requested_bytes, scanned.by_cpu, by_gpu);
+  constexpr size_t kMostRuns = 64;
+  if (by_gpu.size() > kMostRuns) by_gpu.assign(1, whole);
+  for (const ByteRun& run : by_gpu)
+    if (run.begin < run.end)
+      scanned.by_gpu.push_back({run.begin, reinterpret_cast<uint64_t>(found), (run.end - run.begin) / 8});
+  batch.scanned.push_back(std::move(scanned));
+  return quiet;
+}
+
+// Without the mutex, which is released: root_scans keeps the memory there.
+void Engine::scanOnCpu(Batch& batch, bool again, Lock& lock) {
+  if (!batch.reads_roots) return;
+  std::vector<std::vector<uint64_t>> found(batch.scanned.size());
+  const AddressSpan& outside = pool_.roots.span();
+  const uint64_t base = pool_.map->base(), size = pool_.map->size();
+  lock.unlock();
+  for (size_t i = 0; i < batch.scanned.size(); ++i) {
+    if (again && !batch.scanned[i].twice) continue;
+    for (const ByteRun& run : batch.scanned[i].by_cpu) {
+      if (run.begin >= run.end) continue;
+      const auto note = [&](uint64_t word) { found[i].push_back(word); };
+      kernels::scanWords(reinterpret_cast<const void*>(run.begin), run.end - run.begin, base, size, note);
+      kernels::scanWords(reinterpret_cast<const void*>(run.begin), run.end - run.begin, outside.low(), outside.bytes(),
+                         note);
+    }
+  }
+  lock.lock();
+  for (size_t i = 0; i < batch.scanned.size(); ++i) {
+    for (const uint64_t word : found[i]) {
+      const Region* target = word - base < size ? pool_.find(word) : pool_.roots.regionAt(word);
+      if (target != nullptr && !target->dead) batch.scanned[i].found.emplace_back(target->id, word);
+    }
+  }
+}
+
+// What the CPU found becomes edges, as what the GPU found has.
+void Engine::noteFoundOnCpu(Batch& batch, std::vector<uint32_t>& news) {
+  for (const Scanned& scanned : batch.scanned) {
+    Region& region = *scanned.region;
+    if (region.dead || region.buffer_id != scanned.buffer_id) continue;
+    for (const auto& [id, address] : scanned.found) {
+      const Region* target = pool_.regions.at(id);
+      if (target->dead) continue;
+      if (std::find(region.edges.begin(), region.edges.end(), id) == region.edges.end()) news.push_back(id);
+      addEdge(pool_, region, *target, address);
+    }
+  }
+}
+
+// Roots that something has come to name, as far as anybody knew: launches in flight may follow what the CPU has put there.
+void Engine::lookThroughNews(std::vector<uint32_t>& news) {
+  for (size_t i = 0; i < news.size(); ++i) {
+    Region* region = pool_.regions.at(news[i]);
+    if (region->dead || !region->isRoot()) continue;
+    pool_.markDirty(region);
+    const std::vector<uint32_t> before = region->edges;
+    if (!refreshRoot(pool_, *region)) continue;  // spare() sees to it
+    for (const uint32_t id : region->edges)
+      if (std::find(before.begin(), before.end(), id) == before.end()) news.push_back(id);
+  }
+}
+
+// Takes over what the variables name.
+void Engine::noteVariables(const Batch& batch, const uint32_t* found, std::vector<uint32_t>& news) {
   std::unordered_map<uint64_t, size_t> known;  // edges of this engine's, by region or page
   for (size_t i = 0; i < pool_.root_edges.size(); ++i) {
     RootEdge& edge = pool_.root_edges[i];
@@ -510,34 +637,27 @@ void Engine::noteRoots(const Batch& batch, const uint32_t* found, std::vector<ui
     ++edge.missed;
     known[edge.page != 0 ? edge.page : edge.id] = i;
   }
-  for (uint64_t w = 0; w < batch.bitmap_words; ++w) {
-    for (uint32_t bits = found[w]; bits != 0; bits &= bits - 1) {
-      const uint64_t page = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
-      Region* target = pool_.find(pool_.map->base() + page * kPageBytes);
-      if (target == nullptr || target->dead) continue;
-      const uint64_t named = target->by_pieces ? pool_.map->base() + page * kPageBytes : 0;
-      const auto [at, fresh] = known.try_emplace(named != 0 ? named : target->id, pool_.root_edges.size());
-      if (fresh) pool_.root_edges.push_back({target->id, target->buffer_id, this, 0, named});
-      RootEdge& edge = pool_.root_edges[at->second];
-      edge.missed = 0;
-      if (!fresh && edge.buffer_id == target->buffer_id) continue;
-      edge.id = target->id;
-      edge.buffer_id = target->buffer_id;
-      news.push_back(target->id);
-      const uint64_t newest = pool_.launch_number.load();
-      if (target->by_pieces) stampPage(*target, named, newest);
-      uint64_t before = target->stamp.load();
-      while (before < newest && !target->stamp.compare_exchange_weak(before, newest)) {
-      }
-    }
-  }
+  forNamed(batch.scope, found, [&](Region& target, uint64_t address) {
+    const uint64_t named = target.by_pieces ? address : 0;
+    const auto [at, fresh] = known.try_emplace(named != 0 ? named : target.id, pool_.root_edges.size());
+    if (fresh) pool_.root_edges.push_back({target.id, target.buffer_id, this, 0, named});
+    RootEdge& edge = pool_.root_edges[at->second];
+    edge.missed = 0;
+    if (!fresh && edge.buffer_id == target.buffer_id) return;
+    edge.id = target.id;
+    edge.buffer_id = target.buffer_id;
+    news.push_back(target.id);
+    const uint64_t newest = pool_.launch_number.load();
+    if (target.by_pieces) stampPage(target, named, newest);
+    raise(target.stamp, newest);
+  });
   // A kernel that ran meanwhile may have moved a pointer from where the scan had not been yet to where it had: what was not
   // found is forgotten when nothing ran, or when it was missed again and again, each time by a pass that began when all that
   // had run beside the one before was over.
   const uint64_t newest = pool_.launch_number.load();
   const bool alone = batch.completed >= newest;
-  const bool later = batch.completed >= roots_seen_;
-  if (later) roots_seen_ = newest;
+  const bool later = batch.completed >= variables_seen_;
+  if (later) variables_seen_ = newest;
   std::erase_if(pool_.root_edges, [&](RootEdge& edge) {
     const Region* region = pool_.regions.at(edge.id);
     if (region->dead || region->buffer_id != edge.buffer_id) return true;
@@ -553,17 +673,22 @@ void Engine::noteRoots(const Batch& batch, const uint32_t* found, std::vector<ui
 // Some page names another region: finds out which, one scan for each region that was in the pass.
 void Engine::findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock) {
   Scratch& scratch = scratch_[batch.scratch];
-  const uint64_t used_pages = pool_.addresses->highWaterPages();
-  const uint64_t words = (used_pages + 31) / 32;
+  const kernels::ScanScope scope = scopeNow();
+  const uint64_t words = scope.bitmapWords();
   const size_t at_once = std::max<size_t>(1, kFoundBytes / 4 / std::max<uint64_t>(1, words));
   for (size_t from = 0; from < batch.scanned.size() && !broken_; from += at_once) {
     const size_t upto = std::min(batch.scanned.size(), from + at_once);
     size_t jobs = 0;
     uint64_t slots = 0;
+    std::vector<kernels::ScanJob> scans;
     for (size_t r = from; r < upto; ++r) {
       Region* region = batch.scanned[r].region;
       if (region->dead || region->buffer_id != batch.scanned[r].buffer_id) continue;
       uint32_t* found = scratch.found + (r - from) * words;
+      for (kernels::ScanJob scan : batch.scanned[r].by_gpu) {
+        scan.found = reinterpret_cast<uint64_t>(found);
+        scans.push_back(scan);
+      }
       const auto& only = batch.scanned[r].only;
       for (auto& extent : region->extents) {
         const bool some = region->by_pieces || !only.empty();
@@ -580,7 +705,8 @@ void Engine::findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock) {
     }
     lock.unlock();
     std::fill_n(scratch.found, (upto - from) * words, 0u);
-    CUresult result = launchPass(scratch, 0, jobs, used_pages, nullptr);
+    CUresult result = launchScans(scratch, 0, scans, scope);
+    if (result == CUDA_SUCCESS) result = launchPass(scratch, 0, jobs, scope, nullptr);
     if (result == CUDA_SUCCESS) result = pool_.driver.cuStreamSynchronize(pass_stream_);
     lock.lock();
     if (result != CUDA_SUCCESS) lost(result);
@@ -589,7 +715,8 @@ void Engine::findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock) {
       if (region->dead || region->buffer_id != batch.scanned[r].buffer_id) continue;
       const std::vector<uint32_t> before = region->edges;
       forgetEdges(batch.scanned[r]);
-      noteFound(*region, scratch.found + (r - from) * words, words);
+      forNamed(scope, scratch.found + (r - from) * words,
+               [&](const Region& target, uint64_t address) { addEdge(pool_, *region, target, address); });
       for (const uint32_t id : region->edges)
         if (std::find(before.begin(), before.end(), id) == before.end()) news.push_back(id);
     }
@@ -608,17 +735,8 @@ void Engine::forgetEdges(const Scanned& scanned) {
   region.piece_edges.clear();
 }
 
-void Engine::noteFound(Region& region, const uint32_t* found, uint64_t words) {
-  for (uint64_t w = 0; w < words; ++w) {
-    for (uint32_t bits = found[w]; bits != 0; bits &= bits - 1) {
-      const uint64_t page = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
-      addEdge(pool_, region, pool_.map->base() + page * kPageBytes);
-    }
-  }
-}
-
-// Pages that were named when the pass looked and that nothing names any more: the pointer has moved since, who knows where.
-void Engine::noteMoved(const std::vector<uint32_t>& named, std::vector<uint32_t>& news) {
+// What was named when the pass looked and nothing names any more: the pointer has moved since, who knows where.
+void Engine::noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named, std::vector<uint32_t>& news) {
   std::unordered_set<uint32_t> known;
   for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
     const Region* region = pool_.regions.at(id);
@@ -627,14 +745,9 @@ void Engine::noteMoved(const std::vector<uint32_t>& named, std::vector<uint32_t>
     if (region->names_itself) known.insert(id);
   }
   for (const RootEdge& edge : pool_.root_edges) known.insert(edge.id);
-  for (uint64_t w = 0; w < named.size(); ++w) {
-    for (uint32_t bits = named[w]; bits != 0; bits &= bits - 1) {
-      const uint64_t page = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
-      const Region* target = pool_.find(pool_.map->base() + page * kPageBytes);
-      if (target != nullptr && !target->dead && !target->by_pieces && !known.contains(target->id))
-        news.push_back(target->id);
-    }
-  }
+  forNamed(scope, named.data(), [&](const Region& target, uint64_t) {
+    if (!target.by_pieces && !known.contains(target.id)) news.push_back(target.id);
+  });
 }
 
 // Launches that were made before the pass ended did not know that something names `news`: they may follow it, or have put it
@@ -647,7 +760,12 @@ void Engine::spare(const Batch& batch, std::vector<uint32_t> news) {
     news.pop_back();
     if (region->dead || region->mark == mark) continue;
     region->mark = mark;
+    // What can't be looked through leads anywhere.
+    if (region->isRoot() && (!region->root->scannable || pool_.scannerOf(*region) == nullptr)) return spareAll(batch);
     news.insert(news.end(), region->edges.begin(), region->edges.end());
+    pool_.forFixed(*region, [&](const Region* target) {
+      if (target != nullptr) news.push_back(target->id);
+    });
   }
   const std::vector<Extent*> victims = batch.victims;  // cancelRetiring takes them off the batch
   for (Extent* extent : victims)
@@ -655,12 +773,18 @@ void Engine::spare(const Batch& batch, std::vector<uint32_t> news) {
       cancelRetiring(*extent);
 }
 
+void Engine::spareAll(const Batch& batch) {
+  const std::vector<Extent*> victims = batch.victims;
+  for (Extent* extent : victims)
+    if (extent != nullptr && extent->state == ExtentState::kRetiring) cancelRetiring(*extent);
+}
+
 // Whoever reaches a region reaches what it names: stamps follow the edges, as far as they go.
 void Engine::spreadStamps() {
   std::vector<Region*> raised;
   for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
     Region* region = pool_.regions.at(id);
-    if (!region->dead && !(region->edges.empty() && region->piece_edges.empty())) raised.push_back(region);
+    if (!region->dead && leadsOn(*region)) raised.push_back(region);
   }
   while (!raised.empty()) {
     Region* region = raised.back();
@@ -672,8 +796,13 @@ void Engine::spreadStamps() {
       // Launching threads raise it too.
       while (before < stamp && !target->stamp.compare_exchange_weak(before, stamp)) {
       }
-      if (!(target->edges.empty() && target->piece_edges.empty())) raised.push_back(target);
+      if (leadsOn(*target)) raised.push_back(target);
     };
+    // What can't be looked through leads anywhere.
+    if (region->isRoot() && !region->root->scannable) pool_.floor = std::max(pool_.floor, stamp);
+    pool_.forFixed(*region, [&](Region* target) {
+      if (target != nullptr) raise(target);
+    });
     for (const uint32_t id : region->edges) {
       Region* target = pool_.regions.at(id);
       if (target->by_pieces) target->whole_stamp = std::max(target->whole_stamp, stamp);
@@ -699,6 +828,7 @@ void Engine::stampPage(Region& region, uint64_t page, uint64_t stamp) {
 
 // Launches up to this number may be writing what is to be scanned of a region that the host wrote.
 uint64_t Engine::stampToScan(const Region& region) {
+  if (region.isRoot()) return region.root->written;
   if (!region.by_pieces || region.whole_due) return region.stamp.load();
   uint64_t stamp = region.whole_stamp;
   for (const auto& extent : region.extents)
@@ -716,29 +846,35 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
                          ? ContentHash{}
                          : combine(scratch.hashes + batch.hash_slots[v], 1u << batch.victims[v]->order));
   }
-  const uint64_t words = batch.bitmap_words;
-  std::vector<uint32_t> named;  // pages that some page names, where any does
+  const uint64_t words = batch.scope.bitmapWords();
+  std::vector<uint32_t> named;  // what some page or root names, where any does
   if (std::any_of(scratch.found, scratch.found + words, [](uint32_t bits) { return bits != 0; }))
     named.assign(scratch.found, scratch.found + words);
   std::vector<uint32_t> news;  // regions that something names of which that was not known
-  if (batch.scans_roots) {
-    --pool_.root_scans;
-    // Before findEdges uses the bitmap again.
-    const bool apart = 2 * batch.bitmap_words * sizeof(uint32_t) <= kFoundBytes;
-    if (!broken_) noteRoots(batch, scratch.found + (apart ? batch.bitmap_words : 0), news);
+  if (batch.scans_variables && !broken_) {  // before findEdges uses the bitmap again
+    const bool apart = 2 * words * sizeof(uint32_t) <= kFoundBytes;
+    noteVariables(batch, scratch.found + (apart ? words : 0), news);
   }
+  scanOnCpu(batch, true, lock);
   if (!named.empty()) {
     findEdges(batch, news, lock);
-    noteMoved(named, news);
   } else {
     for (const Scanned& scanned : batch.scanned) forgetEdges(scanned);
   }
+  noteFoundOnCpu(batch, news);
+  if (batch.reads_roots) --pool_.root_scans;
+  batch.reads_roots = batch.scans_variables = false;
+  for (const Scanned& scanned : batch.scanned)
+    if (scanned.region->buffer_id == scanned.buffer_id && scanned.region->scans > 0) --scanned.region->scans;
+  if (!named.empty()) noteMoved(batch.scope, named, news);
+  lookThroughNews(news);
   if (!named.empty() || !news.empty()) spreadStamps();
   spare(batch, news);
   // Copies into these had completed when the pass began; none has come since if the stamp is the same.
   for (const auto& entry : batch.scan_for) {
-    const bool same = entry.region->by_pieces ? entry.region->host_writes == entry.host_writes
-                                              : entry.region->stamp.load() == entry.stamp;
+    const bool same = entry.region->by_pieces || entry.region->isRoot()
+                          ? entry.region->host_writes == entry.host_writes
+                          : entry.region->stamp.load() == entry.stamp;
     if (same) entry.region->host_written = false;
   }
   for (size_t v = 0; v < batch.victims.size(); ++v) {
@@ -753,6 +889,7 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
     evict(*extent, hashes[v], lock);
   }
   scratch.busy = false;
+  passes_ended_ = batch.pass_number;
   chunks_.passEnds(lock);
   pool_.changed.notify_all();
 }

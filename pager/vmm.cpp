@@ -198,6 +198,7 @@ CUresult protectPieces(const Engine& engine, const std::vector<FixedPiece>& piec
 void unmapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, Lock& lock) {
   VmmHandle& handle = *mapping.handle;
   mapping.fixed = false;
+  --mapping.region->fixed;
   const Engine& engine = *handle.engine;
   const std::vector<FixedPiece> pieces = piecesOf(state, base, handle);
   lock.unlock();
@@ -231,6 +232,7 @@ CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool rea
   }
   if (result == CUDA_SUCCESS) {
     mapping.fixed = true;
+    ++mapping.region->fixed;
     ++handle.fixed;
     return CUDA_SUCCESS;
   }

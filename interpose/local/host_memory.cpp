@@ -13,13 +13,13 @@
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
 using olpager::pager::Pool;
+using olpager::pager::RootKind;
 
 namespace {
 
 struct HostRange {
   uint64_t bytes = 0;
   bool managed = false;
-  bool root = false;  // kernels read it through this mapping
 };
 
 struct HostRanges {
@@ -32,50 +32,30 @@ HostRanges& state() {
   return *instance;
 }
 
-// `mapped`: the program asked for the memory to be mapped for devices, which is what kernels that read it do.
-void noteHost(const void* address, uint64_t bytes, bool mapped) {
+// Kernels can read any of it, whatever the program has asked for: there is one address space.
+void noteHost(const void* address, uint64_t bytes) {
   Pool* running = pool();
   if (running == nullptr || address == nullptr) return;
   const auto at = reinterpret_cast<uint64_t>(address);
   {
     std::lock_guard lock(state().mutex);
-    state().ranges[at] = {bytes, false, mapped};
+    state().ranges[at] = {bytes, false};
   }
   olpager::pager::add(olpager::pager::counters().pinned_host_allocations);
   olpager::pager::add(olpager::pager::counters().pinned_host_bytes, bytes);
-  if (mapped) running->addRoot(currentContext(), at, bytes, address);
+  running->addRoot(currentContext(), at, bytes, RootKind::kHost);
 }
 
-// The memory holding `address` is read by kernels after all.
-void noteMapped(const void* address) {
-  Pool* running = pool();
-  uint64_t base = 0;
-  uint64_t bytes = 0;
-  if (running == nullptr) return;
-  {
-    std::lock_guard lock(state().mutex);
-    auto next = state().ranges.upper_bound(reinterpret_cast<uint64_t>(address));
-    if (next == state().ranges.begin()) return;
-    --next;
-    if (next->second.root || reinterpret_cast<uint64_t>(address) - next->first >= next->second.bytes) return;
-    next->second.root = true;
-    base = next->first;
-    bytes = next->second.bytes;
-  }
-  running->addRoot(currentContext(), base, bytes, reinterpret_cast<const void*>(base));
-}
-
-// The CPU must not look at managed memory while a kernel runs on some systems, so the pager scans it by the GPU.
 void noteManaged(CUdeviceptr address, uint64_t bytes) {
   Pool* running = pool();
   if (running == nullptr) return;
   {
     std::lock_guard lock(state().mutex);
-    state().ranges[address] = {bytes, true, true};
+    state().ranges[address] = {bytes, true};
   }
   olpager::pager::add(olpager::pager::counters().managed_allocations);
   olpager::pager::add(olpager::pager::counters().managed_bytes, bytes);
-  running->addRoot(currentContext(), address, bytes, nullptr, true);
+  running->addRoot(currentContext(), address, bytes, RootKind::kManaged);
 }
 
 // Before the memory goes: nobody may look at it any more.
@@ -89,7 +69,7 @@ void forgetHost(uint64_t address) {
     gone = found->second;
     state().ranges.erase(found);
   }
-  if (gone.root && running != nullptr) running->removeRoot(address);
+  if (running != nullptr) running->removeRoot(address);
   auto& counters = olpager::pager::counters();
   olpager::pager::subtract(gone.managed ? counters.managed_allocations : counters.pinned_host_allocations, 1);
   olpager::pager::subtract(gone.managed ? counters.managed_bytes : counters.pinned_host_bytes, gone.bytes);
@@ -122,19 +102,19 @@ void forgetManaged(CUdeviceptr address) { forgetHost(address); }
 
 OLPAGER_HOOK(cuMemAllocHost_v2)(void** out, size_t bytes) {
   const CUresult result = driver().cuMemAllocHost_v2(out, bytes);
-  if (result == CUDA_SUCCESS) noteHost(*out, bytes, false);
+  if (result == CUDA_SUCCESS) noteHost(*out, bytes);
   return result;
 }
 
 OLPAGER_HOOK(cuMemAllocHost)(void** out, unsigned int bytes) {
   const CUresult result = driver().cuMemAllocHost(out, bytes);
-  if (result == CUDA_SUCCESS) noteHost(*out, bytes, false);
+  if (result == CUDA_SUCCESS) noteHost(*out, bytes);
   return result;
 }
 
 OLPAGER_HOOK(cuMemHostAlloc)(void** out, size_t bytes, unsigned int flags) {
   const CUresult result = driver().cuMemHostAlloc(out, bytes, flags);
-  if (result == CUDA_SUCCESS) noteHost(*out, bytes, (flags & CU_MEMHOSTALLOC_DEVICEMAP) != 0);
+  if (result == CUDA_SUCCESS) noteHost(*out, bytes);
   return result;
 }
 
@@ -147,14 +127,14 @@ OLPAGER_HOOK(cuMemFreeHost)(void* address) {
 OLPAGER_HOOK(cuMemHostRegister_v2)(void* address, size_t bytes, unsigned int flags) {
   if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = driver().cuMemHostRegister_v2(address, bytes, flags);
-  if (result == CUDA_SUCCESS) noteHost(address, bytes, (flags & CU_MEMHOSTREGISTER_DEVICEMAP) != 0);
+  if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_IOMEMORY) == 0) noteHost(address, bytes);
   return result;
 }
 
 OLPAGER_HOOK(cuMemHostRegister)(void* address, size_t bytes, unsigned int flags) {
   if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = driver().cuMemHostRegister(address, bytes, flags);
-  if (result == CUDA_SUCCESS) noteHost(address, bytes, (flags & CU_MEMHOSTREGISTER_DEVICEMAP) != 0);
+  if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_IOMEMORY) == 0) noteHost(address, bytes);
   return result;
 }
 
@@ -170,9 +150,7 @@ OLPAGER_HOOK(cuMemHostGetDevicePointer_v2)(CUdeviceptr* out, void* address, unsi
     *out = reinterpret_cast<CUdeviceptr>(address);
     return CUDA_SUCCESS;
   }
-  const CUresult result = driver().cuMemHostGetDevicePointer_v2(out, address, flags);
-  if (result == CUDA_SUCCESS) noteMapped(address);
-  return result;
+  return driver().cuMemHostGetDevicePointer_v2(out, address, flags);
 }
 
 OLPAGER_HOOK(cuMemHostGetFlags)(unsigned int* flags, void* address) {

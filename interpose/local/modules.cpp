@@ -262,7 +262,7 @@ void registerImage(const void* handle, const std::shared_ptr<Image>& image, CUco
     CUdeviceptr address = 0;
     size_t bytes = 0;
     if (variable(*image, handle, name.c_str(), &address, &bytes) != CUDA_SUCCESS || bytes < kSmallestRoot) continue;
-    running->addRoot(context, address, bytes, nullptr);
+    running->addRoot(context, address, bytes, pager::RootKind::kVariable);
     found.push_back(address);
   }
   base::logDebug("a module with %zu names: %zu variables may hold addresses", names.size(), found.size());
@@ -316,7 +316,7 @@ void registerVariable(const void* handle, CUdeviceptr address, size_t bytes, boo
     if (std::find(known.begin(), known.end(), address) != known.end()) return;
     known.push_back(address);  // one that the image's own list of names lacks
   }
-  running->addRoot(context, address, bytes, nullptr, managed);
+  running->addRoot(context, address, bytes, managed ? pager::RootKind::kManaged : pager::RootKind::kVariable);
 }
 
 void modulesOfContextGone(CUcontext context) {

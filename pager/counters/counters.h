@@ -64,7 +64,8 @@ struct alignas(64) DeviceCounters {
   Counter launches_resident;  // of these, all that they reach was where it should be: nothing fetched or waited for
   Counter launches_in_place;  // of these, at least one extent was used in host memory in place
   Counter copies;             // copies and memsets with pool memory
-  Counter reserved_launch[4];
+  Counter launches_reaching_all;  // launches of which nobody knew what they reach, although reach is not `all`
+  Counter reserved_launch[3];
 
   // Memory.
   alignas(64) Gauge allocated_bytes;  // (g) as the program asked for

@@ -10,6 +10,14 @@
 typedef unsigned long long u64;
 typedef unsigned int u32;
 
+struct Scope {  // ScanScope
+  u64 range_base;
+  u64 range_pages;
+  u64 outside_base;
+  u32 outside_granules;
+  u32 outside_shift;
+};
+
 struct Job {  // PagePassJob
   u64 address;
   u64 found;
@@ -63,29 +71,50 @@ __device__ __forceinline__ u64 firstKey(u32 thread) {
   return (key ^ (key >> 31)) | 1;
 }
 
-// Pages that this block has marked already, by page number modulo the size; 0: none. The bitmap may lie in host memory,
-// where each access is a trip over the bus, and most words that are addresses name few pages.
+// Bits that this block has marked already, by number modulo the size; 0: none. The bitmap may lie in host memory, where each
+// access is a trip over the bus, and most words that are addresses name few pages.
 constexpr u32 kSeen = 1024;
 
-__device__ __forceinline__ void mark(u64 offset, u32* found) {
-  const u32 page = static_cast<u32>(offset >> kPageShift);
-  atomicOr(found + (page >> 5), 1u << (page & 31));
-}
+__device__ __forceinline__ void mark(u32 bit, u32* found) { atomicOr(found + (bit >> 5), 1u << (bit & 31)); }
 
+// What words are looked for, ready for comparison.
 struct Range {
   u64 base, bytes;
+  u64 outside_base, outside_bytes;
+  u32 pages, outside_shift;
   u32* found;
   volatile u32* seen;
 };
 
+__device__ __forceinline__ Range rangeOf(const Scope& scope, u32* found, u32* seen) {
+  if (found == nullptr) return {0, 0, 0, 0, 0, 0, found, seen};
+  return {scope.range_base,
+          scope.range_pages << kPageShift,
+          scope.outside_base,
+          static_cast<u64>(scope.outside_granules) << scope.outside_shift,
+          static_cast<u32>(scope.range_pages),
+          scope.outside_shift,
+          found,
+          seen};
+}
+
+// The bit of a word; false when it has none.
+__device__ __forceinline__ bool bitOf(u64 word, const Range& range, u32* bit) {
+  if (word - range.base < range.bytes) {
+    *bit = static_cast<u32>((word - range.base) >> kPageShift);
+    return true;
+  }
+  *bit = range.pages + static_cast<u32>((word - range.outside_base) >> range.outside_shift);
+  return word - range.outside_base < range.outside_bytes;
+}
+
 __device__ __forceinline__ void markIfInRange(u64 word, const Range& range) {
-  const u64 offset = word - range.base;
-  if (offset >= range.bytes) return;
-  const u32 name = static_cast<u32>(offset >> kPageShift) + 1;
-  volatile u32* const cell = range.seen + name % kSeen;
-  if (*cell == name) return;
-  mark(offset, range.found);
-  *cell = name;  // another thread may write another page's name at once: either is true
+  u32 bit;
+  if (!bitOf(word, range, &bit)) return;
+  volatile u32* const cell = range.seen + (bit + 1) % kSeen;
+  if (*cell == bit + 1) return;
+  mark(bit, range.found);
+  *cell = bit + 1;  // another thread may write another bit's name at once: either is true
 }
 
 // What one thread takes in a round.
@@ -102,17 +131,18 @@ __device__ __forceinline__ Round loadRound(u64 at) {
 
 __device__ __forceinline__ u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
 
+__device__ __forceinline__ u64 nearest(const u64 (&words)[kLanes], u64 base) {
+  return smaller(smaller(smaller(words[0] - base, words[1] - base), smaller(words[2] - base, words[3] - base)),
+                 smaller(smaller(words[4] - base, words[5] - base), smaller(words[6] - base, words[7] - base)));
+}
+
 __device__ __forceinline__ void takeRound(const Round& round, Sum (&sums)[kLanes], u64& key, const Range& range) {
   const u64 words[kLanes] = {round.a.x, round.a.y, round.b.x, round.b.y, round.c.x, round.c.y, round.d.x, round.d.y};
 #pragma unroll
   for (u32 lane = 0; lane < kLanes; ++lane) multiplyAdd(sums[lane], words[lane], key);
   key *= OLPAGER_KEY_STEP;
   // One comparison for the eight words: is the smallest offset in the range?
-  const u64 base = range.base;
-  const u64 nearest =
-      smaller(smaller(smaller(words[0] - base, words[1] - base), smaller(words[2] - base, words[3] - base)),
-              smaller(smaller(words[4] - base, words[5] - base), smaller(words[6] - base, words[7] - base)));
-  if (nearest < range.bytes) {
+  if (nearest(words, range.base) < range.bytes || nearest(words, range.outside_base) < range.outside_bytes) {
 #pragma unroll
     for (u32 lane = 0; lane < kLanes; ++lane) markIfInRange(words[lane], range);
   }
@@ -121,14 +151,12 @@ __device__ __forceinline__ void takeRound(const Round& round, Sum (&sums)[kLanes
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    olpager_page_pass(const Job* jobs, u64 range_base, u64 range_pages, ulonglong2* hashes) {
+    olpager_page_pass(const Job* jobs, Scope scope, ulonglong2* hashes) {
   const Job job = jobs[blockIdx.y];
   if (blockIdx.x >= job.pages) return;
   const u32 thread = threadIdx.x;
   u64 at = __cvta_generic_to_global(reinterpret_cast<const void*>(job.address)) +
            (static_cast<u64>(blockIdx.x) << kPageShift) + thread * 16;
-  u32* const found = reinterpret_cast<u32*>(job.found);
-  const u64 range_bytes = job.found == 0 ? 0 : range_pages << kPageShift;
 
   __shared__ u32 seen[kSeen];
   for (u32 i = thread; i < kSeen; i += kThreads) seen[i] = 0;
@@ -136,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
   Sum sums[kLanes] = {};
   u64 key = firstKey(thread);
-  const Range range = {range_base, range_bytes, found, seen};
+  const Range range = rangeOf(scope, reinterpret_cast<u32*>(job.found), seen);
   // Two rounds in turn, the next one's bytes on their way while one is worked on. The last load repeats its round's.
   Round even = loadRound<0>(at);
   for (u32 left = kRounds / 2; left != 0; --left) {
@@ -170,12 +198,20 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-extern "C" __global__ void olpager_scan(const u64* words, u64 count, u64 range_base, u64 range_pages, u32* found) {
-  const u64 range_bytes = range_pages << kPageShift;
+namespace {
+
+__device__ __forceinline__ void scan(const u64* words, u64 count, const Range& range) {
   for (u64 i = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; i < count;
        i += static_cast<u64>(gridDim.x) * blockDim.x) {
-    if (words[i] - range_base < range_bytes) mark(words[i] - range_base, found);
+    u32 bit;
+    if (bitOf(words[i], range, &bit)) mark(bit, range.found);
   }
+}
+
+}  // namespace
+
+extern "C" __global__ void olpager_scan(const u64* words, u64 count, Scope scope, u32* found) {
+  scan(words, count, rangeOf(scope, found, nullptr));
 }
 
 struct RangeJob {  // ScanJob
@@ -184,12 +220,7 @@ struct RangeJob {  // ScanJob
   u64 words;
 };
 
-extern "C" __global__ void olpager_scan_ranges(const RangeJob* jobs, u64 range_base, u64 range_pages) {
+extern "C" __global__ void olpager_scan_ranges(const RangeJob* jobs, Scope scope) {
   const RangeJob job = jobs[blockIdx.y];
-  const u64* const words = reinterpret_cast<const u64*>(job.address);
-  const u64 range_bytes = range_pages << kPageShift;
-  for (u64 i = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; i < job.words;
-       i += static_cast<u64>(gridDim.x) * blockDim.x) {
-    if (words[i] - range_base < range_bytes) mark(words[i] - range_base, reinterpret_cast<u32*>(job.found));
-  }
+  scan(reinterpret_cast<const u64*>(job.address), job.words, rangeOf(scope, reinterpret_cast<u32*>(job.found), nullptr));
 }

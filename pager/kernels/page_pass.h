@@ -1,6 +1,6 @@
 // The pass over pages that the GPU makes before an extent is unmapped: a 128-bit position-dependent hash of each page
-// (does it still equal its lower copy?) and the set of the range's pages whose addresses lie in it (what can be reached
-// through it?). The kernels as PTX text, and the same in C++ for memory that the CPU reads.
+// (does it still equal its lower copy?) and the set of the range's pages, and of other memory, whose addresses lie in it
+// (what can be reached through it?). The kernels as PTX text, and the same in C++ for memory that the CPU reads.
 //
 // The hash is multilinear over 64-bit words m_i: sum of m_i * K_i mod 2^128, plus a constant (the Carter-Wegman family
 // of universal hashes in the form studied by Lemire and Kaser, "Strongly universal string hashing is fast", 2014, here
@@ -31,11 +31,30 @@ static_assert(sizeof(PageHash) == 16);
 /// Hash of the 2 MiB at `page` (8-byte aligned). The same as the kernel's. About 10 GB/s on one core.
 PageHash hashPage(const void* page);
 
+/// Which addresses are looked for, and the bit of each in a bitmap of bits() bits, 32-bit words: one for each page of the global
+/// range, then one for each granule of 1 << outside_shift bytes from outside_base. A word of memory is an address if it is
+/// aligned; bits are only ever set.
+struct ScanScope {
+  uint64_t range_base = 0;
+  uint64_t range_pages = 0;  // used part of the range
+  uint64_t outside_base = 0;
+  uint32_t outside_granules = 0;
+  uint32_t outside_shift = 21;
+
+  uint64_t bits() const { return range_pages + outside_granules; }
+  uint64_t bitmapWords() const { return (bits() + 31) / 32; }
+  bool isOutside(uint64_t bit) const { return bit >= range_pages; }
+  /// The first address that a bit stands for.
+  uint64_t addressOf(uint64_t bit) const {
+    return isOutside(bit) ? outside_base + ((bit - range_pages) << outside_shift) : range_base + bit * kHashPageBytes;
+  }
+};
+static_assert(sizeof(ScanScope) == 32);
+
 /// One run of pages for the kernel, as it lies in device memory.
 struct PagePassJob {
   uint64_t address = 0;  // device address of the first page (an alias), 16-byte aligned
-  uint64_t found = 0;    // device address of a bitmap of range_pages bits in 32-bit words, to be cleared before; jobs
-                         // may share one; 0: hash only
+  uint64_t found = 0;    // device address of a bitmap (ScanScope), to be cleared before; jobs may share one; 0: hash only
   uint32_t pages = 0;    // may be below the grid's width
   uint32_t first_hash = 0;  // slot in `hashes` of the first page
 };
@@ -43,13 +62,11 @@ static_assert(sizeof(PagePassJob) == 24);
 
 /// Parameters of kernel kPagePassKernel, in order; `&member` of each goes into kernelParams.
 /// Grid: (largest `pages` of any job, number of jobs, 1); block: (kPagePassThreads, 1, 1); no dynamic shared memory.
-/// Page p of job j writes hashes[first_hash + p]. Every aligned 8-byte word w with w - range_base < range_pages * 2 MiB
-/// sets bit (w - range_base) / 2 MiB of the job's bitmap; bits are only ever set.
+/// Page p of job j writes hashes[first_hash + p].
 struct PagePassParameters {
-  uint64_t jobs = 0;         // device address of PagePassJob[]
-  uint64_t range_base = 0;   // of the global range
-  uint64_t range_pages = 0;  // used part of the range; 0: nothing is found
-  uint64_t hashes = 0;       // device address of PageHash[], 16-byte aligned
+  uint64_t jobs = 0;  // device address of PagePassJob[]
+  ScanScope scope;
+  uint64_t hashes = 0;  // device address of PageHash[], 16-byte aligned
 };
 inline constexpr char kPagePassKernel[] = "olpager_page_pass";
 inline constexpr unsigned kPagePassThreads = 256;
@@ -59,8 +76,7 @@ inline constexpr unsigned kPagePassThreads = 256;
 struct ScanParameters {
   uint64_t address = 0;  // device address, 8-byte aligned
   uint64_t words = 0;    // 8-byte words
-  uint64_t range_base = 0;
-  uint64_t range_pages = 0;
+  ScanScope scope;
   uint64_t found = 0;  // as in PagePassJob
 };
 inline constexpr char kScanKernel[] = "olpager_scan";
@@ -72,7 +88,7 @@ struct ScanJob {
   uint64_t words = 0;    // 8-byte words
 };
 static_assert(sizeof(ScanJob) == 24);
-/// Parameters: device address of ScanJob[], range_base, range_pages. Grid: (any, number of jobs, 1); any block in x.
+/// Parameters: device address of ScanJob[], ScanScope. Grid: (any, number of jobs, 1); any block in x.
 inline constexpr char kScanRangesKernel[] = "olpager_scan_ranges";
 
 /// PTX text of the kernels (compute_75, so every later GPU can compile it), NUL-terminated, static.

@@ -187,7 +187,7 @@ TEST_CASE("pointers in a module's variables are followed", "[pager][pointers][ro
   CUdeviceptr global = 0;
   size_t bytes = 0;
   REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
-  rig.pool().addRoot(rig.context(), global, bytes, nullptr);
+  rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
   const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
   rig.put(target + 64, 99);
   for (int round = 0; round < 2; ++round) {
@@ -206,7 +206,7 @@ TEST_CASE("what a copy puts into a module's variable is followed at once", "[pag
   CUdeviceptr global = 0;
   size_t bytes = 0;
   REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
-  rig.pool().addRoot(rig.context(), global, bytes, nullptr);
+  rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
   CHECK(rig.pool().mayHoldRoot(global, 1));
   CHECK(rig.pool().mayHoldRoot(global - 4, 8));
   CHECK_FALSE(rig.pool().mayHoldRoot(global - 4, 4));
@@ -276,7 +276,7 @@ TEST_CASE("a variable that is made known late is scanned before a kernel follows
   const uint64_t word = target + 64;
   REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(global, &word, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
   REQUIRE(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
-  rig.pool().addRoot(rig.context(), global, bytes, nullptr);
+  rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
   rig.launch(CU_STREAM_LEGACY, "readGlobal", out);
   rig.synchronize();
   CHECK(rig.get(out) == 99);
@@ -287,7 +287,7 @@ TEST_CASE("a kernel that names nothing keeps what a variable leads it to", "[pag
   CUdeviceptr global = 0;
   size_t bytes = 0;
   REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
-  rig.pool().addRoot(rig.context(), global, bytes, nullptr);
+  rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
   const CUstream stream = rig.makeStream();
   const CUdeviceptr target = rig.allocate(2 * kMiB);
   rig.put(target + 64, 5);
@@ -314,11 +314,11 @@ TEST_CASE("large and many variables are looked at", "[pager][pointers][roots]") 
   REQUIRE(driver().api.cuMemsetD8Async(memory, 0, 20 * kMiB, CU_STREAM_LEGACY) == CUDA_SUCCESS);
   CUdeviceptr place = 0;
   SECTION("one of 20 MiB") {
-    rig.pool().addRoot(rig.context(), memory, 20 * kMiB, nullptr);
+    rig.pool().addRoot(rig.context(), memory, 20 * kMiB, RootKind::kVariable);
     place = memory + 18 * kMiB;
   }
   SECTION("five thousand") {
-    for (uint64_t i = 0; i < 5000; ++i) rig.pool().addRoot(rig.context(), memory + i * 64, 16, nullptr);
+    for (uint64_t i = 0; i < 5000; ++i) rig.pool().addRoot(rig.context(), memory + i * 64, 16, RootKind::kVariable);
     place = memory + 4999 * 64 + 8;
   }
   REQUIRE(rig.copyIn(CU_STREAM_LEGACY, place, std::vector<uint64_t>{target + 64}.data(), 8, true) == CUDA_SUCCESS);
@@ -338,7 +338,7 @@ TEST_CASE("pointers in pinned memory that a launch names are followed", "[pager]
           CUDA_SUCCESS);
   CUdeviceptr mapped = 0;
   REQUIRE(driver().cuMemHostGetDevicePointer_v2(&mapped, pinned, 0) == CUDA_SUCCESS);
-  rig.pool().addRoot(rig.context(), mapped, 4096, pinned);
+  rig.pool().addRoot(rig.context(), mapped, 4096, RootKind::kHost);
   const CUdeviceptr out = rig.allocate(2 * kMiB);
   const auto targets = makeTargets(rig);
   rig.press();

@@ -307,7 +307,7 @@ TEST_CASE("a forked child gets an answer to every call", "[pager][end]") {
     right &= pool.releaseAddress(a, 4 * kMiB) == CUDA_ERROR_NOT_INITIALIZED;
     right &= pool.unmap(a, 4 * kMiB) == CUDA_ERROR_NOT_INITIALIZED;
     right &= !pool.describe(a, &info);
-    pool.addRoot(nullptr, a, 8, nullptr);
+    pool.addRoot(nullptr, a, 8, RootKind::kVariable);
     pool.removeRoot(a);
     pool.streamDestroyed({});
     pool.contextGone(nullptr);

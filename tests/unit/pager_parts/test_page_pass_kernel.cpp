@@ -105,8 +105,8 @@ TEST_CASE("page pass kernel: hashes and pages found equal the reference", "[page
   };
   PagePassParameters parameters;
   parameters.jobs = device.add(jobs, false);
-  parameters.range_base = kBase;
-  parameters.range_pages = kRangePages;
+  parameters.scope.range_base = kBase;
+  parameters.scope.range_pages = kRangePages;
   parameters.hashes = device.add(hashes, true);
   launch(kPagePassKernel, parameters, {2, 3, 1}, kPagePassThreads, device);
 
@@ -147,8 +147,8 @@ TEST_CASE("scan kernel: finds what the reference finds", "[page_pass_kernel]") {
   ScanParameters parameters;
   parameters.address = device.add(words, false);
   parameters.words = 1000;
-  parameters.range_base = kBase;
-  parameters.range_pages = 64;
+  parameters.scope.range_base = kBase;
+  parameters.scope.range_pages = 64;
   parameters.found = device.add(found, true);
   launch(kScanKernel, parameters, {3, 1, 1}, 64, device);
   CHECK(found == expected);

@@ -1,0 +1,309 @@
+// The path of an operation while something is not in VRAM. Under the mutex: what it names, what it can get to from there (Closure),
+// the wait for what is missing, then its number.
+#include <algorithm>
+#include <deque>
+
+#include "pager/clock.h"
+#include "pager/closure.h"
+#include "pager/engine.h"
+#include "pager/kernels/page_pass.h"
+
+namespace olpager::pager {
+
+namespace {
+
+constexpr uint64_t kScanOnCpu = 64 << 10;
+
+// A launch may have written to memory that stays in place. Instead of scanning it over the link: what it can have written
+// there are pointers to what it reached. Now and then a scan after all, which forgets what is not there.
+void assumeNames(PoolState& state, Region& region, const std::vector<Region*>& reach) {
+  constexpr size_t kMostAssumed = 256;
+  constexpr uint16_t kScannedUses = 4096;
+  if (region.density.uses % kScannedUses == kScannedUses - 1 || region.edges.size() > kMostAssumed)
+    return state.markDirty(&region);
+  region.names_itself = true;
+  for (const Region* other : reach)
+    if (other != &region && std::find(region.edges.begin(), region.edges.end(), other->id) == region.edges.end())
+      region.edges.push_back(other->id);
+}
+
+/// What a thread asks the engines for while it waits. Let go at the end of its scope, also when an exception ends it.
+class Asked {
+ public:
+  explicit Asked(Closure& closure) : closure_(closure) {}
+  ~Asked() { letGo(); }
+  Asked(const Asked&) = delete;
+  Asked& operator=(const Asked&) = delete;
+
+  /// Asks for what the closure needs by now.
+  void ask() {
+    for (; extents_ < closure_.needed.size(); ++extents_)
+      wantOf(*closure_.needed[extents_]->region->engine).extents.push_back(closure_.needed[extents_]);
+    for (; held_ < closure_.regions.size(); ++held_) {
+      Region* region = closure_.regions[held_];
+      if (!region->isRoot()) wantOf(*region->engine).regions.push_back(region);
+      ++region->wanted;
+    }
+    held_pieces_ = closure_.used.hold(held_pieces_);
+    for (Region* region : closure_.regions) {  // also what the host wrote meanwhile
+      Engine* const engine = closure_.mustScan(*region) ? closure_.engineOf(*region) : nullptr;
+      if (engine == nullptr) continue;
+      auto& to_scan = wantOf(*engine).to_scan;
+      if (std::find(to_scan.begin(), to_scan.end(), region) == to_scan.end()) to_scan.push_back(region);
+    }
+    if (Engine* const engine = closure_.scannerOfVariables(); engine != nullptr) wantOf(*engine).scan_roots = true;
+    for (auto& [engine, want] : wants_) {
+      want.fetch = !closure_.fetched.empty();
+      engine->wake();
+    }
+  }
+  template <typename Visit>
+  void forEach(Visit visit) {
+    for (auto& [engine, want] : wants_) visit(want);
+  }
+  void letGo() {
+    for (auto& [engine, want] : wants_) engine->removeWant(&want);
+    wants_.clear();
+    for (; held_ > 0; --held_) --closure_.regions[held_ - 1]->wanted;
+    closure_.used.release(held_pieces_);
+    held_pieces_ = 0;
+  }
+
+ private:
+  Want& wantOf(Engine& engine) {
+    auto it = std::find_if(wants_.begin(), wants_.end(), [&](auto& want) { return want.first == &engine; });
+    if (it != wants_.end()) return it->second;
+    wants_.emplace_back(&engine, Want{});
+    wants_.back().second.since_ns = nowNs();
+    engine.addWant(&wants_.back().second);
+    return wants_.back().second;
+  }
+
+  Closure& closure_;
+  std::deque<std::pair<Engine*, Want>> wants_;  // the engines keep pointers to them
+  size_t extents_ = 0;                          // of what is needed, that are in wants
+  size_t held_ = 0;                             // regions that are no victims meanwhile
+  size_t held_pieces_ = 0;
+};
+
+}  // namespace
+
+CUresult Access::acquireSlow() {
+  PoolState& state = *pool_.state_;
+  Lock lock(state.mutex);
+  Closure closure(state, stream_.context, follows_pointers_,
+                  static_cast<uint32_t>(reinterpret_cast<uintptr_t>(function_) >> 4));
+  if (const CUresult result = nameAll(closure); result != CUDA_SUCCESS) return result;
+  uint64_t waited_ns = 0;
+  if (const CUresult result = await(closure, lock, &waited_ns); result != CUDA_SUCCESS) return result;
+  commit(closure, waited_ns);
+  lock.unlock();
+  if (timed_ != nullptr) timed_->begin(state.driver, stream_.stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult Access::nameAll(Closure& closure) {
+  for (unsigned i = 0; i < count_; ++i) {
+    const Use& named = use(i);
+    if (named.bytes == 0) {
+      closure.name(named.address);
+    } else if (const CUresult result = closure.nameRange(named.address, named.bytes, named.mode);
+               result != CUDA_SUCCESS && !only_shows_) {
+      return result;
+    }
+  }
+  for (const uint64_t word : outside_words_) closure.nameOutside(word);
+  closure.nothingElseIsNamed();
+  if (follows_pointers_ && (pool_.state_->options.reach == Reach::kAll || reaches_everything_))
+    closure.reachEverything();
+  return CUDA_SUCCESS;
+}
+
+// Until all that the operation reaches is mapped, or the engines have given up. `waited_ns`: 0, nothing was missing.
+CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
+  PoolState& state = *pool_.state_;
+  Asked asked(closure);
+  closure.follow();
+  if (follows_pointers_ && !closure.used.empty() && !closure.everything) {
+    closure.fetched = closure.used.worthFetching(state.launch_number.load());
+    closure.needed.insert(closure.needed.end(), closure.fetched.begin(), closure.fetched.end());
+  }
+  for (Extent* extent : closure.needed)
+    if (only_shows_ && !extent->region->isSparse() && state.options.reach != Reach::kAll)
+      closure.fetched.push_back(extent);
+  uint64_t began = 0;
+  bool in_vain = false, refused = false;
+  for (; !closure.settled(in_vain); closure.follow()) {
+    if (began == 0) began = nowNs();
+    asked.ask();
+    state.changed.wait_for(lock, std::chrono::milliseconds(100));
+    bool too_late = false;
+    asked.forEach([&](const Want& want) {
+      refused |= want.failed;
+      in_vain |= want.in_place;
+      too_late |= want.scan_late;
+    });
+    // What the host wrote can't be looked at in time: it may name anything.
+    if (too_late && !closure.everything) closure.reachEverything();
+    if (refused || state.stopped) break;
+  }
+  asked.letGo();
+  if (began != 0) {
+    *waited_ns = nowNs() - began;
+    if (only_shows_) closure.fetched.clear();
+    if (!closure.fetched.empty() && in_vain) closure.used.fetchedInVain(state.launch_number.load());
+    if (!closure.fetched.empty() && !in_vain) closure.used.fetchedInTime();
+  }
+  if (refused) return CUDA_ERROR_OUT_OF_MEMORY;
+  // Stopped: nobody brings what is missing any more.
+  return state.stopped && !closure.settled(in_vain) ? CUDA_ERROR_DEINITIALIZED : CUDA_SUCCESS;
+}
+
+// The operation gets its number, and all that it reaches knows it.
+void Access::commit(Closure& closure, uint64_t waited_ns) {
+  PoolState& state = *pool_.state_;
+  StreamState* stream = state.streams.find(stream_);
+  stream->pending.fetch_add(1, std::memory_order_acq_rel);
+  const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_acq_rel) + 1;
+  number_ = number;
+  stream_state_ = stream;
+  hazards().mine()->enter();  // before the mutex is released: whoever marks an extent later waits for this
+  if (closure.everything) state.floor = std::max(state.floor, number);
+  Engine* engine = nullptr;
+  bool in_place = false;
+  for (Region* region : closure.regions) {
+    raise(region->stamp, number);
+    if (region->isRoot()) {
+      if (follows_pointers_) state.markDirty(region);
+      continue;
+    }
+    engine = region->engine;
+    if (region->by_pieces) {
+      if (!closure.used.knows(*region)) region->whole_stamp = number;  // it was no arena when it was named
+    } else {
+      in_place |= region->in_place > 0;
+      if (region->in_place > 0 && region->arena != nullptr) region->engine->askSwap(*region);
+    }
+    if (region->ahead > 0 && !region->by_pieces)
+      for (auto& extent : region->extents)
+        if (extent->prefetched && extent->state == ExtentState::kVram) engine->noteUsed(*extent, true);
+    if (!follows_pointers_) continue;
+    if (region->isSparse() && region->in_place > 0 && !closure.everything) {
+      assumeNames(state, *region, closure.regions);
+    } else {
+      state.markDirty(region);
+    }
+  }
+  if (!closure.used.empty()) {
+    bool written = follows_pointers_;
+    for (unsigned i = 0; i < count_; ++i) written |= use(i).mode != Mode::kRead;
+    closure.used.stamp(number, written);
+    in_place |= closure.used.usesInPlace();
+  }
+  if (name_ != nullptr) state.recent_kernels.note(name_);
+  if (function_ != nullptr && !closure.everything) timed_ = chooseTimed(closure.named());
+  for (unsigned i = 0; !follows_pointers_ && i < count_; ++i)
+    if (use(i).mode != Mode::kRead) noteWritten(*state.find(use(i).address), closure, number);
+  if (!root_writes_.empty()) writesRoots(closure, number);
+  if (engine == nullptr) return;
+  DeviceCounters& figures = engine->figures();
+  if (follows_pointers_) {
+    add(figures.launches);
+    if (waited_ns == 0 && !in_place) add(figures.launches_resident);
+    if (in_place) add(figures.launches_in_place);
+    if (closure.everything && state.options.reach != Reach::kAll) add(figures.launches_reaching_all);
+  } else {
+    add(figures.copies);
+  }
+  if (waited_ns != 0) figures.fault_wait.record(waited_ns);
+  engine->touched();
+}
+
+// A copy or memset writes to the region: what pointers come in with it.
+void Access::noteWritten(Region& region, const Closure& closure, uint64_t number) {
+  PoolState& state = *pool_.state_;
+  bool known = host_source_ != nullptr || !closure.sources.empty();
+  const auto unknown = [&] {
+    region.host_written = true;
+    ++region.host_writes;
+    if (region.isRoot()) region.root->written = number;
+  };
+  for (const Region* source : closure.sources) {
+    const bool unseen = source->in_dirty_list || source->scans > 0;
+    known &= !unseen && !source->host_written && !source->by_pieces;
+    if (source == &region) continue;
+    addEdgesOf(region, *source);
+    // Pointers of an arena by pieces into itself are not followed: reach = learned means that.
+    if ((source->names_itself || unseen) && !source->by_pieces) addEdge(state, region, source->base);
+    if (source->host_written) unknown();
+  }
+  if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
+    addEdgesAmong(state, region, host_source_, host_bytes_);
+  } else if (host_source_ != nullptr) {
+    unknown();
+    known = false;
+  }
+  // Plain data in a region of plain data: no pass has to look at it. Where there are pointers, one finds out which are left.
+  if (!known || region.names_itself || !region.edges.empty() || !region.piece_edges.empty()) state.markDirty(&region);
+}
+
+// Copies to memory outside the range. What they put into module variables is reached by every launch from now on.
+void Access::writesRoots(const Closure& closure, uint64_t number) {
+  PoolState& state = *pool_.state_;
+  for (const Use& write : root_writes_) {
+    state.roots.forAt(write.address, write.bytes, [&](uint64_t, const Root& root) {
+      if (root.region != nullptr) {
+        raise(root.region->stamp, number);
+        return noteWritten(*root.region, closure, number);
+      }
+      bool known = true;
+      for (const Region* source : closure.sources) {
+        for (const uint32_t id : source->edges)
+          if (const Region* target = state.regions.at(id); !target->dead) state.addRootEdge(root.context, *target);
+        for (const uint64_t page : source->piece_edges)
+          if (const Region* target = state.find(page); target != nullptr && !target->dead)
+            state.addRootEdge(root.context, *target, page);
+        const bool unseen = source->in_dirty_list || source->scans > 0;
+        if ((source->names_itself || unseen) && !source->by_pieces) state.addRootEdge(root.context, *source);
+        known &= !source->host_written && !(source->by_pieces && unseen);
+      }
+      if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
+        forPointersAmong(state, host_source_, host_bytes_, [&](Region& target, uint64_t word) {
+          state.addRootEdge(root.context, target, word);
+        });
+      } else if (host_source_ != nullptr) {
+        known = false;
+      }
+      if (!known) state.noteRootsWritten(root.context, number);
+    });
+  }
+}
+
+// The largest allocation that the launch names and of which it is not known how much launches touch.
+TimedLaunch* Access::chooseTimed(std::span<Region* const> named) {
+  PoolState& state = *pool_.state_;
+  Region* chosen = nullptr;
+  bool all_resident = true;
+  size_t in_place = 0;
+  for (Region* region : named) {
+    all_resident &= region->blocked.load(std::memory_order_relaxed) == 0;
+    in_place += region->in_place > 0 ? 1 : 0;
+    if (region->pages * kPageBytes < kLeastSparseBytes || region->density.verdict == Density::kDense ||
+        region->arena != nullptr)
+      continue;
+    if (chosen == nullptr || region->pages > chosen->pages) chosen = region;
+  }
+  // Recorded only where the launch goes to the device's own engine's context, and into no graph.
+  if (chosen == nullptr || chosen->engine->context() != stream_.context || state.streams.capturing() ||
+      !chosen->engine->chunks().hostMappable())
+    return nullptr;
+  const bool alone = in_place == 1 && chosen->in_place > 0;  // nothing else is read over the link
+  if (chosen->isSparse()) {
+    const uint16_t use = chosen->density.uses++;
+    if (!alone || (use >= kTimedUses / 8 && use % kTimedUses != 0)) return nullptr;
+    return chosen->engine->timer().take(*chosen, true);
+  }
+  return all_resident || alone ? chosen->engine->timer().take(*chosen, alone) : nullptr;
+}
+
+}  // namespace olpager::pager

@@ -1,0 +1,136 @@
+#include "pager/closure.h"
+
+#include "base/log.h"
+#include "pager/engine.h"
+
+namespace olpager::pager {
+
+void Closure::visit(Region* region) {
+  if (region == nullptr || region->dead || region->mark == mark_) return;
+  if (region->engine == nullptr && !region->isRoot()) return;
+  region->mark = mark_;
+  regions.push_back(region);
+}
+
+void Closure::visitWhole(Region* region) {
+  visit(region);
+  if (region->by_pieces && !region->dead && region->engine != nullptr) used.addWhole(*region);
+}
+
+void Closure::visitPage(uint64_t address) {
+  Region* region = state_.find(address);
+  visit(region);
+  if (region != nullptr && region->by_pieces && !region->dead && region->engine != nullptr)
+    used.addPage(*region, address / kPageBytes * kPageBytes);
+}
+
+void Closure::name(uint64_t address) {
+  Region* region = state_.find(address);
+  if (region == nullptr || region->dead) return;
+  if (region->arena != nullptr && region->engine != nullptr) used.name(*region, address, signature_);
+  if (!region->tiny && !region->by_pieces && region->mark != mark_)
+    state_.predictor.touch(unitOf(*region), signature_);
+  visit(region);
+}
+
+void Closure::nameOutside(uint64_t address) { visit(state_.roots.regionAt(address)); }
+
+CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
+  // A range may run over several regions only through the program's own mappings, which are one region.
+  Region* region = state_.find(address);
+  if (region == nullptr || region->dead || !holds(*region, address, bytes) || region->engine == nullptr)
+    return CUDA_ERROR_INVALID_VALUE;
+  const ExtentRange range = extentsAt(*region, address, bytes);
+  for (size_t e = range.first; e < range.last; ++e) needed.push_back(region->extents[e].get());
+  if (mode == Mode::kRead) sources.push_back(region);
+  if (region->arena != nullptr) used.nameRange(*region, address, bytes, signature_);
+  if (!region->tiny && !region->by_pieces && region->mark != mark_)
+    state_.predictor.touch(unitOf(*region), signature_);
+  visit(region);
+  return CUDA_SUCCESS;
+}
+
+void Closure::reachEverything() {
+  everything = true;
+  mark_ = ++state_.closure_mark;
+  for (Region* region : regions) region->mark = mark_;
+  for (uint32_t id = 1; id < state_.regions.end(); ++id) {
+    Region* region = state_.regions.at(id);
+    if (region->dead || !(region->published || region->isRoot())) continue;
+    for (auto& extent : region->extents)
+      if (!extent->mapped() || extent->state == ExtentState::kRetiring) needed.push_back(extent.get());
+    visit(region);
+  }
+}
+
+Engine* Closure::scannerOfVariables() const {
+  if (!follows_ || everything || !state_.roots_written.contains(context_)) return nullptr;
+  Engine* const engine = state_.engineIn(context_);
+  return engine == nullptr || engine->broken() ? nullptr : engine;
+}
+
+void Closure::followVariables() {
+  for (const RootEdge& edge : state_.root_edges) {
+    Region* region = state_.regions.at(edge.id);
+    if (region->buffer_id != edge.buffer_id) continue;
+    if (region->by_pieces && edge.page != 0)
+      visitPage(edge.page);
+    else
+      visitWhole(region);
+  }
+}
+
+// What the region's extents, or a root's contents, add.
+void Closure::list(Region& region) {
+  if (region.isRoot()) {
+    if (!refreshRoot(state_, region)) everything = true;
+    return;
+  }
+  if (region.by_pieces) return;
+  // What is all there stays so while a launch waits, except where older launches may take it (Engine::isHeld).
+  // A reservation can have tens of thousands of extents: nobody looks at them while all can be used.
+  const bool all = !region.engine->chunks().hostMappable();
+  if (!all && region.unusable == 0) return;
+  for (auto& extent : region.extents)
+    if (all || !usable(extent->state)) needed.push_back(extent.get());
+}
+
+void Closure::follow() {
+  if (!follows_ || everything) return;
+  // Variables of a context that no engine lives in can't be scanned: they may name anything.
+  if (state_.roots.hasVariables(context_) && state_.engineIn(context_) == nullptr) return reachEverything();
+  mark_ = ++state_.closure_mark;  // other launches have set marks of theirs meanwhile
+  for (Region* region : regions) region->mark = mark_;
+  used.remark();
+  followVariables();
+  for (size_t i = 0; i < regions.size(); ++i) {
+    Region& region = *regions[i];
+    if (i >= listed_) list(region);
+    for (const uint32_t id : region.edges) visitWhole(state_.regions.at(id));
+    for (const uint64_t page : region.piece_edges) visitPage(page);
+    state_.forFixed(region, [&](Region* target) {
+      visit(target);
+      everything |= target == nullptr;
+    });
+    if (everything) return reachEverything();
+  }
+  listed_ = regions.size();
+  for (; listed_pieces_ < used.extents().size(); ++listed_pieces_) {
+    Extent* extent = used.extents()[listed_pieces_];
+    if (!usable(extent->state) || !extent->region->engine->chunks().hostMappable()) needed.push_back(extent);
+  }
+}
+
+bool Closure::settled(bool in_vain) const {
+  for (const Extent* extent : fetched)
+    if (!in_vain && extent->state == ExtentState::kInPlace && !extent->region->engine->broken()) return false;
+  for (const Extent* extent : needed)
+    if (!usable(extent->state) && !extent->region->engine->broken()) return false;
+  for (const Region* region : regions)
+    if (const Engine* const engine = mustScan(*region) ? engineOf(*region) : nullptr;
+        engine != nullptr && !engine->broken())
+      return false;
+  return scannerOfVariables() == nullptr;
+}
+
+}  // namespace olpager::pager
