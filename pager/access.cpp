@@ -61,6 +61,15 @@ void Access::addReach(const ReachSet& set) {
 void Access::collect(ReachSet& into) const {
   if (pool_.state_->forked.load(std::memory_order_relaxed)) return;
   into.everything |= reaches_everything_;
+  for (const uint64_t word : outside_words_) into.add(word);
+  // A value is known now; what a copy from the host brings in each time that the graph runs, nobody has seen by then.
+  uint64_t value = 0;
+  if (host_source_ != nullptr && host_stable_ && host_bytes_ <= sizeof(value)) {
+    std::memcpy(&value, host_source_, host_bytes_);
+    if (pool_.contains(value)) into.add(value);
+  } else if (host_source_ != nullptr) {
+    into.everything = true;
+  }
   for (unsigned i = 0; i < count_; ++i) {
     const Region* region = pool_.state_->find(use(i).address);
     if (region == nullptr) continue;

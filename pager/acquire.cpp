@@ -194,6 +194,7 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
       state.markDirty(region);
     }
   }
+  if (follows_pointers_) assumeStored(closure);
   if (!closure.used.empty()) {
     bool written = follows_pointers_;
     for (unsigned i = 0; i < count_; ++i) written |= use(i).mode != Mode::kRead;
@@ -217,6 +218,24 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
   }
   if (waited_ns != 0) figures.fault_wait.record(waited_ns);
   engine->touched();
+}
+
+// A kernel may have stored the addresses of roots wherever it came to. The CPU may put pointers into such a root at any time
+// after, before a pass has found out who names it.
+void Access::assumeStored(const Closure& closure) {
+  PoolState& state = *pool_.state_;
+  const auto cpuWrites = [](const Region& region) {
+    return region.isRoot() && region.root->scannable && region.root->kind != RootKind::kDevice;
+  };
+  if (closure.everything || std::none_of(closure.regions.begin(), closure.regions.end(),
+                                         [&](const Region* region) { return cpuWrites(*region); }))
+    return;
+  for (const Region* root : closure.regions) {
+    if (!cpuWrites(*root)) continue;
+    for (Region* region : closure.regions)
+      if (region != root) addEdge(state, *region, *root, root->base);
+    if (state.roots.hasVariables(stream_.context)) state.addRootEdge(stream_.context, *root);
+  }
 }
 
 // A copy or memset writes to the region: what pointers come in with it.

@@ -1,14 +1,21 @@
 #include "pager/closure.h"
 
 #include "base/log.h"
+#include "base/size.h"
 #include "pager/engine.h"
 
 namespace olpager::pager {
 
 void Closure::visit(Region* region) {
   if (region == nullptr || region->dead || region->mark == mark_) return;
-  if (region->engine == nullptr && !region->isRoot()) return;
   region->mark = mark_;
+  if (region->engine == nullptr && !region->isRoot()) {  // a reservation
+    state_.forFixed(*region, [&](Region* target) {
+      visit(target);
+      everything_found_ |= target == nullptr;
+    });
+    return;
+  }
   regions.push_back(region);
 }
 
@@ -80,10 +87,21 @@ void Closure::followVariables() {
   }
 }
 
+void Closure::notLookedThrough(const Region& root) {
+  everything_found_ = true;
+  const bool of_host = root.root->kind == RootKind::kHost || root.root->kind == RootKind::kManaged;
+  base::warnOnce("root that is not looked through",
+                 "%s memory at %#llx (%s), which kernels use, can't be looked through for pointers: each launch "
+                 "that uses such memory is taken to reach all of memory (counter launches_reaching_all); OL_REACH=learned "
+                 "says that it holds none",
+                 of_host ? (root.root->kind == RootKind::kHost ? "pinned" : "managed") : "the driver's own",
+                 static_cast<unsigned long long>(root.base), base::formatSize(root.requested_bytes).c_str());
+}
+
 // What the region's extents, or a root's contents, add.
 void Closure::list(Region& region) {
   if (region.isRoot()) {
-    if (!refreshRoot(state_, region)) everything = true;
+    if (!refreshRoot(state_, region) && state_.leadsAnywhere(region)) notLookedThrough(region);
     return;
   }
   if (region.by_pieces) return;
@@ -98,7 +116,8 @@ void Closure::list(Region& region) {
 void Closure::follow() {
   if (!follows_ || everything) return;
   // Variables of a context that no engine lives in can't be scanned: they may name anything.
-  if (state_.roots.hasVariables(context_) && state_.engineIn(context_) == nullptr) return reachEverything();
+  if (everything_found_ || (state_.roots.hasVariables(context_) && state_.engineIn(context_) == nullptr))
+    return reachEverything();
   mark_ = ++state_.closure_mark;  // other launches have set marks of theirs meanwhile
   for (Region* region : regions) region->mark = mark_;
   used.remark();
@@ -110,9 +129,9 @@ void Closure::follow() {
     for (const uint64_t page : region.piece_edges) visitPage(page);
     state_.forFixed(region, [&](Region* target) {
       visit(target);
-      everything |= target == nullptr;
+      everything_found_ |= target == nullptr;
     });
-    if (everything) return reachEverything();
+    if (everything_found_) return reachEverything();
   }
   listed_ = regions.size();
   for (; listed_pieces_ < used.extents().size(); ++listed_pieces_) {

@@ -62,12 +62,14 @@ class Closure {
   void visitPage(uint64_t address);
   void followVariables();
   void list(Region& region);
+  void notLookedThrough(const Region& root);
 
   PoolState& state_;
   CUcontext context_;
   uint32_t signature_;
   bool follows_;
   uint32_t mark_;
+  bool everything_found_ = false;  // something that it reaches may name anything
   size_t named_ = 0;
   size_t listed_ = 0;         // of `regions`: their extents are in `needed`, roots are looked through
   size_t listed_pieces_ = 0;  // of used.extents()

@@ -131,6 +131,11 @@ class Engine {
     poll_asked_ = true;
     if (idle_) wake();
   }
+  /// Another device is about to evict what pointers in this one's memory may name: all that is dirty is to be scanned.
+  void askScan() {
+    scan_asked_ = true;
+    if (idle_) wake();
+  }
   /// A launch touched regions in the learned order: prefetch may have something to do.
   void touched() {
     if (idle_) wake();
@@ -180,7 +185,12 @@ class Engine {
     uint64_t completed = 0;     // all launches up to this one had completed when the pass began
     kernels::ScanScope scope;
     uint64_t pass_number = 0;  // of the engine's: they end in this order
-    bool for_roots = false;  // a launch waits for the scan of the roots
+    bool for_roots = false;  // a launch waits for the scan of the variables
+    bool scan_all = false;   // no victims: another engine waits for the scan
+    // Other engines that have to scan what is dirty of theirs before this one may unmap anything, and the pass that will have
+    // done so, as of the victims' stamp then.
+    std::vector<std::pair<const Engine*, uint64_t>> others;
+    uint64_t others_stamp = 0;
     uint64_t settles_floor =
         0;  // PoolState::floor_epoch when its grace period began, if that time was not settled; else 0
     CUevent event = nullptr;
@@ -248,6 +258,8 @@ class Engine {
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
   bool begin(std::unique_ptr<Batch> batch);
   bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
+  bool othersHaveScanned(Batch& batch, uint64_t stamp);
+  bool hasDirty() const;
   bool startPass(Batch& batch, Lock& lock);
   kernels::ScanScope scopeNow() const;
   CUresult launchPass(const Scratch& scratch, size_t first, size_t count, const kernels::ScanScope& scope, CUevent event);
@@ -295,6 +307,7 @@ class Engine {
   uint64_t next_drain_ns_ = 0;
   bool stop_ = false;
   bool poll_asked_ = false;
+  bool scan_asked_ = false;
   bool recalled_ = false;  // another device needs what this one's memory takes of the host tier
   bool pausing_ = false;   // nothing new is begun: the engine moves to another context
   bool idle_ = false;

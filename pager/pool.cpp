@@ -43,7 +43,7 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
     return Error{"OL_VRAM is below one page (2MiB): " + base::formatSize(given.vram.bytes)};
   pool->base_ = given.va_base;
   pool->end_ = given.va_base + given.va_size;
-  pool->asks_names_ = given.reach == Reach::kLearned;
+  pool->asks_names_ = given.reach != Reach::kAll;
   pool->state_ = std::make_unique<PoolState>(given, driver);
   PoolState& state = *pool->state_;
   auto map = space::PageMap::create(given.va_base, given.va_size);
@@ -368,6 +368,8 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
 // A root that is in the table no more.
 void dropRoot(PoolState& state, Region& region, Lock& lock) {
   region.dead = true;
+  if (Region* const around = state.map->contains(region.base) ? state.find(region.base) : nullptr; around != nullptr)
+    --around->fixed;
   while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
   region.edges.clear();
   region.piece_edges.clear();
@@ -694,19 +696,21 @@ void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootK
   PoolState& state = *state_;
   if (state.forked.load() || bytes == 0) return;
   const bool of_host = kind == RootKind::kHost || kind == RootKind::kManaged;
-  const bool scannable = !of_host || (bytes <= kLargestScanned && (kind == RootKind::kHost || usedAtOnce(state.driver)));
+  bool scannable = kind != RootKind::kUnknown;
+  if (of_host) scannable = bytes <= kLargestScanned && (kind == RootKind::kHost || usedAtOnce(state.driver));
   Lock lock(state.mutex);
   Root root{bytes, kind, context, nullptr};
   if (kind == RootKind::kVariable) {
     // What it holds by now nobody has looked at.
-    if (state.roots.add(address, root)) state.noteRootsWritten(context, state.launch_number.load());
+    if (state.roots.add(address, root, true)) state.noteRootsWritten(context, state.launch_number.load());
     return;
   }
   root.region = state.regions.take();
   if (root.region == nullptr) return;
   Region& region = *root.region;
   resetRegion(region);
-  if (!state.roots.add(address, root)) return state.regions.give(&region);
+  if (!state.roots.add(address, root, !contains(address))) return state.regions.give(&region);
+  if (Region* const around = contains(address) ? state.find(address) : nullptr; around != nullptr) ++around->fixed;
   region.kind = RegionKind::kRoot;
   region.base = address;
   region.pages = 0;

@@ -89,7 +89,8 @@ enum class RootKind : uint8_t {
   kVariable,  // of a module: every kernel of its context reads it
   kHost,      // pinned
   kManaged,
-  kDevice,  // device memory that is the driver's own
+  kDevice,   // device memory that is the driver's own, mapped for the context's device until it is no root any more
+  kUnknown,  // memory that can't be looked at: whoever reaches it may reach anything
 };
 
 /// How an operation uses a range. A write that covers an extent whole spares the fetch of what it overwrites.
@@ -198,7 +199,8 @@ class Pool {
   /// CUDA_ERROR_NOT_READY when they don't end within ten seconds. The handles are valid while the allocation lives.
   CUresult makeExportable(CUdeviceptr address, Exported* out);
 
-  /// [address, + bytes), outside the range, may hold pointers into it that kernels follow. `context`: where it was made.
+  /// [address, + bytes), outside the range or mapped by the driver into a reservation in it, may hold pointers into it that
+  /// kernels follow. `context`: where it was made.
   /// Memory of kind kHost is at the same address for CPU and GPU. Roots do not overlap; one that is added again stays as it is.
   void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootKind kind);
   /// Before the memory goes. Waits for a pass that reads it.
@@ -301,6 +303,7 @@ class Access {
   CUresult nameAll(Closure& closure);
   CUresult await(Closure& closure, Lock& lock, uint64_t* waited_ns);
   void commit(Closure& closure, uint64_t waited_ns);
+  void assumeStored(const Closure& closure);
   void noteWritten(Region& region, const Closure& closure, uint64_t number);
   bool crosses(const StreamState& stream, const Region& region) const;
   void reachAcross(StreamState& stream);

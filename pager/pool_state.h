@@ -214,9 +214,14 @@ struct PoolState {
   /// Variables of `context` name `region`: every launch reaches it from now on.
   /// `address`: where in it, which matters for an arena that moves by pieces; 0: anywhere.
   void addRootEdge(CUcontext context, const Region& region, uint64_t address = 0);
-  /// The engine whose passes scan the root, which is none of the CPU's alone; nullptr: none can.
+  /// The engine whose passes scan the root; nullptr: none can.
   Engine* scannerOf(const Region& root) const;
-  /// Calls visit(region) for regions in which handles lie that the reservation maps a second time; nullptr: in none now.
+  /// Nobody knows what the root names, nor vouches for it.
+  bool leadsAnywhere(const Region& root) const {
+    return options.reach != Reach::kLearned && (!root.root->scannable || scannerOf(root) == nullptr);
+  }
+  /// Calls visit(region) for what a reservation maps besides its extents: regions in which handles lie that it maps a second time
+  /// (nullptr: in none now), and roots, memory that is the driver's own.
   template <typename Visit>
   void forFixed(const Region& region, Visit visit) const {
     if (region.fixed == 0) return;
@@ -224,6 +229,7 @@ struct PoolState {
       if (!it->second.fixed) continue;
       visit(it->second.handle->primary == 0 ? nullptr : find(it->second.handle->primary));
     }
+    roots.forAt(region.base, region.pages * kPageBytes, [&](uint64_t, const Root& root) { visit(root.region); });
   }
 };
 

@@ -183,7 +183,7 @@ struct Region {
   uint32_t ahead = 0;     // extents that came in ahead of a launch and are unused
   uint32_t in_place = 0;  // extents in host memory in place
   uint32_t unusable = 0;  // extents that a launch has to wait for
-  uint32_t fixed = 0;     // of a reservation: mappings of handles that lie elsewhere (PoolState::forFixed)
+  uint32_t fixed = 0;     // of a reservation: mappings in it whose memory is known elsewhere (PoolState::forFixed)
   uint32_t mark = 0;      // visit mark of reach closures
   uint64_t requested_bytes = 0;
   uint64_t buffer_id = 0;

@@ -167,7 +167,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
 
 // The batch sets out, if there is anything in it.
 bool Engine::begin(std::unique_ptr<Batch> batch) {
-  if (batch->victims.empty() && batch->scan_for.empty() && !batch->for_roots) return false;
+  if (batch->victims.empty() && batch->scan_for.empty() && !batch->for_roots && !batch->scan_all) return false;
   batch->settles_floor = pool_.floor_pending ? pool_.floor_epoch : 0;
   hazards().snapshot(batch->hazards);
   batches_.push_back(std::move(batch));
@@ -220,7 +220,43 @@ void Engine::cancelBatches() {
   });
 }
 
+// Pointers to victims may lie in memory of other devices, whose kernels follow them here. Their engines scan it once the
+// victims are quiet; if that shows that launches in flight reach a victim after all, it is not quiet any more, and they scan
+// again when it is.
+bool Engine::othersHaveScanned(Batch& batch, uint64_t stamp) {
+  if (batch.victims.empty() || pool_.engines.size() == 1) return true;
+  if (batch.others_stamp != stamp || batch.others.empty()) {
+    batch.others_stamp = stamp;
+    batch.others.clear();
+    batch.others.emplace_back(this, 0);  // asked
+    for (const auto& other : pool_.engines) {
+      if (other.get() == this || other->broken()) continue;
+      const bool dirty = other->hasDirty();
+      batch.others.emplace_back(other.get(), other->passes_begun_ + (dirty ? 1 : 0));
+      if (dirty) other->askScan();
+    }
+  }
+  return std::all_of(batch.others.begin(), batch.others.end(), [this](const auto& awaited) {
+    // It may be gone by now.
+    const bool there = std::any_of(pool_.engines.begin(), pool_.engines.end(),
+                                   [&](const auto& engine) { return engine.get() == awaited.first; });
+    return !there || awaited.first->broken() || awaited.first->passes_ended_ >= awaited.second;
+  });
+}
+
+bool Engine::hasDirty() const {
+  return std::any_of(pool_.dirty.begin(), pool_.dirty.end(), [this](const Region* region) {
+    return !region->dead && (region->isRoot() ? pool_.scannerOf(*region) : region->engine) == this;
+  });
+}
+
 bool Engine::advanceBatches(Lock& lock) {
+  if (scan_asked_) {
+    scan_asked_ = false;
+    auto batch = std::make_unique<Batch>();
+    batch->scan_all = true;
+    begin(std::move(batch));
+  }
   if (batches_.empty()) return false;
   bool progress = false;
   if (std::any_of(batches_.begin(), batches_.end(), [](const auto& b) { return b->stage != Batch::Stage::kPass; })) {
@@ -234,7 +270,7 @@ bool Engine::advanceBatches(Lock& lock) {
       // What a launch took back needs no more waiting for.
       std::erase_if(batch.victims,
                     [](const Extent* extent) { return extent == nullptr || extent->state != ExtentState::kRetiring; });
-      if (batch.victims.empty() && batch.scan_for.empty() && !batch.for_roots) {
+      if (batch.victims.empty() && batch.scan_for.empty() && !batch.for_roots && !batch.scan_all) {
         batches_.erase(batches_.begin() + static_cast<ptrdiff_t>(b));
         return true;
       }
@@ -256,7 +292,7 @@ bool Engine::advanceBatches(Lock& lock) {
           batch.for_roots && written != pool_.roots_written.end())
         stamp = std::max(stamp, written->second.number);
       if (broken_ || pool_.streams.quiet(stamp)) {
-        if (startPass(batch, lock)) return true;
+        if ((broken_ || othersHaveScanned(batch, stamp)) && startPass(batch, lock)) return true;
       } else {
         for (const auto& other : pool_.engines)
           if (other.get() != this) other->askPoll();
@@ -346,7 +382,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   // A kernel may move a pointer from where the scan has not been yet to where it has: what kernels use now is scanned once
   // more, after all else.
   std::vector<kernels::PagePassJob> again;
-  const bool roots_alone = batch.victims.empty() && batch.scan_for.empty();
+  const bool roots_alone = batch.victims.empty() && batch.scan_for.empty() && !batch.scan_all;
   for (Region* region : pool_.dirty) {
     if (roots_alone) {
       still_dirty.push_back(region);
@@ -761,7 +797,7 @@ void Engine::spare(const Batch& batch, std::vector<uint32_t> news) {
     if (region->dead || region->mark == mark) continue;
     region->mark = mark;
     // What can't be looked through leads anywhere.
-    if (region->isRoot() && (!region->root->scannable || pool_.scannerOf(*region) == nullptr)) return spareAll(batch);
+    if (region->isRoot() && pool_.leadsAnywhere(*region)) return spareAll(batch);
     news.insert(news.end(), region->edges.begin(), region->edges.end());
     pool_.forFixed(*region, [&](const Region* target) {
       if (target != nullptr) news.push_back(target->id);
@@ -799,7 +835,7 @@ void Engine::spreadStamps() {
       if (leadsOn(*target)) raised.push_back(target);
     };
     // What can't be looked through leads anywhere.
-    if (region->isRoot() && !region->root->scannable) pool_.floor = std::max(pool_.floor, stamp);
+    if (region->isRoot() && pool_.leadsAnywhere(*region)) pool_.floor = std::max(pool_.floor, stamp);
     pool_.forFixed(*region, [&](Region* target) {
       if (target != nullptr) raise(target);
     });

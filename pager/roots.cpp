@@ -8,9 +8,9 @@
 
 namespace olpager::pager {
 
-bool RootTable::add(uint64_t address, const Root& root) {
+bool RootTable::add(uint64_t address, const Root& root, bool spans) {
   if (!roots_.try_emplace(address, root).second) return false;
-  span_.add(address, root.bytes);
+  if (spans) span_.add(address, root.bytes);
   if (root.kind == RootKind::kVariable) ++variables_[root.context];
   return true;
 }

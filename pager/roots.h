@@ -7,10 +7,11 @@
 //   kHost      the CPU, too         as kDevice, and the CPU looks through it anew for each launch that reaches it
 //   kManaged   the CPU, too         likewise, the pages that the CPU has mapped: others the CPU has not written
 //   kDevice    kernels, copies      a Region without extents: dirty once a launch reached it, then scanned by the next pass
+//   kUnknown   anybody              nothing
 //
-// What can't be looked through (kHost and kManaged above kLargestScanned, managed memory that CPU and GPU may not use at
-// once, device memory or variables of a context that no engine lives in) may name anything: a launch that reaches it reaches
-// all, and waits in Engine::retire's way as such (PoolState::floor).
+// What can't be looked through (kUnknown; kHost and kManaged above kLargestScanned; managed memory that CPU and GPU may not
+// use at once; device memory or variables of a context that no engine lives in) may name anything: a launch that reaches it
+// reaches all, and nothing is evicted beside it (PoolState::floor). Under reach = learned the user vouches that it names nothing.
 //
 // Everything runs under PoolState::mutex unless it says otherwise.
 #pragma once
@@ -83,8 +84,8 @@ class AddressSpan {
 /// The roots by address. They do not overlap.
 class RootTable {
  public:
-  /// False: there is one at that address already.
-  bool add(uint64_t address, const Root& root);
+  /// False: there is one at that address already. `spans`: it counts for span().
+  bool add(uint64_t address, const Root& root, bool spans);
   /// The one at `address`, taken out; `bytes` is 0 when there is none.
   Root remove(uint64_t address);
   void dropContext(CUcontext context, std::vector<Region*>& regions);

@@ -39,6 +39,15 @@ void foreignMap(CUdeviceptr address, uint64_t bytes) {
   g_count.store(state().ranges.size(), std::memory_order_relaxed);
 }
 
+std::vector<std::pair<CUdeviceptr, uint64_t>> foreignMapsAt(CUdeviceptr address, uint64_t bytes) {
+  std::vector<std::pair<CUdeviceptr, uint64_t>> found;
+  if (!anyForeignMap()) return found;
+  std::lock_guard lock(state().mutex);
+  for (const auto& [first, size] : state().ranges)
+    if (first < address + bytes && address < first + size) found.emplace_back(first, size);
+  return found;
+}
+
 bool foreignUnmap(CUdeviceptr address, uint64_t bytes) {
   if (!anyForeignMap()) return false;
   std::lock_guard lock(state().mutex);

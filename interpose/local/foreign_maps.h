@@ -6,6 +6,8 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace olpager::local {
 
@@ -15,6 +17,8 @@ bool anyForeignMap();
 bool foreignMapped(CUdeviceptr address);
 
 void foreignMap(CUdeviceptr address, uint64_t bytes);
+/// The mappings that [address, + bytes) overlaps: first address and bytes of each.
+std::vector<std::pair<CUdeviceptr, uint64_t>> foreignMapsAt(CUdeviceptr address, uint64_t bytes);
 /// True when [address, + bytes) was such a mapping, which it is no longer.
 bool foreignUnmap(CUdeviceptr address, uint64_t bytes);
 

@@ -58,9 +58,11 @@ class Shown {
 // A node's operation, as an access that never runs: only what it names is wanted.
 class NodeReach final : public extract::RangeSink {
  public:
-  explicit NodeReach(Pool& running) : access_(running, StreamKey{}), shown_(running) {}
+  explicit NodeReach(Pool& running) : running_(running), access_(running, StreamKey{}), shown_(running) {}
 
   void add(uint64_t address, uint64_t bytes, extract::Use use) override {
+    if (use == extract::Use::kRead && !running_.contains(address))
+      access_.addHostSource(reinterpret_cast<const void*>(address), bytes, false);
     access_.addRange(address, bytes, static_cast<Mode>(use));
     shown_.add(address, bytes);
   }
@@ -93,6 +95,7 @@ class NodeReach final : public extract::RangeSink {
   }
 
  private:
+  Pool& running_;
   Access access_;
   Shown shown_;
 };
@@ -186,6 +189,13 @@ CUresult setExecNode(CUgraphExec exec, CUgraphNode node, const Params* params, N
       [&](const ReachSet& reach) { execNodeReaches(exec, node, reach); });
 }
 
+// Memory that is there while the graph runs, or until another frees it: nobody else may look at it.
+template <typename Params>
+void noteGraphMemory(const Params& params) {
+  if (Pool* running = pool(); running != nullptr && params.dptr != 0)
+    running->addRoot(currentContext(), params.dptr, params.bytesize, olpager::pager::RootKind::kUnknown);
+}
+
 // The form of adding nodes that takes every kind.
 template <typename Native>
 CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, Native native) {
@@ -201,6 +211,8 @@ CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, 
       for (unsigned i = 0; params->conditional.phGraph_out != nullptr && i < params->conditional.size; ++i) {
         graphHasChild(graph, *out, params->conditional.phGraph_out[i], true);
       }
+    } else if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+      noteGraphMemory(params->alloc);
     } else {
       graphNodeReaches(graph, *out, reach);
     }
@@ -286,6 +298,12 @@ OLPAGER_HOOK(cuGraphAddChildGraphNode)
 }
 
 // Memory of the pager that is freed by a graph's node stays until its graph, or the program, frees it.
+OLPAGER_HOOK(cuGraphAddMemAllocNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS_v1* params) {
+  const CUresult result = driver().cuGraphAddMemAllocNode(out, graph, from, count, params);
+  if (result == CUDA_SUCCESS && params != nullptr) noteGraphMemory(*params);
+  return result;
+}
 OLPAGER_HOOK(cuGraphAddMemFreeNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUdeviceptr address) {
   const Pool* running = pool();

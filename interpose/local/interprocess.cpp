@@ -1,4 +1,5 @@
 // Handles by which other processes and devices would reach pool memory.
+#include "interpose/local/context.h"
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/ipc_exports.h"
@@ -30,19 +31,33 @@ OLPAGER_HOOK(cuIpcGetMemHandle)(CUipcMemHandle* handle, CUdeviceptr address) {
   return ipcExport(address, handle);
 }
 
+// Another process's memory: who uses it here may find addresses in it that its kernels here have put there.
+namespace {
+template <typename Open>
+CUresult openForeign(CUdeviceptr* out, Open open) {
+  const CUresult result = open();
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  if (result == CUDA_SUCCESS && pool() != nullptr && driver().cuMemGetAddressRange_v2(&base, &bytes, *out) == CUDA_SUCCESS)
+    pool()->addRoot(currentContext(), *out, bytes, olpager::pager::RootKind::kDevice);
+  return result;
+}
+}  // namespace
+
 OLPAGER_HOOK(cuIpcOpenMemHandle_v2)(CUdeviceptr* out, CUipcMemHandle handle, unsigned int flags) {
   if (pool() != nullptr && ipcNamesImport(handle)) return ipcOpen(out, handle, flags);
-  return driver().cuIpcOpenMemHandle_v2(out, handle, flags);
+  return openForeign(out, [&] { return driver().cuIpcOpenMemHandle_v2(out, handle, flags); });
 }
 
 OLPAGER_HOOK(cuIpcOpenMemHandle)(CUdeviceptr* out, CUipcMemHandle handle, unsigned int flags) {
   if (pool() != nullptr && ipcNamesImport(handle)) return ipcOpen(out, handle, flags);
-  return driver().cuIpcOpenMemHandle(out, handle, flags);
+  return openForeign(out, [&] { return driver().cuIpcOpenMemHandle(out, handle, flags); });
 }
 
 OLPAGER_HOOK(cuIpcCloseMemHandle)(CUdeviceptr address) {
   CUresult result = CUDA_SUCCESS;
   if (pool() != nullptr && ipcClose(address, &result)) return result;
+  if (pool() != nullptr) pool()->removeRoot(address);
   return driver().cuIpcCloseMemHandle(address);
 }
 

@@ -210,6 +210,8 @@ CUresult ipcOpen(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned int fl
   }
   import.opened = 1;
   *out = import.base;
+  if (pager::Pool* running = pool(); running != nullptr)
+    running->addRoot(currentContext(), import.base, import.bytes, pager::RootKind::kDevice);
   all.by_base.emplace(import.base, std::move(import));
   g_any.store(true, std::memory_order_release);
   return CUDA_SUCCESS;
@@ -229,6 +231,7 @@ bool ipcClose(CUdeviceptr address, CUresult* result) {
   }
   // As native: what the context still does with it ends first.
   *result = driver().cuCtxSynchronize();
+  if (pager::Pool* running = pool(); running != nullptr) running->removeRoot(closed.base);
   unmapAll(closed);
   return true;
 }

@@ -96,6 +96,14 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice
   return CUDA_SUCCESS;
 }
 
+// Memory that comes and goes in stream order, which nobody else may look at.
+template <typename Native>
+CUresult driverAllocates(Pool& running, CUdeviceptr* out, size_t bytes, Native native) {
+  const CUresult result = native();
+  if (result == CUDA_SUCCESS) running.addRoot(currentContext(), *out, bytes, olpager::pager::RootKind::kUnknown);
+  return result;
+}
+
 template <typename Native>
 CUresult allocAsync(CUdeviceptr* out, size_t bytes, CUstream stream, bool per_thread, Native native) {
   Pool* running = pool();
@@ -109,7 +117,7 @@ CUresult allocAsync(CUdeviceptr* out, size_t bytes, CUstream stream, bool per_th
   // The device's current pool may be one of the program's, and lie elsewhere.
   const CUmemoryPool from = currentPool(device);
   CUdevice on = device;
-  if (from != nullptr && (!poolDevice(from, &on) || on != device)) return native();
+  if (from != nullptr && (!poolDevice(from, &on) || on != device)) return driverAllocates(*running, out, bytes, native);
   const CUresult result = allocateAsync(*running, out, bytes, device, key);
   if (result == CUDA_SUCCESS && from != nullptr) noteFromPool(*out, from);
   return result;
@@ -120,7 +128,8 @@ CUresult allocFromPool(CUdeviceptr* out, size_t bytes, CUmemoryPool memory_pool,
                        Native native) {
   Pool* running = pool();
   CUdevice device = 0;
-  if (running == nullptr || bytes == 0 || !poolDevice(memory_pool, &device)) return native();
+  if (running == nullptr || bytes == 0) return native();
+  if (!poolDevice(memory_pool, &device)) return driverAllocates(*running, out, bytes, native);
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   const CUresult result = allocateAsync(*running, out, bytes, device, key);
@@ -131,7 +140,11 @@ CUresult allocFromPool(CUdeviceptr* out, size_t bytes, CUmemoryPool memory_pool,
 template <typename Native>
 CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native native) {
   Pool* running = pool();
-  if (running == nullptr || !running->contains(address)) return native();
+  if (running == nullptr) return native();
+  if (!running->contains(address)) {
+    running->removeRoot(address);
+    return native();
+  }
   if (graphOwns(address)) return CUDA_SUCCESS;
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;

@@ -12,6 +12,7 @@
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
 using olpager::pager::Pool;
+using olpager::pager::RootKind;
 
 namespace {
 
@@ -44,6 +45,23 @@ CUcontext contextFor(CUdevice device) {
 CUresult refuse(const char* what) {
   olpager::base::warnOnce(what, "%s is not available for memory that olpager manages", what);
   return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+// Memory of the driver's own that kernels of a device can use from now on, or no more.
+void noteForeignAccess(Pool& running, CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptors,
+                       size_t count) {
+  bool of_host = false;
+  for (size_t i = 0; i < count; ++i) of_host |= descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+  for (size_t i = 0; i < count; ++i) {
+    if (descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) continue;
+    for (const auto& [first, size] : foreignMapsAt(address, bytes)) {
+      if (descriptors[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+        running.removeRoot(first);
+      } else {
+        running.addRoot(contextFor(descriptors[i].location.id), first, size, of_host ? RootKind::kHost : RootKind::kDevice);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -109,6 +127,7 @@ OLPAGER_HOOK(cuMemUnmap)(CUdeviceptr address, size_t bytes) {
   Pool* running = pool();
   if (!ourAddress(running, address)) return driver().cuMemUnmap(address, bytes);
   if (foreignMapped(address)) {
+    for (const auto& [first, size] : foreignMapsAt(address, bytes)) running->removeRoot(first);
     const CUresult result = driver().cuMemUnmap(address, bytes);
     if (result == CUDA_SUCCESS) (void)foreignUnmap(address, bytes);
     return result;
@@ -120,7 +139,9 @@ OLPAGER_HOOK(cuMemUnmap)(CUdeviceptr address, size_t bytes) {
 OLPAGER_HOOK(cuMemSetAccess)(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptors, size_t count) {
   Pool* running = pool();
   if (!ourAddress(running, address) || foreignMapped(address)) {
-    return driver().cuMemSetAccess(address, bytes, descriptors, count);
+    const CUresult result = driver().cuMemSetAccess(address, bytes, descriptors, count);
+    if (result == CUDA_SUCCESS && running != nullptr) noteForeignAccess(*running, address, bytes, descriptors, count);
+    return result;
   }
   RelaxedCapture relaxed;
   return running->setAccess(address, bytes, descriptors, count);
