@@ -80,8 +80,8 @@ void resetRegion(Region& region) {
 }
 
 void RecentKernels::note(const char* name) {
-  for (const auto& known : names_)
-    if (std::strncmp(known.data(), name, known.size() - 1) == 0) return;
+  if (std::find(places_.begin(), places_.end(), name) != places_.end()) return;
+  places_[next_] = name;
   std::strncpy(names_[next_].data(), name, names_[next_].size() - 1);
   next_ = (next_ + 1) % names_.size();
 }

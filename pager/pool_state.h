@@ -104,14 +104,16 @@ struct VmmMapping {
   bool fixed = false;  // the driver has it mapped, beside the handle's primary mapping
 };
 
-/// Kernels that used pieces of arenas of late, for the report of a context that was lost.
+/// Kernels that were launched of late, for the report of a context that was lost.
 class RecentKernels {
  public:
+  /// The name is copied. One that is there already, at the same address, costs some comparisons.
   void note(const char* name);
   /// "a, b, c", the latest first.
   std::string list() const;
 
  private:
+  std::array<const char*, 8> places_{};  // where the names were; never looked at again
   std::array<std::array<char, 48>, 8> names_{};
   size_t next_ = 0;
 };

@@ -286,5 +286,5 @@ TEST_CASE("learned: a context that is lost to a miss is reported as that", "[.lo
   }
   INFO(text);
   CHECK(text.find("the context is lost (CUDA error 700)") != std::string::npos);
-  CHECK(text.find("kernels that used arenas of late: addTo") != std::string::npos);
+  CHECK(text.find("Launched of late: addTo") != std::string::npos);
 }

@@ -349,3 +349,175 @@ TEST_CASE("pointers in pinned memory that a launch names are followed", "[pager]
   rig.pool().removeRoot(mapped);
   REQUIRE(driver().api.cuMemFreeHost(pinned) == CUDA_SUCCESS);
 }
+
+namespace {
+
+/// Pinned memory of the driver's.
+struct Pinned {
+  explicit Pinned(uint64_t size) : bytes(size) {
+    REQUIRE(driver().api.cuMemHostAlloc(&memory, size, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
+    std::memset(memory, 0, size);
+  }
+  ~Pinned() { driver().api.cuMemFreeHost(memory); }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  uint64_t* words() const { return static_cast<uint64_t*>(memory); }
+  CUdeviceptr address() const { return reinterpret_cast<CUdeviceptr>(memory); }
+
+  void* memory = nullptr;
+  uint64_t bytes;
+};
+
+}  // namespace
+
+TEST_CASE("pinned memory that only memory names is looked through", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  const Pinned pinned(4096);
+  rig.pool().addRoot(rig.context(), pinned.address(), pinned.bytes, RootKind::kHost);
+  const CUdeviceptr first = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
+  const uint64_t word = pinned.address();
+  SECTION("by a copy that the CPU sees") {
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, first, &word, 8, true) == CUDA_SUCCESS);
+  }
+  SECTION("by a copy that only the GPU sees") {
+    const Pinned source(4096);
+    source.words()[0] = word;
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, first, source.memory, 8, false) == CUDA_SUCCESS);
+    rig.synchronize();
+  }
+  SECTION("by a kernel, which no pass has seen") {
+    rig.press();
+    rig.launch(CU_STREAM_LEGACY, "setEntry", first, uint64_t{0}, word);
+    rig.synchronize();
+  }
+  SECTION("by a kernel, before anything was paged") {
+    rig.launch(CU_STREAM_LEGACY, "setEntry", first, uint64_t{0}, word);
+    rig.synchronize();
+  }
+  rig.put(target, 40);
+  rig.press();
+  rig.press();
+  pinned.words()[0] = target;
+  rig.launch(CU_STREAM_LEGACY, "chase", first, uint64_t{2});
+  rig.synchronize();
+  rig.pool().removeRoot(pinned.address());
+  CHECK(rig.get(target) == 41);
+}
+
+TEST_CASE("a launch in flight follows what it found in pinned memory", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  const CUstream stream = rig.makeStream();
+  const Pinned pinned(4096);
+  rig.pool().addRoot(rig.context(), pinned.address(), pinned.bytes, RootKind::kHost);
+  const CUdeviceptr out = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  rig.press();
+  for (int round = 0; round < 3; ++round) {
+    // A kernel puts the pointers there, the next one follows them late.
+    for (uint64_t i = 0; i < kTargets; ++i) rig.launch(stream, "setEntry", pinned.address(), i, targets[i] + 64);
+    rig.launch(stream, "gatherLate", out, pinned.address(), kTargets, uint64_t{400000});
+    rig.press();
+    REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    checkGathered(rig, out);
+  }
+  rig.pool().removeRoot(pinned.address());
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
+
+TEST_CASE("a copy still in the stream brings pointers to pinned memory", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  const CUstream stream = rig.makeStream();
+  const Pinned pinned(4096), source(4096);
+  rig.pool().addRoot(rig.context(), pinned.address(), pinned.bytes, RootKind::kHost);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB), busy = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  for (uint64_t i = 0; i < kTargets; ++i) {
+    rig.put(table + i * 8, targets[i] + 64);
+    source.words()[i] = targets[i] + 64;
+  }
+  rig.press();
+  rig.press();
+  rig.launch(stream, "readLong", busy, busy + 64, uint64_t{20000});
+  SECTION("from device memory") {
+    REQUIRE(rig.copyWithin(stream, pinned.address(), table, kTargets * 8) == CUDA_SUCCESS);
+  }
+  SECTION("from memory that nobody has looked at") {
+    REQUIRE(rig.copyIn(stream, pinned.address(), source.memory, kTargets * 8, false) == CUDA_SUCCESS);
+  }
+  rig.launch(stream, "gather", out, pinned.address(), kTargets);
+  REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+  checkGathered(rig, out);
+  rig.pool().removeRoot(pinned.address());
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
+
+TEST_CASE("what can't be looked through leads anywhere", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  const Pinned pinned(32 * kMiB);
+  RootKind kind = RootKind::kHost;  // too large
+  uint64_t bytes = pinned.bytes;
+  SECTION("large") {}
+  SECTION("unknown") {
+    kind = RootKind::kUnknown;
+    bytes = 4096;
+  }
+  rig.pool().addRoot(rig.context(), pinned.address(), bytes, kind);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), other = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  rig.press();
+  rig.press();
+  for (uint64_t i = 0; i < kTargets; ++i) pinned.words()[8 + i] = targets[i] + 64;
+  const uint64_t before = valueOf(rig.figures().launches_reaching_all);
+  rig.launch(CU_STREAM_LEGACY, "gather", out, pinned.address() + 64, kTargets);
+  CHECK(valueOf(rig.figures().launches_reaching_all) == before + 1);
+  rig.synchronize();
+  checkGathered(rig, out);
+  rig.put(other, 1);
+  CHECK(valueOf(rig.figures().launches_reaching_all) == before + 1);
+  rig.pool().removeRoot(pinned.address());
+}
+
+TEST_CASE("device memory of the driver's own is scanned as pages are", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  CUdeviceptr foreign = 0;
+  REQUIRE(driver().api.cuMemAlloc_v2(&foreign, 64 << 10) == CUDA_SUCCESS);
+  rig.pool().addRoot(rig.context(), foreign, 64 << 10, RootKind::kDevice);
+  const CUdeviceptr out = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  const uint64_t before = valueOf(rig.figures().launches_reaching_all);
+  for (int round = 0; round < 2; ++round) {
+    for (uint64_t i = 0; i < kTargets; ++i) rig.launch(CU_STREAM_LEGACY, "setEntry", foreign, i, targets[i] + 64);
+    rig.press();
+    rig.press();
+    rig.launch(CU_STREAM_LEGACY, "gather", out, foreign, kTargets);
+    rig.synchronize();
+    checkGathered(rig, out);
+  }
+  CHECK(valueOf(rig.figures().launches_reaching_all) == before);
+  rig.pool().removeRoot(foreign);
+  REQUIRE(driver().api.cuMemFree_v2(foreign) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a kernel of a context without an engine reaches all", "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  CUdeviceptr global = 0;
+  size_t bytes = 0;
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  CUcontext second = nullptr;
+  REQUIRE(driver().cuCtxCreate_v4(&second, nullptr, 0, 0) == CUDA_SUCCESS);
+  rig.pool().addRoot(second, 4096, 8, RootKind::kVariable);
+  rig.enterThread();
+  static_cast<void>(rig.allocate(2 * kMiB));
+  rig.press();
+  const uint64_t before = valueOf(rig.figures().launches_reaching_all);
+  Access access(rig.pool(), {second, CU_STREAM_LEGACY, 0});
+  access.setFunction(rig.kernel("readGlobal"));
+  REQUIRE(access.acquire() == CUDA_SUCCESS);
+  access.submitted(CUDA_SUCCESS);
+  CHECK(valueOf(rig.figures().launches_reaching_all) == before + 1);
+  rig.pool().contextGone(second);
+  REQUIRE(driver().cuCtxDestroy_v2(second) == CUDA_SUCCESS);
+  rig.enterThread();
+}
