@@ -453,7 +453,7 @@ TEST_CASE("a copy still in the stream brings pointers to pinned memory", "[pager
   driver().api.cuStreamDestroy_v2(stream);
 }
 
-TEST_CASE("what can't be looked through leads anywhere", "[pager][pointers][roots]") {
+TEST_CASE("what can't be looked through leads anywhere", "[numa][pager][pointers][roots]") {
   Rig rig({.vram = 16 * kMiB});
   const Pinned pinned(32 * kMiB);
   RootKind kind = RootKind::kHost;  // too large
@@ -500,7 +500,7 @@ TEST_CASE("device memory of the driver's own is scanned as pages are", "[pager][
   REQUIRE(driver().api.cuMemFree_v2(foreign) == CUDA_SUCCESS);
 }
 
-TEST_CASE("a kernel of a context without an engine reaches all", "[pager][pointers][roots]") {
+TEST_CASE("a kernel of a context without an engine reaches all", "[numa][pager][pointers][roots]") {
   Rig rig({.vram = 16 * kMiB});
   CUdeviceptr global = 0;
   size_t bytes = 0;
