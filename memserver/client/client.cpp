@@ -53,6 +53,7 @@ constexpr int64_t kRenewMs = 500;    // at most, between renewals
 constexpr int64_t kTickMs = 100;     // at most, between looks at the clock
 constexpr int64_t kFirstRetryMs = 100, kLastRetryMs = 2000;
 constexpr int64_t kGoodbyeMs = 1000;
+constexpr uint32_t kMostAttempts = 20;  // of one transfer that takes its link down each time
 constexpr uint32_t kConnectMs = 2000;
 constexpr int64_t kSpeedWindowUs = 100'000;
 
@@ -110,6 +111,7 @@ struct Transfer {
   bool write = false;
   bool issued = false;
   bool interrupted = false;
+  uint32_t attempts = 0;
   Class klass = Class::kDemand;
   uint64_t context = 0;
   std::vector<LocalRange> local;
@@ -166,6 +168,7 @@ class ClientCore final : public Client {
   void messageArrived(const Completion& completion);
   std::string handle(Lock& lock, uint64_t number, const Request* request, protocol::Body& body);
   void linkIsDown();
+  void retryLater();  // under mutex_
   void connectNow();
   void greeted(Lock& lock);
   void tick();
@@ -215,7 +218,8 @@ class ClientCore final : public Client {
   int64_t last_renewal_ms_ = 0;  // sending of the last renewal
   int64_t heard_ms_ = 0;
   int64_t greeting_until_ms_ = 0;
-  int64_t retry_at_ms_ = 0, retry_ms_ = kFirstRetryMs;
+  int64_t retry_at_ms_ = 0, retry_ms_ = 0;
+  bool useful_ = false;  // something was moved or renewed over the link
   int64_t looked_ms_ = 0;
   bool attempt_failed_ = false;  // since the link went down
   bool stalled_ = false;
@@ -498,6 +502,7 @@ void ClientCore::transferEnded(const Completion& completion) {
   (transfer.write ? writes_ : reads_).ended(ok ? completion.bytes : 0, nowUs());
   if (ok) {
     heard_ms_ = bootMs();
+    useful_ = true;
     (transfer.write ? figures_.bytes_written : figures_.bytes_read) += completion.bytes;
   }
   const SlabId slab = transfer.frame.slab;
@@ -515,6 +520,7 @@ void ClientCore::transferEnded(const Completion& completion) {
       finish(id, closing_ ? TransferResult::kClosed : TransferResult::kInterrupted);
     } else {
       waiting_[static_cast<size_t>(transfer.klass)].push_front(id);
+      if (++transfer.attempts >= kMostAttempts) lose(lock, slab, "the connection fails at each attempt to use it");
     }
   } else {
     finish(id, TransferResult::kBadRange);
@@ -663,6 +669,7 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
   if (auto* renewed = std::get_if<RenewReply>(&body); renewed != nullptr && answers(Body(Renew{}).index())) {
     noteCapacity(renewed->capacity);
     renewed_ms_ = std::max(renewed_ms_, request->sent_ms);
+    useful_ = true;
     const auto took = static_cast<uint32_t>(nowUs() - request->sent_us);
     figures_.round_trip_us = figures_.round_trip_us == 0 ? took : (figures_.round_trip_us * 7 + took) / 8;
     return "";
@@ -793,8 +800,15 @@ void ClientCore::linkIsDown() {
     wish->why = fmt::format("{}: the connection is lost", options_.address);
   }
   wishes_.clear();
-  retry_at_ms_ = bootMs() + (attempt_failed_ ? retry_ms_ : 0);
+  retryLater();
   changed_.notify_all();
+}
+
+// At once after a connection that was of use; later and later as long as they are not.
+void ClientCore::retryLater() {
+  retry_ms_ = useful_ ? 0 : std::clamp(retry_ms_ * 2, kFirstRetryMs, kLastRetryMs);
+  useful_ = false;
+  retry_at_ms_ = bootMs() + retry_ms_;
 }
 
 void ClientCore::connectNow() {
@@ -810,8 +824,7 @@ void ClientCore::connectNow() {
   if (!link.ok()) {
     attempt_failed_ = true;
     if (figures_.connects == 0) first_error_ = fmt::format("memserver {}", link.error().message);
-    retry_at_ms_ = bootMs() + retry_ms_;
-    retry_ms_ = std::min(retry_ms_ * 2, kLastRetryMs);
+    retryLater();
     base::logDebug("memserver %s", link.error().message.c_str());
     changed_.notify_all();
     return;
@@ -844,7 +857,6 @@ void ClientCore::greeted(Lock& lock) {
   state_ = State::kUp;
   told_up_ = true;
   attempt_failed_ = false;
-  retry_ms_ = kFirstRetryMs;
   ++figures_.connects;
   const transport::PeerInfo& peer = link_->peer();
   figures_.transport = peer.kind;
