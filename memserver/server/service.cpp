@@ -59,7 +59,8 @@ struct Service::Session {
   uint64_t recalled = 0;  // wanted back
   int64_t recall_by_ms = 0;
   std::string recall_why;
-  bool recall_told = true;
+  uint64_t recall_number = 0;  // counts what is to be told
+  uint64_t recall_told = 0;    // the last that was
 };
 
 struct Service::Lease {
@@ -537,7 +538,7 @@ void Service::recall(uint64_t bytes, uint32_t deadline_ms, const std::string& wh
     session->recalled = share;
     session->recall_by_ms = by;
     session->recall_why = why;
-    session->recall_told = false;
+    ++session->recall_number;
     asked += share;
   }
   std::lock_guard lock(mutex_);
@@ -547,15 +548,16 @@ void Service::recall(uint64_t bytes, uint32_t deadline_ms, const std::string& wh
 
 void Service::sendRecall(const SessionPtr& session, int64_t now) {
   protocol::Recall notice;
-  uint64_t overdue = 0;
+  uint64_t overdue = 0, number = 0;
   {
     std::lock_guard lock(session->mutex);
     if (!session->greeted) return;
     if (options_.hard_recall && session->recalled != 0 && now >= session->recall_by_ms) {
       overdue = session->recalled;
-    } else if (session->recall_told) {
+    } else if (session->recall_told == session->recall_number) {
       return;
     }
+    number = session->recall_number;
     notice.bytes = session->recalled;
     notice.deadline_ms = static_cast<uint32_t>(std::max<int64_t>(0, session->recall_by_ms - now));
     notice.why = session->recall_why;
@@ -567,7 +569,7 @@ void Service::sendRecall(const SessionPtr& session, int64_t now) {
   const auto bytes = protocol::encode({0, notice});
   if (session->link->send(MessageClass::kNotice, bytes) != Outcome::kOk) return;  // a later look tries again
   std::lock_guard lock(session->mutex);
-  session->recall_told = true;
+  session->recall_told = number;
 }
 
 // The deadline is over and the memory is needed: it is taken, and what was in it is gone.

@@ -120,6 +120,7 @@ void Session::transferDone(uint64_t context, TransferResult result) {
 
 void Session::happened(const Event& event) {
   std::lock_guard lock(mutex_);
+  if (event.kind == Event::Kind::kRecall) last_recall_ = event.bytes;
   events_.push_back(event);
   changed_.notify_all();
 }

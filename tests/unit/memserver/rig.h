@@ -94,6 +94,7 @@ class Session : public Observer {
   TransferResult await(uint64_t context);
   Event await(Event::Kind kind);
   bool saw(Event::Kind kind);
+  uint64_t lastRecall() const { return last_recall_.load(); }  // bytes of the last kRecall
   TransferResult read(const Buffer& into, const FrameRange& from, Class klass = Class::kDemand);
   TransferResult write(const Buffer& from, const FrameRange& into, Class klass = Class::kWriteBack);
   std::vector<Slab> lease(uint64_t bytes);
@@ -110,6 +111,7 @@ class Session : public Observer {
   std::condition_variable changed_;
   std::map<uint64_t, TransferResult> results_;
   std::deque<Event> events_;
+  std::atomic<uint64_t> last_recall_{0};
 };
 
 /// Fails the test when it does not become true.

@@ -209,6 +209,17 @@ TEST_CASE("a recall is shared by the sessions, and can be taken back", "[client]
   CHECK(large.await(Event::Kind::kRecall).bytes == 0);
   CHECK(small.await(Event::Kind::kRecall).bytes == 0);
   CHECK(small.lease(kSlab).size() == 1);
+  // However they follow each other, the last word arrives.
+  auto random = seededRandom("recalls");
+  for (int round = 0; round < 20; ++round) {
+    for (int i = 0; i < 20; ++i) {
+      server.service->recall(random() % 4 * kSlab, 60000, "a test");
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));
+    }
+    server.service->recall(0, 0, "");
+    while (small.lastRecall() != 0) small.await(Event::Kind::kRecall);
+    while (large.lastRecall() != 0) large.await(Event::Kind::kRecall);
+  }
 }
 
 TEMPLATE_TEST_CASE("what is recalled hard is taken when the time is over", "[client][recall]", Tcp, Shm) {
