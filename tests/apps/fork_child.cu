@@ -1,7 +1,12 @@
 // fork and exec in a program that uses CUDA: workers that touch the parent's ordinary memory only (as a data loader's
-// do), a child that tries CUDA and gets an error, a child that executes another program, and a parent that goes on.
+// do), a child that tries CUDA and gets an error, a child that executes another program, and a parent that goes on. And a
+// parent that is killed while its child sleeps: the child has nothing of it but its own memory.
+#include <dirent.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <string>
 
 #include "common.h"
 
@@ -11,6 +16,62 @@ static int exitOf(pid_t child) {
   CHECK(waitpid(child, &status, 0) == child, "waitpid failed");
   CHECK(WIFEXITED(status), "a child died of signal %d", WTERMSIG(status));
   return WEXITSTATUS(status);
+}
+
+/// Descriptors of this process that are olpager's by name: shared memory, sockets.
+static int openOfPager() {
+  int found = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (const dirent* entry = readdir(folder)) {
+    char target[512];
+    const ssize_t length = readlink((std::string("/proc/self/fd/") + entry->d_name).c_str(), target, sizeof target - 1);
+    if (length > 0 && std::string(target, size_t(length)).find("olpager") != std::string::npos) ++found;
+  }
+  closedir(folder);
+  return found;
+}
+
+/// A process that pages, forks a child that sleeps, and is killed.
+static void killedWhileAChildSleeps(const apps::Options& options) {
+  constexpr size_t kPiece = size_t{2} << 20;
+  int ready[2], wake[2], verdict[2];
+  CHECK(pipe(ready) == 0 && pipe(wake) == 0 && pipe(verdict) == 0, "no pipes");
+  char word = 0;
+  const pid_t parent = fork();
+  CHECK(parent >= 0, "fork failed");
+  if (parent == 0) {
+    apps::Pressure pressure(options.bytes);
+    pressure.apply();
+    std::vector<uint32_t> host(kPiece / 4);
+    void* buffer;
+    RUNTIME_OK(cudaMalloc(&buffer, kPiece));
+    apps::fill(buffer, kPiece, 77);
+    RUNTIME_OK(cudaMemcpy(host.data(), buffer, kPiece, cudaMemcpyDeviceToHost));
+    if (fork() == 0) {
+      close(wake[1]);
+      // Sleeps until it is woken, long after its parent has gone.
+      if (read(wake[0], &word, 1) != 1) _exit(1);
+      void* p = nullptr;
+      const bool same = host[1] == apps::word(0, 77) + 1 && host.back() == apps::word(kPiece / 16 - 1, 77) + 3;
+      word = !same ? 1 : openOfPager() != 0 ? 2 : cudaMalloc(&p, 4096) == cudaSuccess ? 3 : 0;
+      _exit(write(verdict[1], &word, 1) == 1 ? 0 : 1);
+    }
+    CHECK(write(ready[1], &word, 1) == 1, "a pipe broke");
+    for (;;) {
+      pressure.apply();
+      RUNTIME_OK(cudaDeviceSynchronize());
+    }
+  }
+  close(wake[0]), close(verdict[1]);
+  CHECK(read(ready[0], &word, 1) == 1, "the process that is to be killed ended by itself");
+  CHECK(kill(parent, SIGKILL) == 0, "kill failed");
+  int status = 0;
+  CHECK(waitpid(parent, &status, 0) == parent && WIFSIGNALED(status), "it ended otherwise");
+  CHECK(write(wake[1], &word, 1) == 1, "the child has not outlived its parent");
+  CHECK(read(verdict[0], &word, 1) == 1, "the child ended without a word");
+  CHECK(word != 1, "the memory of a killed process's child has changed");
+  CHECK(word != 2, "the child of a killed process holds descriptors of the pager");
+  CHECK(word == 0, "CUDA works in the child of a killed process");
 }
 
 int main(int argc, char** argv) {
@@ -23,6 +84,7 @@ int main(int argc, char** argv) {
     apps::verify(p, 1 << 20, seed, 0, "child after exec");
     return 0;
   }
+  killedWhileAChildSleeps(options);  // before this process begins with CUDA
   constexpr size_t kPiece = size_t{2} << 20;
   std::vector<void*> buffers(options.bytes / kPiece);
   for (size_t b = 0; b < buffers.size(); ++b) {

@@ -83,7 +83,6 @@ class TcpLink final : public LinkCore {
   std::deque<uint64_t> out_answers_;         // ends of the answers in out_
   bool out_blocked_ = false;                 // EPOLLOUT is asked for, under control_out_
   std::atomic<bool> left_to_waiter_{false};  // changed under control_out_ as well: both are the epoll flags
-  bool goodbye_seen_ = false;
 
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::mutex egress_mutex_;

@@ -117,6 +117,41 @@ TEST_CASE("what a long kernel reads stays while its neighbours are evicted", "[p
   endStream(rig, second);
 }
 
+TEST_CASE("a thread that stops between the look-up and its launch keeps what it found",
+          "[pager][streams][threads][numa]") {
+  Rig rig;
+  const CUstream stream = rig.makeStream();
+  const CUdeviceptr x = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB), y = rig.allocate(2 * kMiB);
+  rig.put(x, 7);
+  rig.put(y, 1);
+  rig.press();
+  for (int round = 0; round < 3; ++round) {
+    const uint64_t reads = 2000;
+    Access access(rig.pool(), rig.key(stream));
+    access.setFunction(rig.kernel("readLong"));
+    access.addParameter(&out, sizeof out);
+    access.addParameter(&x, sizeof x);
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    // Meanwhile another thread's later work on the same stream is over, and other memory takes all of VRAM.
+    std::thread([&] {
+      rig.enterThread();
+      rig.launch(stream, "addTo", y, uint64_t{1}, kStep, uint64_t{1});
+      CHECK(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+      rig.press();
+    }).join();
+    std::array<const void*, 3> arguments = {&out, &x, &reads};
+    const CUresult launched = driver().api.cuLaunchKernel(rig.kernel("readLong"), 1, 1, 1, 32, 1, 1, 0, stream,
+                                                          const_cast<void**>(arguments.data()), nullptr);
+    access.submitted(launched);
+    REQUIRE(launched == CUDA_SUCCESS);
+    rig.press();  // now it may go, once the kernel is done
+    REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(rig.get(out) == 7 * reads);
+    CHECK(rig.get(y) == 2 + static_cast<uint64_t>(round));
+  }
+  endStream(rig, stream);
+}
+
 TEST_CASE("the work of a stream that was destroyed holds its memory", "[pager][streams]") {
   Rig rig;
   const CUdeviceptr x = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
