@@ -1,0 +1,87 @@
+// The tier below host RAM: copies of extents in frames of memservers (memserver/client.h). Knows bytes by an id that the
+// caller gives, not extents; decides which memserver gets what, keeps replicas, checks hashes, follows lost slabs and recalls.
+//
+// States of a copy:   none -> kSending -> kHeld -> (kReceiving -> kHeld)* -> none
+//                     kHeld -> kSending again over the same frames; kHeld -> kLost when no replica is left
+// A copy stays kHeld after it was received: it is a lower copy of what is in host RAM then, until the bytes change (send again)
+// or it is dropped.
+//
+// Thread-safety: any thread; one caller at a time for each id. Never calls back but `wake`, and takes no lock of the caller's.
+// Threads: one of its own, beside those of the Clients. Nothing blocks but connect() and the destructor (a second or two).
+// Memory: of a transfer it is this tier's from send() or receive() until take() returned its end.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "coherence/transport/options.h"
+#include "pager/kernels/page_pass.h"
+
+namespace olpager::pager {
+
+struct RemoteOptions {
+  std::vector<std::string> memservers;  // "host:port" or "unix:/path"
+  unsigned replicas = 1;                // 1 or 2
+  transport::Options transport;         // keys, TLS, lanes
+  std::string label;                    // what memservers show of this session
+};
+
+/// Hash of an extent: page hashes combined by combineHashes().
+using RemoteHash = kernels::PageHash;
+/// Of an extent from those of its 2 MiB pages, in order. The same as the pager's for what it evicts.
+RemoteHash combineHashes(const RemoteHash* pages, uint64_t count);
+/// Of `bytes` (whole pages) at `memory`, by the CPU: about 10 GB/s.
+RemoteHash hashOf(const void* memory, uint64_t bytes);
+
+struct RemoteFigures {
+  uint64_t capacity_bytes = 0;  // that can be held, replicas taken off; includes what is held
+  uint64_t held_bytes = 0;      // without replicas
+  uint64_t lost_bytes = 0;      // so far: no replica was left
+  uint64_t sent_bytes = 0, received_bytes = 0;  // over the network, replicas counted
+  uint64_t rebuilt_bytes = 0;   // replicas made anew
+  unsigned memservers = 0, connected = 0;
+  bool degraded = false;        // fewer replicas than asked for
+};
+
+class RemoteTier {
+ public:
+  enum class Outcome : uint8_t {
+    kDone,
+    kNoRoom,  // a send: no memserver has frames. The former copy, if there was one, is gone
+    kLost,    // a receive: no replica is left, or none has the right bytes. The copy is gone
+  };
+  struct Finished {
+    uint64_t id = 0;
+    bool sent = false;  // else received
+    Outcome outcome = Outcome::kDone;
+    RemoteHash hash;    // of what was sent or received
+  };
+
+  /// Connects to all memservers; one that can't be reached is an Error that names it. `wake` is called, from any thread, when
+  /// take() has something, and when capacity changed.
+  static Result<std::unique_ptr<RemoteTier>> connect(const RemoteOptions& options, std::function<void()> wake);
+  /// Ends all transfers and gives everything back.
+  virtual ~RemoteTier() = default;
+
+  /// Begins to copy `bytes` (a power of two of 2 MiB pages, at most 32 MiB) at `memory` into frames. `hash`: nullptr, it is
+  /// worked out.
+  virtual void send(uint64_t id, const void* memory, uint64_t bytes, const RemoteHash* hash) = 0;
+  /// Begins to copy back what is held. `urgent`: a launch waits.
+  virtual void receive(uint64_t id, void* memory, uint64_t bytes, bool urgent) = 0;
+  /// A launch waits now for a receive that is under way.
+  virtual void raise(uint64_t id) = 0;
+  /// A copy with that hash is held.
+  virtual bool holds(uint64_t id, const RemoteHash& hash) const = 0;
+  /// Forgets the copy, if there is one. Not while it is sent or received.
+  virtual void drop(uint64_t id) = 0;
+  /// Transfers that have ended since the last call.
+  virtual std::vector<Finished> take() = 0;
+
+  virtual RemoteFigures figures() const = 0;
+};
+
+}  // namespace olpager::pager
