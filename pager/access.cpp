@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "pager/counters/trace.h"
 #include "pager/engine.h"
 #include "pager/pool_state.h"
 
@@ -117,6 +118,7 @@ CUresult Access::acquire() {
           DeviceCounters& figures = last->engine->figures();
           add(follows_pointers_ ? figures.launches : figures.copies);
           if (follows_pointers_) add(figures.launches_resident);
+          traced_ = traceBegins(figures);
         }
         return CUDA_SUCCESS;
       }
@@ -168,6 +170,12 @@ void Access::submitted(CUresult result) {
   if (stream_state_ == nullptr) return;
   if (timed_ != nullptr) timed_->finish(pool_.state_->driver, stream_.stream);
   timed_ = nullptr;
+  if (traced_ != 0) {
+    traced(follows_pointers_ ? TraceKind::kLaunch : TraceKind::kCopy,
+           static_cast<unsigned>(stream_state_->device.load(std::memory_order_relaxed)), traced_, nowNs(),
+           count_ != 0 ? use(0).address : 0, 0, number_);
+    traced_ = 0;
+  }
   raise(stream_state_->last, number_);
   stream_state_->pending.fetch_sub(1, std::memory_order_acq_rel);
   hazards().mine()->leave();

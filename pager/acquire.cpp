@@ -5,6 +5,7 @@
 
 #include "pager/clock.h"
 #include "pager/closure.h"
+#include "pager/counters/trace.h"
 #include "pager/engine.h"
 #include "pager/kernels/page_pass.h"
 
@@ -217,6 +218,13 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
     add(figures.copies);
   }
   if (waited_ns != 0) figures.fault_wait.record(waited_ns);
+  traced_ = traceBegins(figures);
+  if (traced_ != 0 && waited_ns != 0) {
+    const auto first = std::find_if(closure.regions.begin(), closure.regions.end(),
+                                    [&](const Region* region) { return region->engine == engine; });
+    traced(TraceKind::kFault, static_cast<unsigned>(engine->device()), traced_ - waited_ns, traced_, (*first)->base,
+           (*first)->pages * kPageBytes, number);
+  }
   engine->touched();
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "pager/clock.h"
+#include "pager/counters/trace.h"
 #include "pager/kernels/page_pass.h"
 #include "pager/pool_state.h"
 
@@ -22,6 +23,33 @@ constexpr uint64_t kRefusalPauseNs = 100'000'000;  // between fetches after the 
 constexpr uint64_t kRefusalBytes = 16ull << 20;    // of free chunks that it then gets back
 constexpr auto kPollPause = std::chrono::microseconds(10);
 }  // namespace
+
+// As olpagestat shows it.
+static Place placeOf(ExtentState state, const Extent& extent) {
+  switch (state) {
+    case ExtentState::kEmpty:
+    case ExtentState::kMapping:
+      return Place::kEmpty;
+    case ExtentState::kVram:
+      return Place::kVram;
+    case ExtentState::kRetiring:
+      return extent.vram != nullptr ? Place::kLeaving : Place::kInPlace;
+    case ExtentState::kWriting:
+      return Place::kOut;
+    case ExtentState::kParked:
+      return Place::kHost;
+    case ExtentState::kFetching:
+      return Place::kIn;
+    case ExtentState::kInPlace:
+      return Place::kInPlace;
+    case ExtentState::kMoving:
+      return extent.vram != nullptr ? Place::kLeaving : Place::kMoving;
+    case ExtentState::kFreeing:
+    case ExtentState::kDetached:
+      return Place::kNone;
+  }
+  return Place::kNone;
+}
 
 Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
     : pool_(pool),
@@ -209,6 +237,8 @@ void Engine::abandon() noexcept {
 void Engine::setState(Extent& extent, ExtentState state) {
   const ExtentState before = extent.state;
   if (before == state) return;
+  placeChanged(*figures_, {static_cast<unsigned>(device_), extent.address, extent.bytes(), extent.region->base,
+                           extent.region->pages * kPageBytes, placeOf(state, extent), extent.prefetched});
   Region& region = *extent.region;
   const uint64_t bytes = extent.bytes();
   const auto gauge = [&](ExtentState of) -> Gauge* {

@@ -329,6 +329,7 @@ class Access {
   StreamState* stream_state_ = nullptr;  // set while acquired
   uint64_t number_ = 0;                  // of this operation, while acquired
   TimedLaunch* timed_ = nullptr;         // this launch is timed
+  uint64_t traced_ = 0;                  // when it was ready to go; 0: nobody traces
 };
 
 }  // namespace olpager::pager

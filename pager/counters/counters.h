@@ -17,7 +17,7 @@ using Counter = std::atomic<uint64_t>;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
 
 inline constexpr uint64_t kCountersMagic = 0x00544e554f434c4f;  // "OLCOUNT\0" in memory
-inline constexpr uint32_t kCountersVersion = 1;
+inline constexpr uint32_t kCountersVersion = 2;
 inline constexpr unsigned kMaxCountedDevices = 16;  // devices beyond share the last entry
 inline constexpr unsigned kWaitBuckets = 48;
 
@@ -65,7 +65,10 @@ struct alignas(64) DeviceCounters {
   Counter launches_in_place;  // of these, at least one extent was used in host memory in place
   Counter copies;             // copies and memsets with pool memory
   Counter launches_reaching_all;  // launches of which nobody knew what they reach, although reach is not `all`
-  Counter reserved_launch[3];
+  /// Until when (CLOCK_MONOTONIC) events are put into the trace ring; set by who reads it, 0: nobody does. On the line
+  /// that a launch writes anyway.
+  Counter trace_until_ns;
+  Counter reserved_launch[2];
 
   // Memory.
   alignas(64) Gauge allocated_bytes;  // (g) as the program asked for
@@ -94,11 +97,11 @@ struct alignas(64) DeviceCounters {
   alignas(64) WaitHistogram fault_wait;  // what a launch or copy waited for its extents
 };
 
-/// The whole file. Everything up to `devices` describes the process.
+/// The beginning of the file; details.h has the rest. Everything up to `devices` describes the process.
 struct alignas(64) Counters {
   Counter magic;     // kCountersMagic, stored last when the file is made
   uint32_t version;  // kCountersVersion
-  uint32_t bytes;    // sizeof(Counters)
+  uint32_t bytes;    // of the whole file
   uint32_t pid;      // in the PID namespace below
   uint32_t uid;
   uint64_t pid_namespace;    // inode of /proc/self/ns/pid, 0 unknown

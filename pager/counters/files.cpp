@@ -52,12 +52,19 @@ std::optional<FileName> parseName(std::string_view name) {
   return parsed;
 }
 
+// Where things lie in the file (Gauge is no standard-layout type, so offsetof is not for the counters; a test checks them).
+constexpr uint64_t kDevicesOffset = 256;
+constexpr uint64_t kTraceUntilOffset = 40;
+constexpr off_t offsetOfRing() { return static_cast<off_t>(sizeof(CountersFile) - sizeof(TraceRing)); }
+constexpr uint64_t offsetOfEvents() { return sizeof(TraceRing) - sizeof(TraceRing::events); }
+
 UniqueFd createFile(int folder, const std::string& name) {
   return UniqueFd(openat(folder, name.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600));
 }
 
 // Reads one file; sets `note` when there is something in it that is not for us.
-std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& about, std::string& note) {
+std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& about, std::string& note,
+                                   std::unique_ptr<CountersFile>* details) {
   const UniqueFd file(openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!file || fstat(file.get(), &about) != 0) return nullptr;  // its process has just ended, or a link
   if (!S_ISREG(about.st_mode) || about.st_uid != geteuid()) {
@@ -70,11 +77,24 @@ std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& ab
     set(counters->magic, 0);
     return counters;  // not finished yet
   }
-  if (counters->version != kCountersVersion || counters->bytes != sizeof(Counters) ||
-      got != static_cast<ssize_t>(sizeof(Counters))) {
+  if (got >= 12 && counters->version != kCountersVersion) {
     note = fmt::format("is of layout version {}, this program reads version {}; passed over", counters->version,
                        kCountersVersion);
     return nullptr;
+  }
+  if (got != static_cast<ssize_t>(sizeof(Counters)) || counters->bytes != sizeof(CountersFile) ||
+      about.st_size != static_cast<off_t>(sizeof(CountersFile)) ||
+      valueOf(counters->device_count) > kMaxCountedDevices) {
+    note = fmt::format("is damaged ({} bytes of {}); passed over", about.st_size, sizeof(CountersFile));
+    return nullptr;
+  }
+  if (details != nullptr) {
+    *details = std::make_unique<CountersFile>();
+    if (pread(file.get(), static_cast<void*>(details->get()), sizeof(CountersFile), 0) !=
+        static_cast<ssize_t>(sizeof(CountersFile))) {
+      note = "could not be read whole; passed over";
+      return nullptr;
+    }
   }
   counters->program[sizeof counters->program - 1] = '\0';
   return counters;
@@ -141,7 +161,7 @@ uint64_t processStartTicks(uint64_t pid) {
   return at == nullptr ? 0 : std::strtoull(at, nullptr, 10);
 }
 
-Result<Counters*> createCountersFile(const std::string& folder, uint64_t keep_token) {
+Result<CountersFile*> createCountersFile(const std::string& folder, uint64_t keep_token) {
   auto opened = openCountersFolder(folder, true);
   if (!opened.ok()) return opened.error();
   const UniqueFd directory = std::move(opened.value());
@@ -156,19 +176,20 @@ Result<Counters*> createCountersFile(const std::string& folder, uint64_t keep_to
   }
   if (!file) return Error{fmt::format("{}/{}: can't be made: {}", folder, name, std::strerror(errno))};
   // Allocated now: a full file system must not become a SIGBUS in the host program later.
-  int failure = posix_fallocate(file.get(), 0, sizeof(Counters));
+  int failure = posix_fallocate(file.get(), 0, sizeof(CountersFile));
   void* memory = MAP_FAILED;
   if (failure == 0) {
-    memory = mmap(nullptr, sizeof(Counters), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    memory = mmap(nullptr, sizeof(CountersFile), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
     if (memory == MAP_FAILED) failure = errno;
   }
   if (failure != 0) {
     unlinkat(directory.get(), name.c_str(), 0);
     return Error{fmt::format("{}/{}: {}", folder, name, std::strerror(failure))};
   }
-  auto* counters = new (memory) Counters;
+  auto* all = new (memory) CountersFile;
+  Counters* const counters = &all->head;
   counters->version = kCountersVersion;
-  counters->bytes = sizeof(Counters);
+  counters->bytes = sizeof(CountersFile);
   counters->pid = static_cast<uint32_t>(pid);
   counters->uid = geteuid();
   counters->pid_namespace = pidNamespace();
@@ -177,7 +198,7 @@ Result<Counters*> createCountersFile(const std::string& folder, uint64_t keep_to
   counters->keep_token = keep_token;
   std::strncpy(counters->program, program_invocation_short_name, sizeof counters->program - 1);
   counters->magic.store(kCountersMagic, std::memory_order_release);
-  return counters;
+  return all;
 }
 
 void removeCountersFile(const std::string& folder, uint64_t pid, uint64_t start_ticks) noexcept {
@@ -190,7 +211,7 @@ void removeCountersFile(const std::string& folder, uint64_t pid, uint64_t start_
   }
 }
 
-CountersReading readCounters(const std::vector<std::string>& folders) {
+CountersReading readCounters(const std::vector<std::string>& folders, bool details) {
   CountersReading reading;
   const uint64_t our_namespace = pidNamespace();
   for (const auto& folder : folders) {
@@ -208,7 +229,8 @@ CountersReading readCounters(const std::vector<std::string>& folders) {
       if (!name) continue;
       struct stat about {};
       std::string note;
-      auto counters = readFile(fd, entry->d_name, about, note);
+      std::unique_ptr<CountersFile> whole;
+      auto counters = readFile(fd, entry->d_name, about, note, details ? &whole : nullptr);
       if (!note.empty()) reading.notes.push_back(fmt::format("{}/{} {}", folder, entry->d_name, note));
       if (!counters) continue;
       if (valueOf(counters->magic) == 0) {
@@ -217,8 +239,10 @@ CountersReading readCounters(const std::vector<std::string>& folders) {
         }
         continue;
       }
-      CountersSnapshot snapshot{
-          .counters = std::move(counters), .state = CountersSnapshot::State::kRunning, .folder = folder};
+      CountersSnapshot snapshot{.counters = std::move(counters),
+                                .details = std::move(whole),
+                                .state = CountersSnapshot::State::kRunning,
+                                .folder = folder};
       const Counters& read_in = *snapshot.counters;
       const bool ours = read_in.pid_namespace == our_namespace;
       if (valueOf(read_in.ended_unix_ns) != 0 || (ours && processStartTicks(read_in.pid) != read_in.start_ticks)) {
@@ -237,6 +261,75 @@ CountersReading readCounters(const std::vector<std::string>& folders) {
   std::sort(reading.processes.begin(), reading.processes.end(),
             [](const auto& a, const auto& b) { return a.counters->pid < b.counters->pid; });
   return reading;
+}
+
+Result<TraceReader> TraceReader::open(const std::string& folder, uint64_t pid, uint64_t start_ticks) {
+  auto opened = openCountersFolder(folder, false);
+  if (!opened.ok()) return opened.error();
+  const std::string name = countersFileName(pid, start_ticks);
+  TraceReader reader;
+  if (opened.value()) {
+    reader.file_ = UniqueFd(openat(opened.value().get(), name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  }
+  struct stat about {};
+  if (!reader.file_ || fstat(reader.file_.get(), &about) != 0 || !S_ISREG(about.st_mode) ||
+      about.st_size != static_cast<off_t>(sizeof(CountersFile))) {
+    return Error{fmt::format("{}/{}: has no ring of events", folder, name)};
+  }
+  uint64_t control[2] = {};
+  if (pread(reader.file_.get(), control, sizeof control, offsetOfRing()) != sizeof control) {
+    return Error{fmt::format("{}/{}: {}", folder, name, std::strerror(errno))};
+  }
+  reader.next_ = control[0];
+  reader.dropped_ = reader.dropped_before_ = control[1];
+  return reader;
+}
+
+void TraceReader::ask(uint64_t until_ns) {
+  for (unsigned device = 0; device < kMaxCountedDevices; device++) {
+    // A device that is not in use yet may be soon.
+    const auto at = static_cast<off_t>(kDevicesOffset + device * sizeof(DeviceCounters) + kTraceUntilOffset);
+    if (pwrite(file_.get(), &until_ns, sizeof until_ns, at) != sizeof until_ns) return;
+  }
+}
+
+bool TraceReader::read(std::vector<Event>& into) {
+  constexpr unsigned kStuck = 20;  // readings after which an event that does not become whole is passed over
+  uint64_t control[2] = {};
+  const auto look = [&] { return pread(file_.get(), control, sizeof control, offsetOfRing()) == sizeof control; };
+  if (!look()) return false;
+  uint64_t raw[64][8];
+  while (next_ != control[0]) {
+    const uint64_t head = control[0];
+    if (head - next_ > TraceRing::kEvents) {
+      lost_ += head - TraceRing::kEvents - next_;
+      next_ = head - TraceRing::kEvents;
+    }
+    const uint64_t slot = next_ % TraceRing::kEvents;
+    const uint64_t count = std::min({head - next_, TraceRing::kEvents - slot, uint64_t{64}});
+    const auto bytes = static_cast<ssize_t>(count * sizeof raw[0]);
+    const auto at = offsetOfRing() + static_cast<off_t>(offsetOfEvents() + slot * sizeof raw[0]);
+    if (pread(file_.get(), raw, static_cast<size_t>(bytes), at) != bytes || !look()) return false;
+    for (uint64_t i = 0; i < count; i++) {
+      // A writer that claimed a number a whole round later may have been in this slot while it was read.
+      if (control[0] - next_ > TraceRing::kEvents) break;
+      const uint64_t* event = raw[i];
+      if (event[0] != 2 * next_ + 2) {
+        if (event[0] < 2 * next_ + 2 && ++stuck_ < kStuck) {
+          dropped_ = control[1];
+          return true;  // it is being written
+        }
+        // Dropped by its writer, who has counted it, or never finished.
+      } else {
+        into.push_back({static_cast<TraceKind>(event[3] & 0xff), static_cast<unsigned>(event[3] >> 8 & 0xff),
+                        static_cast<uint32_t>(event[3] >> 32), event[1], event[2], event[4], event[5], event[6]});
+      }
+      stuck_ = 0;
+      next_++;
+    }
+  }
+  dropped_ = control[1];
+  return true;
 }
 
 }  // namespace olpager::pager

@@ -9,6 +9,7 @@
 #include "base/fd.h"
 #include "base/result.h"
 #include "pager/counters/counters.h"
+#include "pager/counters/details.h"
 
 namespace olpager::pager {
 
@@ -29,15 +30,16 @@ std::string countersFileName(uint64_t pid, uint64_t start_ticks);
 uint64_t processStartTicks(uint64_t pid);
 
 /// A new file of this process in `folder`, mapped shared for the rest of the process's life, its header filled in.
-Result<Counters*> createCountersFile(const std::string& folder, uint64_t keep_token);
+Result<CountersFile*> createCountersFile(const std::string& folder, uint64_t keep_token);
 
 /// Removes the file of process (pid, start_ticks); silently when there is none.
 void removeCountersFile(const std::string& folder, uint64_t pid, uint64_t start_ticks) noexcept;
 
-/// A file as read at one moment.
+/// A file as read at one moment. `details` only when they were asked for.
 struct CountersSnapshot {
   enum class State : uint8_t { kRunning, kEnded, kElsewhere };  // kElsewhere: of another PID namespace, can't be asked
   std::unique_ptr<Counters> counters;
+  std::unique_ptr<CountersFile> details;  // `counters` again, and what lies behind them
   State state = State::kRunning;
   std::string folder;
 };
@@ -48,6 +50,32 @@ struct CountersReading {
 };
 
 /// Everything in `folders`. Files of processes that have ended are removed, unless they ask to be kept (keep_token).
-CountersReading readCounters(const std::vector<std::string>& folders);
+CountersReading readCounters(const std::vector<std::string>& folders, bool details = false);
+
+/// A process's file, open to read the ring of events and to ask for them. The process may end meanwhile: what it wrote last can
+/// still be read.
+class TraceReader {
+ public:
+  struct Event {
+    TraceKind kind = TraceKind::kLaunch;
+    unsigned device = 0;
+    uint32_t thread = 0;
+    uint64_t start_ns = 0, end_ns = 0, address = 0, bytes = 0, value = 0;
+  };
+  /// Events from now on. The Error is one line.
+  static Result<TraceReader> open(const std::string& folder, uint64_t pid, uint64_t start_ticks);
+  /// The program puts events into the ring until then (CLOCK_MONOTONIC), 0: no more.
+  void ask(uint64_t until_ns);
+  /// Appends what is new. False: the file can't be read any more.
+  bool read(std::vector<Event>& into);
+  /// Events that were overwritten before they were read, or that the program had to drop.
+  uint64_t lost() const { return lost_ + dropped_ - dropped_before_; }
+
+ private:
+  base::UniqueFd file_;
+  uint64_t next_ = 0;  // number of the event to be read next
+  uint64_t lost_ = 0, dropped_ = 0, dropped_before_ = 0;
+  unsigned stuck_ = 0;  // readings in which the next event was not whole
+};
 
 }  // namespace olpager::pager

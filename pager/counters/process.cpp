@@ -16,6 +16,7 @@
 
 #include "base/log.h"
 #include "pager/counters/counters.h"
+#include "pager/counters/details.h"
 #include "pager/counters/files.h"
 
 namespace olpager::pager {
@@ -23,15 +24,16 @@ namespace {
 
 enum State : int { kNone, kOpening, kReady };
 
-constinit Counters g_spare{};  // when there can be no file; untouched pages cost nothing
+constinit CountersFile g_spare{};  // when there can be no file; untouched pages cost nothing
 constinit std::atomic<int> g_state{kNone};
-constinit std::atomic<Counters*> g_counters{nullptr};
+constinit std::atomic<CountersFile*> g_counters{nullptr};
 constinit std::string* g_folder = nullptr;  // of the file; never destroyed: used at exit
 pid_t g_owner = 0;                          // a fork's child must not remove its parent's file
 
 void atExit() {
-  Counters* mine = g_counters.load(std::memory_order_acquire);
+  CountersFile* file = g_counters.load(std::memory_order_acquire);
   if (g_folder == nullptr || getpid() != g_owner) return;
+  Counters* mine = &file->head;
   if (mine->keep_token != 0) {
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
@@ -42,7 +44,7 @@ void atExit() {
 }
 
 void inChild() {
-  Counters* mine = g_counters.load(std::memory_order_acquire);
+  CountersFile* mine = g_counters.load(std::memory_order_acquire);
   if (mine == nullptr || mine == &g_spare) {
     if (g_state.load() == kOpening) {
       g_counters.store(&g_spare, std::memory_order_release);
@@ -51,13 +53,13 @@ void inChild() {
     return;
   }
   // Same address, so that pointers into it stay good; zeros of the child's own.
-  if (mmap(mine, sizeof(Counters), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+  if (mmap(mine, sizeof(CountersFile), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
       MAP_FAILED) {
     g_counters.store(&g_spare, std::memory_order_release);
   }
 }
 
-Counters* open() {
+CountersFile* open() {
   const char* keep = std::getenv("OL_COUNTERS_KEEP");
   const uint64_t token = keep == nullptr ? 0 : std::strtoull(keep, nullptr, 0);
   std::string why;
@@ -76,12 +78,12 @@ Counters* open() {
 
 }  // namespace
 
-Counters& counters() noexcept {
-  if (Counters* ready = g_counters.load(std::memory_order_acquire); ready != nullptr) return *ready;
+CountersFile& countersFile() noexcept {
+  if (CountersFile* ready = g_counters.load(std::memory_order_acquire); ready != nullptr) return *ready;
   const int saved = errno;
   int expected = kNone;
   if (g_state.compare_exchange_strong(expected, kOpening, std::memory_order_acq_rel)) {
-    Counters* opened = &g_spare;
+    CountersFile* opened = &g_spare;
     pthread_atfork(nullptr, nullptr, inChild);
     try {
       opened = open();
@@ -96,5 +98,7 @@ Counters& counters() noexcept {
   errno = saved;
   return *g_counters.load(std::memory_order_acquire);
 }
+
+Counters& counters() noexcept { return countersFile().head; }
 
 }  // namespace olpager::pager

@@ -26,7 +26,7 @@ struct Runtime : TemporaryFolder {
   Counters& make(uint64_t keep_token = 0) {
     auto made = createCountersFile(folder, keep_token);
     REQUIRE(made.ok());
-    mine = made.value();
+    mine = &made.value()->head;
     return *mine;
   }
   Outcome olpagestat(std::vector<std::string> arguments) const {

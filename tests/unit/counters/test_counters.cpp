@@ -17,6 +17,7 @@
 
 #include "base/fd.h"
 #include "pager/counters/files.h"
+#include "pager/counters/trace.h"
 #include "tests/catch.h"
 
 using namespace olpager;
@@ -153,9 +154,9 @@ TEST_CASE("a process that execs makes its file anew", "[counters]") {
   CHECK(inChild([&] {
           auto first = createCountersFile(folder.olpager(), 0);
           require(first.ok());
-          add(first.value()->device(0).launches, 9);
+          add(first.value()->head.device(0).launches, 9);
           auto second = createCountersFile(folder.olpager(), 0);
-          require(second.ok() && valueOf(second.value()->devices[0].launches) == 0);
+          require(second.ok() && valueOf(second.value()->head.devices[0].launches) == 0);
           require(folder.files() == 1);
         }).status == 0);
 }
@@ -227,7 +228,40 @@ TEST_CASE("what is no counters file is passed over", "[counters]") {
   const auto reading = readCounters({folder.olpager()});
   CHECK(reading.processes.empty());
   REQUIRE(reading.notes.size() == 2);  // the pipe and the other version
-  CHECK((reading.notes[0] + reading.notes[1]).find("layout version 2") != std::string::npos);
+  CHECK((reading.notes[0] + reading.notes[1]).find("layout version 3") != std::string::npos);
+}
+
+TEST_CASE("a block of an older layout and damaged ones are a line each", "[counters]") {
+  Folder folder;
+  fs::create_directory(folder.olpager());
+  fs::permissions(folder.olpager(), fs::perms::owner_all);
+  const fs::path in = folder.olpager();
+  auto block = std::make_unique<CountersFile>();
+  const auto write = [&](const char* name, size_t bytes) {
+    std::ofstream(in / name, std::ios::binary).write(reinterpret_cast<const char*>(block.get()), long(bytes));
+  };
+  set(block->head.magic, kCountersMagic);
+  block->head.version = 1;
+  block->head.bytes = 11520;
+  write("1-1.counters", 11520);
+  block->head.version = kCountersVersion;
+  block->head.bytes = sizeof(CountersFile);
+  write("2-1.counters", sizeof(CountersFile) - 1);  // cut off
+  write("3-1.counters", 12);                        // more so
+  set(block->head.device_count, 1000);
+  write("4-1.counters", sizeof(CountersFile));
+  for (const bool details : {false, true}) {
+    const auto reading = readCounters({folder.olpager()}, details);
+    CHECK(reading.processes.empty());
+    REQUIRE(reading.notes.size() == 4);
+    std::string all;
+    for (const auto& note : reading.notes) all += note + "\n";
+    CHECK(all.find("1-1.counters is of layout version 1, this program reads version 2; passed over") !=
+          std::string::npos);
+    for (const char* name : {"2-1", "3-1", "4-1"}) {
+      CHECK(all.find(std::string(name) + ".counters is damaged (") != std::string::npos);
+    }
+  }
 }
 
 TEST_CASE("without any folder counting still works, said once", "[counters]") {
@@ -266,6 +300,7 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   const auto at = [&](const auto& field) {
     return reinterpret_cast<const char*>(&field) - reinterpret_cast<const char*>(&all);
   };
+  CHECK(at(all.devices[0].trace_until_ns) == 256 + 40);
   CHECK(at(all.magic) == 0);
   CHECK(at(all.version) == 8);
   CHECK(at(all.pid) == 16);
@@ -316,4 +351,141 @@ TEST_CASE("waits fall into powers of two and percentiles come out of them", "[co
   CHECK(p50 >= 1024);
   CHECK(p50 <= 2048);
   CHECK(waitPercentile(waits, 0.99) > 1e12);
+}
+
+TEST_CASE("the parts of the file lie where the documentation says", "[counters]") {
+  const auto file = std::make_unique<CountersFile>();
+  const auto at = [&](const auto& field) {
+    return reinterpret_cast<const char*>(&field) - reinterpret_cast<const char*>(file.get());
+  };
+  CHECK(at(file->hot) == 11520);
+  CHECK(at(file->hot.entries[1].fetched) == 11520 + 64 + 24);
+  CHECK(at(file->map) == 19712);
+  CHECK(at(file->map.addresses) == 19776);
+  CHECK(at(file->map.pages) == 20800);
+  CHECK(at(file->trace) == 545088);
+  CHECK(at(file->trace.dropped) == 545096);
+  CHECK(at(file->trace.events) == 545152);
+  CHECK(at(file->trace.events[1].value) == 545152 + 64 + 48);
+  CHECK(sizeof(CountersFile) == 1069440);
+}
+
+namespace {
+constexpr uint64_t kMiB = 1 << 20;
+Place placeAt(const ResidencyMap& map, uint64_t address) {
+  const uint64_t block = address / ResidencyMap::kBlockBytes * ResidencyMap::kBlockBytes;
+  for (unsigned i = 0; i < ResidencyMap::kBlocks; i++) {
+    if (valueOf(map.addresses[i]) != block) continue;
+    return static_cast<Place>(map.pages[i][(address - block) / ResidencyMap::kPageBytes].load() & 0xf);
+  }
+  return Place::kNone;
+}
+}  // namespace
+
+TEST_CASE("the map knows where each page is, over blocks and when it is full", "[counters][map]") {
+  const auto file = std::make_unique<CountersFile>();
+  const uint64_t base = 0x230000000000;
+  const uint64_t edge = base + ResidencyMap::kBlockBytes;
+  PlaceChange change{
+      .device = 3, .address = edge - 4 * kMiB, .bytes = 8 * kMiB, .region = base, .region_bytes = 64 * kMiB};
+  change.place = Place::kVram;
+  CHECK(notePlace(*file, change) == Place::kNone);
+  change.place = Place::kLeaving;
+  CHECK(notePlace(*file, change) == Place::kVram);
+  for (const int64_t offset : {-4, -2, 0, 2})
+    CHECK(placeAt(file->map, edge + uint64_t(offset) * kMiB) == Place::kLeaving);
+  CHECK(placeAt(file->map, edge + 4 * kMiB) == Place::kNone);
+  CHECK(placeAt(file->map, edge - 6 * kMiB) == Place::kNone);
+  // Addresses in more blocks than there are: counted, the rest stays true.
+  for (uint64_t i = 0; i < 300; i++) {
+    notePlace(
+        *file,
+        {.address = base + (i + 2) * ResidencyMap::kBlockBytes, .bytes = 4 * kMiB, .region = 1, .place = Place::kHost});
+  }
+  CHECK(valueOf(file->map.unmapped_pages) == 2 * (300 - (ResidencyMap::kBlocks - 2)));
+  CHECK(placeAt(file->map, edge) == Place::kLeaving);
+  change.place = Place::kNone;
+  CHECK(notePlace(*file, change) == Place::kLeaving);
+  CHECK(placeAt(file->map, edge) == Place::kNone);
+  CHECK(notePlace(*file, {.address = 0, .bytes = 2 * kMiB, .place = Place::kVram}) ==
+        Place::kVram);  // without an address
+}
+
+TEST_CASE("what moves most stays in the table", "[counters][hot]") {
+  const auto file = std::make_unique<CountersFile>();
+  const auto move = [&](uint64_t region, bool written) {
+    PlaceChange change{.device = 1, .address = region, .bytes = 2 * kMiB, .region = region, .region_bytes = 32 * kMiB};
+    for (const Place place :
+         {Place::kIn, Place::kVram, Place::kLeaving, written ? Place::kOut : Place::kLeaving, Place::kHost}) {
+      change.place = place;
+      notePlace(*file, change);
+    }
+  };
+  const uint64_t base = 0x230000000000;
+  for (int round = 0; round < 20; round++) {
+    for (uint64_t hot = 0; hot < 8; hot++) move(base + hot * 64 * kMiB, hot % 2 == 0);
+    for (uint64_t cold = 0; cold < 16; cold++) move(base + (1000 + uint64_t(round) * 16 + cold) * 64 * kMiB, false);
+  }
+  unsigned found = 0;
+  for (const auto& entry : file->hot.entries) {
+    if (valueOf(entry.fetched) < 15) continue;  // one that came back after it had lost its place counts anew
+    const uint64_t hot = (valueOf(entry.base) - base) / (64 * kMiB);
+    REQUIRE(hot < 8);
+    CHECK(valueOf(entry.evicted) == valueOf(entry.fetched));
+    CHECK(valueOf(entry.bytes) == 32 * kMiB);
+    CHECK(valueOf(entry.device) == 1);
+    CHECK(valueOf(entry.bytes_in) == valueOf(entry.fetched) * 2 * kMiB);
+    CHECK(valueOf(entry.bytes_out) == (hot % 2 == 0 ? valueOf(entry.bytes_in) : 0));
+    found++;
+  }
+  CHECK(found == 8);
+  // A region that is freed is no longer shown.
+  notePlace(*file, {.address = base, .bytes = 2 * kMiB, .region = base, .place = Place::kNone});
+  for (const auto& entry : file->hot.entries) CHECK(valueOf(entry.base) != base);
+}
+
+TEST_CASE("events come through whole, in order, or are counted as lost", "[counters][trace]") {
+  Folder folder;
+  const auto child = inChild([&] {
+    Counters& mine = counters();
+    require(traceBegins(mine.device(0)) == 0);
+    auto reader = TraceReader::open(folder.olpager(), static_cast<uint64_t>(getpid()), mine.start_ticks);
+    require(reader.ok());
+    reader.value().ask(nowNs() + 60'000'000'000);
+    require(traceBegins(mine.device(0)) != 0 && traceBegins(mine.device(15)) != 0);
+    // Several writers, one reader; each event carries a sum of its fields.
+    constexpr uint64_t kThreads = 4, kEach = 40000;
+    std::atomic<unsigned> running{kThreads};
+    std::vector<std::thread> writers;
+    for (uint64_t t = 0; t < kThreads; t++) {
+      writers.emplace_back([&, t] {
+        for (uint64_t i = 0; i < kEach; i++) {
+          putEvent(countersFile().trace, TraceKind::kFault, static_cast<unsigned>(t), i, i + 1, t << 32 | i, i * 3,
+                   i * 3 + (t << 32 | i));
+          if (i % 512 == 0) std::this_thread::yield();
+        }
+        running--;
+      });
+    }
+    std::vector<TraceReader::Event> events;
+    while (running != 0) require(reader.value().read(events));
+    for (auto& writer : writers) writer.join();
+    for (int i = 0; i < 30; i++) require(reader.value().read(events));
+    std::vector<uint64_t> next(kThreads);
+    for (const auto& event : events) {
+      require(event.kind == TraceKind::kFault && event.device < kThreads && event.end_ns == event.start_ns + 1);
+      require(event.value == event.address + event.bytes && event.bytes == event.start_ns * 3);
+      require(event.address >> 32 == event.device && (event.address & 0xffffffff) == event.start_ns);
+      require(event.start_ns >= next[event.device]);  // of a thread in order
+      next[event.device] = event.start_ns + 1;
+    }
+    require(events.size() + reader.value().lost() == kThreads * kEach);
+    require(!events.empty());
+    // Asking ends, by word or by time.
+    reader.value().ask(0);
+    require(traceBegins(mine.device(0)) == 0);
+    reader.value().ask(nowNs() - 1);
+    require(traceBegins(mine.device(0)) == 0 && valueOf(mine.device(0).trace_until_ns) == 0);
+  });
+  CHECK(child.status == 0);
 }
