@@ -220,8 +220,9 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
   if (waited_ns != 0) figures.fault_wait.record(waited_ns);
   traced_ = traceBegins(figures);
   if (traced_ != 0 && waited_ns != 0) {
-    const auto first = std::find_if(closure.regions.begin(), closure.regions.end(),
-                                    [&](const Region* region) { return region->engine == engine; });
+    const auto first = std::find_if(closure.regions.begin(), closure.regions.end(), [&](const Region* region) {
+      return !region->isRoot() && region->engine == engine;
+    });
     traced(TraceKind::kFault, static_cast<unsigned>(engine->device()), traced_ - waited_ns, traced_, (*first)->base,
            (*first)->pages * kPageBytes, number);
   }
@@ -295,9 +296,8 @@ void Access::writesRoots(const Closure& closure, uint64_t number) {
         known &= !source->host_written && !(source->by_pieces && unseen);
       }
       if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
-        forPointersAmong(state, host_source_, host_bytes_, [&](Region& target, uint64_t word) {
-          state.addRootEdge(root.context, target, word);
-        });
+        forPointersAmong(state, host_source_, host_bytes_,
+                         [&](Region& target, uint64_t word) { state.addRootEdge(root.context, target, word); });
       } else if (host_source_ != nullptr) {
         known = false;
       }

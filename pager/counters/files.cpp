@@ -293,6 +293,12 @@ void TraceReader::ask(uint64_t until_ns) {
   }
 }
 
+std::unique_ptr<Counters> TraceReader::counters() const {
+  auto counters = std::make_unique<Counters>();
+  const ssize_t got = pread(file_.get(), static_cast<void*>(counters.get()), sizeof(Counters), 0);
+  return got == static_cast<ssize_t>(sizeof(Counters)) ? std::move(counters) : nullptr;
+}
+
 bool TraceReader::read(std::vector<Event>& into) {
   constexpr unsigned kStuck = 20;  // readings after which an event that does not become whole is passed over
   uint64_t control[2] = {};

@@ -68,7 +68,9 @@ class TraceReader {
   void ask(uint64_t until_ns);
   /// Appends what is new. False: the file can't be read any more.
   bool read(std::vector<Event>& into);
-  /// Events that were overwritten before they were read, or that the program had to drop.
+  /// The counters at this moment; nullptr when they can't be read.
+  std::unique_ptr<Counters> counters() const;
+  /// How many events were overwritten before they were read, or that the program had to drop.
   uint64_t lost() const { return lost_ + dropped_ - dropped_before_; }
 
  private:

@@ -22,10 +22,10 @@ inline uint64_t traceBegins(DeviceCounters& figures) noexcept {
   return 0;
 }
 
-/// It ended, now. `began`: what traceBegins() said, not 0.
-inline void traced(TraceKind kind, unsigned device, uint64_t began, uint64_t address, uint64_t bytes,
+/// It went on until `ended` (nowNs()). `began`: not 0.
+inline void traced(TraceKind kind, unsigned device, uint64_t began, uint64_t ended, uint64_t address, uint64_t bytes,
                    uint64_t value) noexcept {
-  putEvent(countersFile().trace, kind, device, began, nowNs(), address, bytes, value);
+  putEvent(countersFile().trace, kind, device, began, ended, address, bytes, value);
 }
 
 /// An extent changed its place.

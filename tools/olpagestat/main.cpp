@@ -11,7 +11,11 @@
 #include <thread>
 
 #include "pager/counters/files.h"
+#include "tools/olpagestat/recording.h"
 #include "tools/olpagestat/report.h"
+#include "tools/olpagestat/sample.h"
+#include "tools/olpagestat/screen.h"
+#include "tools/olpagestat/terminal.h"
 
 namespace {
 
@@ -21,29 +25,28 @@ struct Options {
   bool json = false;
   bool forget = false;
   std::optional<double> watch_seconds;
-  std::optional<unsigned> pid;
+  tools::RecordOptions record;  // its pid and duration are the others' as well
 };
 
 std::string nothingToShow(const Options& options) {
   std::string folders;
   for (const auto& folder : pager::countersFolders()) folders += (folders.empty() ? "" : " and ") + folder;
-  if (options.pid) return fmt::format("process {} has no counters of olpager (looked in {})", *options.pid, folders);
+  if (options.record.pid) {
+    return fmt::format("process {} has no counters of olpager (looked in {})", *options.record.pid, folders);
+  }
   return fmt::format("no program of yours uses a GPU under olpager now (looked in {})", folders);
 }
 
 // One reading, shown. False when the process asked for is not there.
 bool show(const Options& options) {
-  auto reading = pager::readCounters(pager::countersFolders());
-  if (options.pid) {
-    std::erase_if(reading.processes, [&](const auto& process) { return process.counters->pid != *options.pid; });
-  }
+  const auto reading = tools::readSample(options.record.pid, false).reading;
   const bool none = reading.processes.empty();
   if (options.json) {
     fmt::print("{}", tools::countersJson(reading));
   } else {
     for (const auto& note : reading.notes) fmt::print(stderr, "olpagestat: {}\n", note);
     if (none) {
-      fmt::print(options.pid ? stderr : stdout, "olpagestat: {}\n", nothingToShow(options));
+      fmt::print(options.record.pid ? stderr : stdout, "olpagestat: {}\n", nothingToShow(options));
     } else {
       fmt::print("{}", tools::countersTable(reading));
     }
@@ -55,31 +58,72 @@ bool show(const Options& options) {
       pager::removeCountersFile(process.folder, process.counters->pid, process.counters->start_ticks);
     }
   }
-  return !(none && options.pid);
+  return !(none && options.record.pid);
 }
 
+// A line for each program, again and again; with --json an object each time.
 int watch(const Options& options) {
-  const bool terminal = isatty(STDOUT_FILENO) != 0;
-  while (true) {
-    if (terminal) fmt::print("\x1b[H\x1b[J");
-    if (!show(options) || std::ferror(stdout) != 0) return 1;
-    std::this_thread::sleep_for(std::chrono::duration<double>(*options.watch_seconds));
-    if (!terminal && !options.json) fmt::print("\n");
+  constexpr unsigned kHeadEvery = 20;
+  using Clock = std::chrono::steady_clock;
+  const auto begun = Clock::now();
+  const auto pause = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*options.watch_seconds));
+  tools::Sample before = tools::readSample(options.record.pid, false);
+  if (options.record.pid && before.reading.processes.empty()) {
+    fmt::print(stderr, "olpagestat: {}\n", nothingToShow(options));
+    return 1;
+  }
+  for (const auto& note : before.reading.notes) fmt::print(stderr, "olpagestat: {}\n", note);
+  unsigned lines = 0;
+  for (unsigned round = 1;; round++) {
+    if (options.json && !show(options)) return 1;
+    std::this_thread::sleep_until(begun + round * pause);
+    if (!options.json) {
+      tools::Sample now = tools::readSample(options.record.pid, false);
+      if (options.record.pid && now.reading.processes.empty()) return 0;  // it has ended
+      for (const auto& process : now.reading.processes) {
+        const auto* then = tools::find(before, tools::keyOf(process));
+        if (lines++ % kHeadEvery == 0) fmt::print("{}", tools::watchHead());
+        fmt::print(
+            "{}", tools::watchLine(process,
+                                   tools::figuresOf(*process.counters, then != nullptr ? then->counters.get() : nullptr,
+                                                    now.seconds - before.seconds),
+                                   ""));
+      }
+      before = std::move(now);
+      std::fflush(stdout);
+    }
+    if (std::ferror(stdout) != 0) return 1;
+    if (options.record.duration > 0 && Clock::now() - begun >= std::chrono::duration<double>(options.record.duration))
+      return 0;
   }
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Shows where the pages of your programs under olpager live, and how they move.", "olpagestat");
+  CLI::App app(
+      "Shows where the pages of your programs under olpager live, and how they move. On a terminal a live screen; else "
+      "one table.",
+      "olpagestat");
   Options options;
   bool once = false;
-  app.add_flag("--once", once, "One table, then end (what it does without --watch)");
+  app.add_flag("--once", once, "One table, then end");
   app.add_flag("--json", options.json, "The same as JSON (docs/olpagestat.md)");
-  app.add_option("--watch", options.watch_seconds, "Again every so many seconds")->check(CLI::Range(0.1, 86400.0));
-  app.add_option("--pid", options.pid, "Only this process");
+  app.add_option("--watch", options.watch_seconds, "A line for each program every so many seconds")
+      ->check(CLI::Range(0.1, 86400.0));
+  app.add_option("--trace", options.record.trace,
+                 "Record faults, migrations, evictions and launches into this file (Chrome, Perfetto)");
+  app.add_option("--report", options.record.report, "Watch, then write a page with plots into this file (HTML)");
+  app.add_option("--duration", options.record.duration, "Seconds to watch; else until the programs end, or ^C")
+      ->check(CLI::Range(0.1, 86400.0));
+  app.add_option("--pid", options.record.pid, "Only this process");
   app.add_flag("--forget", options.forget, "Then remove kept counters of processes that have ended");
   try {
     app.parse(argc, argv);
     if (once && options.watch_seconds) throw CLI::ValidationError("--once and --watch exclude each other");
+    const bool records = !options.record.trace.empty() || !options.record.report.empty();
+    if (records && (once || options.json || options.watch_seconds || options.forget)) {
+      throw CLI::ValidationError("--trace and --report go with --duration and --pid only");
+    }
+    if (records) return tools::record(options.record);
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& failure) {
@@ -87,6 +131,10 @@ int run(int argc, char** argv) {
     return 2;
   }
   if (options.watch_seconds) return watch(options);
+  if (!once && !options.json && !options.forget && tools::Terminal::usable()) {
+    const auto pid = options.record.pid;
+    return tools::runLive([pid] { return tools::readSample(pid, true); }, 1, options.record.duration);
+  }
   return show(options) ? 0 : 1;
 }
 

@@ -1,0 +1,449 @@
+#!/usr/bin/env python3
+"""olpagestat over a real program: paged by the real library on the simulated GPU.
+
+olpagestat.py --olpagestat P --olrun P --program P trace|report|watch|live|plain|killed
+"""
+import argparse
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+LONG = 60  # what has to happen happens within
+
+
+def fail(text):
+    sys.exit(f"FAILED: {text}")
+
+
+def check(condition, text):
+    if not condition:
+        fail(text)
+
+
+def until(what, text, seconds=LONG):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = what()
+        if value:
+            return value
+        time.sleep(0.01)
+    fail(f"not within {seconds} s: {text}")
+
+
+class Program:
+    """The CUDA program, stopped as soon as it has counters: what it does happens between go() and halt()."""
+
+    def __init__(self, options, scratch, size=64 << 20):
+        self.folder = os.path.join(scratch, "olpager")
+        env = dict(os.environ, XDG_RUNTIME_DIR=scratch, XDG_CONFIG_HOME=scratch)
+        self.process = subprocess.Popen(
+            [options.olrun, "--driver", "sim", "--vram", "16MiB", "--", options.program, "--bytes", str(size)], env=env,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.file = until(self.find, "counters of the program")
+        self.halt()
+
+    def find(self):
+        check(self.process.poll() is None, "the program ended early")
+        if not os.path.isdir(self.folder):
+            return None
+        for name in os.listdir(self.folder):
+            with open(os.path.join(self.folder, name), "rb") as file:
+                if file.read(8) == b"OLCOUNT\0":
+                    return os.path.join(self.folder, name)
+        return None
+
+    @property
+    def pid(self):
+        return int(os.path.basename(self.file).split("-")[0])
+
+    def halt(self):
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go(self):
+        os.kill(self.pid, signal.SIGCONT)
+
+    def value(self, offset):
+        with open(self.file, "rb") as file:
+            file.seek(offset)
+            return struct.unpack("<Q", file.read(8))[0]
+
+    def end(self):
+        self.go()
+        out, _ = self.process.communicate(timeout=LONG)
+        check(self.process.returncode == 0 and "OK" in out, f"the program: {self.process.returncode}\n{out}")
+
+
+def stat(options, scratch, *arguments, **more):
+    env = dict(os.environ, XDG_RUNTIME_DIR=scratch)
+    return subprocess.Popen([options.olpagestat, *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, **more)
+
+
+def trace(options, scratch):
+    """What is traced is what is counted; events have the shape that viewers ask for."""
+    program = Program(options, scratch)
+    check(program.value(256 + 40) == 0, "events are put into the ring though nobody asked")
+    path = os.path.join(scratch, "out.json")
+    tracer = stat(options, scratch, "--trace", path, "--pid", str(program.pid))
+    until(lambda: program.value(256 + 40), "the tracer asks for events")
+    program.end()
+    _, errors = tracer.communicate(timeout=LONG)
+    check(tracer.returncode == 0, f"olpagestat --trace: {tracer.returncode}\n{errors}")
+    with open(path, encoding="utf-8") as file:
+        data = json.load(file)
+    begun, found, spans = {}, {}, {}
+    for event in data["traceEvents"]:
+        phase = event["ph"]
+        check(event["pid"] == program.pid, f"another's event: {event}")
+        if phase == "X":
+            check(event["dur"] >= 0 and event["ts"] > 0 and event["tid"] > 0, f"no span: {event}")
+            spans.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"], event["name"]))
+            found[event["name"]] = found.get(event["name"], 0) + 1
+        elif phase == "b":
+            key = event["cat"], event["id"]
+            check(key not in begun, f"begun twice: {event}")
+            begun[key] = event
+        elif phase == "e":
+            start = begun.pop((event["cat"], event["id"]), None)
+            check(start is not None and start["name"] == event["name"], f"an end without a beginning: {event}")
+            check(event["ts"] >= start["ts"], f"ended before it began: {event}")
+            found[event["name"]] = found.get(event["name"], 0) + 1
+        else:
+            check(phase in ("M", "C"), f"an event of kind {phase}")
+    check(not begun, f"begun and never ended: {begun}")
+    for thread, events in spans.items():
+        events.sort()
+        for one, two in zip(events, events[1:]):
+            check(one[1] <= two[0] + 0.001, f"thread {thread}: {one} and {two} overlap")
+    summary = data["otherData"][str(program.pid)]
+    check(summary["lost"] == 0, f"lost events: {summary}")
+    names = {"launches": "launch", "copies": "copy", "faults": "fault", "fetches": "fetch", "prefetches": "prefetch",
+             "written": "write back", "clean": "eviction, clean"}
+    for figure, name in names.items():
+        counted = summary["counted"][figure]
+        check(found.get(name, 0) == summary["traced"][figure], f"{figure}: {found} in the file, {summary}")
+        # The program was stopped and may have been between an event and its counter.
+        check(abs(counted - found.get(name, 0)) <= 1, f"{figure}: counted {counted}, traced {found.get(name, 0)}")
+    check(found.get("launch", 0) >= 20 and found.get("fetch", 0) + found.get("prefetch", 0) >= 20, f"too little: {found}")
+    check(not os.path.exists(program.file), "the program's file is still there")
+
+
+def report(options, scratch):
+    """One page, whole in itself, with the data of each plot."""
+    program = Program(options, scratch)
+    path = os.path.join(scratch, "out.html")
+    reporter = stat(options, scratch, "--report", path, "--trace", os.path.join(scratch, "also.json"), "--pid", str(program.pid))
+    until(lambda: program.value(256 + 40), "olpagestat is at it")
+    program.end()
+    _, errors = reporter.communicate(timeout=LONG)
+    check(reporter.returncode == 0, f"olpagestat --report: {reporter.returncode}\n{errors}")
+    with open(path, encoding="utf-8") as file:
+        page = file.read()
+    check(re.search(r"(src|href)\s*=|https?://|url\(|@import", page) is None, "the page asks for something else")
+    check(page.count("<svg") == 5 and page.count("</svg>") == 5, "not five plots")
+    for heading in ("Residency over time", "by path", "Fault latency", "address space over time", "moved most"):
+        check(heading in page, f"no {heading}")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))
+    one = next(each for each in data if each["pid"] == program.pid)
+    count = len(one["seconds"])
+    check(count >= 2 and one["seconds"] == sorted(one["seconds"]), f"moments: {one['seconds']}")
+    for group, series in (("residency_bytes", ("VRAM", "host memory in place", "host memory")),
+                          ("extents_per_second", ("fetched on demand", "prefetched", "evicted clean", "evicted, written")),
+                          ("bytes_per_second", ("in", "out"))):
+        for name in series:
+            check(len(one[group][name]) == count, f"{group}, {name}: not one for each moment")
+    check(max(one["residency_bytes"]["VRAM"]) > 0 and max(one["residency_bytes"]["host memory"]) > 0, "no tiers")
+    check(max(one["bytes_per_second"]["in"]) > 0 and sum(one["fault_wait_log2_ns"]) > 0, "no traffic, no faults")
+    # 32 pages of 2 MiB, 8 of them in VRAM at most; the map says so too.
+    full = [row for row in one["places"] if len(row) == 32]
+    check(full and set("".join(full)) <= set("12456789") and "2" in "".join(full) and "4" in "".join(full),
+          f"places: {one['places']}")
+    import html.parser
+
+    class Balanced(html.parser.HTMLParser):
+        stack = []
+
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "tr", "td", "th"):
+                self.stack.append(tag)
+
+        def handle_startendtag(self, tag, attrs):
+            pass
+
+        def handle_endtag(self, tag):
+            if tag in ("tr",):
+                return
+            check(self.stack and self.stack.pop() == tag, f"</{tag}> does not fit")
+
+    parser = Balanced()
+    parser.feed(page)
+    check(not parser.stack, f"left open: {parser.stack}")
+
+
+def watch(options, scratch):
+    """Plain lines, one for each program each time."""
+    program = Program(options, scratch, 256 << 20)
+    program.go()
+    watcher = stat(options, scratch, "--watch", "0.2", "--duration", "1", "--pid", str(program.pid))
+    out, errors = watcher.communicate(timeout=LONG)
+    program.halt()
+    check(watcher.returncode == 0, f"--watch: {watcher.returncode} {errors}")
+    lines = out.splitlines()
+    check("\x1b" not in out and len(lines) >= 3, f"lines: {out}")
+    head = lines[0].split()
+    check(head[:3] == ["time", "pid", "program"] and head[-1] == "wait99", f"head: {lines[0]}")
+    for line in lines[1:]:
+        fields = line.split()
+        check(len(fields) == len(head) and fields[1] == str(program.pid), f"line: {line}")
+    moved = [head.index(name) for name in ("launch", "fault", "written", "in/s", "out/s")]
+    check(any(line.split()[at] != "0" for line in lines[1:] for at in moved), f"nothing moved: {out}")
+    objects = stat(options, scratch, "--watch", "0.2", "--duration", "0.5", "--json", "--pid", str(program.pid))
+    out, _ = objects.communicate(timeout=LONG)
+    decoder, count = json.JSONDecoder(), 0
+    while out.strip():
+        value, end = decoder.raw_decode(out.lstrip())
+        out = out.lstrip()[end:]
+        check(value["processes"][0]["pid"] == program.pid, "another process")
+        count += 1
+    check(count >= 2, f"{count} objects")
+    program.end()
+
+
+class Screen:
+    """A terminal: what olpagestat may send, and nothing else."""
+
+    def __init__(self, rows, columns):
+        self.resize(rows, columns)
+        self.stale = False  # what comes was drawn for the size before
+        self.alternate = self.hidden = False
+        self.cleared = self.bytes = 0
+
+    def resize(self, rows, columns):
+        self.rows, self.columns = rows, columns
+        self.cells = [[" "] * columns for _ in range(rows)]
+        self.row = self.column = 0
+        self.stale = True
+
+    def feed(self, data):
+        self.bytes += len(data)
+        text = data.decode("ascii")
+        while text:
+            code = re.match(r"\x1b\[(\??)([0-9;]*)([A-Za-z])", text)
+            if code:
+                private, numbers, letter = code.groups()
+                if private:
+                    check((numbers, letter) in (("1049", "h"), ("1049", "l"), ("25", "h"), ("25", "l")), f"mode {code.group(0)!r}")
+                    if numbers == "1049":
+                        self.alternate = letter == "h"
+                    else:
+                        self.hidden = letter == "l"
+                elif letter == "H":
+                    self.row, self.column = (int(n) - 1 for n in numbers.split(";"))
+                    check(self.stale or self.row < self.rows and self.column < self.columns, f"outside: {code.group(0)!r}")
+                elif letter == "K":
+                    for column in range(self.column, 0 if self.stale else self.columns):
+                        self.cells[self.row][column] = " "
+                elif letter == "J":
+                    check(numbers == "2", "J")
+                    self.cleared += 1
+                    self.stale = False
+                    self.cells = [[" "] * self.columns for _ in range(self.rows)]
+                else:
+                    check(letter == "m", f"sent {code.group(0)!r}")
+                text = text[code.end():]
+                continue
+            check(" " <= text[0] <= "~", f"sent {text[:20]!r}")
+            if self.stale:
+                text = text[1:]
+                continue
+            check(self.column < self.columns, f"row {self.row} is longer than the screen")
+            self.cells[self.row][self.column] = text[0]
+            self.column += 1
+            text = text[1:]
+
+    def text(self):
+        return "\n".join("".join(row).rstrip() for row in self.cells)
+
+
+class Live:
+    def __init__(self, options, scratch, rows=40, columns=150):
+        self.screen = Screen(rows, columns)
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            os.execve(options.olpagestat, [options.olpagestat],
+                      dict(os.environ, XDG_RUNTIME_DIR=scratch, TERM="xterm-256color", NO_COLOR=""))
+        self.held = b""
+
+    def resize(self, rows, columns):
+        self.drain(0.2)
+        self.screen.resize(rows, columns)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def drain(self, seconds):
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if not select.select([self.fd], [], [], left)[0]:
+                continue
+            try:
+                data = os.read(self.fd, 65536)
+            except OSError:
+                return False
+            if not data:
+                return False
+            data = self.held + data
+            cut = data.rfind(b"\x1b")
+            whole = cut < 0 or re.match(rb"\x1b\[\??[0-9;]*[A-Za-z]", data[cut:])
+            self.held = b"" if whole else data[cut:]
+            self.screen.feed(data if whole else data[:cut])
+        return True
+
+    def shows(self, pattern, text):
+        end = time.monotonic() + LONG
+        while time.monotonic() < end:
+            if re.search(pattern, self.screen.text(), re.M):
+                return
+            check(self.drain(0.1), f"it ended; the screen was\n{self.screen.text()}")
+        fail(f"{text}; the screen is\n{self.screen.text()}")
+
+    def key(self, keys):
+        os.write(self.fd, keys)
+
+    def ended(self):
+        while self.drain(0.2):
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def live(options, scratch):
+    """The screen: what it shows, keys, another size, the end."""
+    first = Program(options, scratch)
+    first.go()
+    live = Live(options, scratch)
+    live.shows(rf"^ *{first.pid} saxpy_oversubsc ", "the program's line")
+    live.shows(r"gpu0 +VRAM \[#+\.*\] +\S+ of +16\.0M", "the device's line")
+    live.shows(r"^map  a cell: 2MiB", "the map")
+    live.shows(r"^0x[0-9a-f]{12} [Vhp.<>~]+$", "cells")
+    live.shows(r"hottest allocations of", "allocations")
+    first.halt()
+    check(live.screen.alternate and live.screen.hidden, "not a screen of its own")
+    live.drain(2.5)  # nothing moves: what differs between pictures is the clock
+    cleared, sent = live.screen.cleared, live.screen.bytes
+    live.drain(3.2)
+    check(live.screen.cleared == cleared, "it clears the screen between pictures")
+    check(live.screen.bytes - sent < 5 * 400, f"{live.screen.bytes - sent} bytes for pictures that hardly differ")
+    # A second program; choose it, sort by pid, look at one device.
+    other = os.path.join(scratch, "olpager")
+    before = set(os.listdir(other))
+    second = subprocess.Popen([options.olrun, "--driver", "sim", "--vram", "16MiB", "--", options.program, "--bytes", str(64 << 20)],
+                              env=dict(os.environ, XDG_RUNTIME_DIR=scratch, XDG_CONFIG_HOME=scratch), stdout=subprocess.DEVNULL)
+    name = until(lambda: next(iter(set(os.listdir(other)) - before), None), "counters of the second program")
+    second_pid = int(name.split("-")[0])
+    time.sleep(0.2)
+    os.kill(second_pid, signal.SIGSTOP)
+    live.key(b"sss")
+    live.shows(r"sort: pid", "the order by pid")
+    live.shows(rf"^ *{second_pid} saxpy", "the second program")
+    pids = sorted([first.pid, second_pid])
+    live.shows(rf"(?s)^ *{pids[0]} saxpy.*^ *{pids[1]} saxpy", "both in order")
+    live.key(b"\x1b[A\x1b[B")  # up, down
+    live.shows(rf"hottest allocations of {pids[1]}|map  nothing", "the second one's allocations")
+    live.key(b"k")
+    live.shows(rf"hottest allocations of {pids[0]}|map  nothing", "the first one's")
+    live.key(b"n")
+    live.shows(r"  gpu0$", "one device")
+    live.key(b"n")
+    live.shows(r"all devices$", "all devices")
+    live.key(b"m")
+    until(lambda: live.drain(0.1) and not re.search(r"^map  ", live.screen.text(), re.M), "the map goes")
+    live.key(b" ")
+    live.shows(r"\(paused\)", "a pause")
+    live.key(b" +")
+    live.shows(r"every 2s", "another interval")
+    live.key(b"-m")
+    live.shows(r"^map  a cell", "the map again")
+    # Smaller, tiny, and large again: never a character outside (the screen checks that).
+    for rows, columns in ((12, 60), (3, 20), (1, 5), (50, 200)):
+        live.resize(rows, columns)
+        live.shows(r"^olpag", "the first line")
+        live.drain(0.3)
+    live.shows(rf"^ *{second_pid} saxpy.*", "all of it again")
+    os.kill(second_pid, signal.SIGKILL)
+    second.wait(timeout=LONG)
+    until(lambda: live.drain(0.1) and str(second_pid) not in live.screen.text(), "the killed program goes")
+    check(not os.path.exists(os.path.join(other, name)), "its file is still there")
+    live.key(b"q")
+    check(live.ended() == 0, "q ends it with another status")
+    check(not live.screen.alternate and not live.screen.hidden, "the terminal is not given back")
+    for end in (signal.SIGTERM, signal.SIGINT):
+        again = Live(options, scratch)
+        again.shows(r"^olpagestat", "the first line")
+        os.kill(again.pid, end)
+        check(again.ended() == 0 and not again.screen.alternate and not again.screen.hidden, f"{end}: not given back")
+    first.end()
+
+
+def plain(options, scratch):
+    """No terminal, or one that can't: one table."""
+    program = Program(options, scratch)
+    one = stat(options, scratch)
+    out, _ = one.communicate(timeout=LONG)
+    check(one.returncode == 0 and f"pid {program.pid}" in out and "\x1b" not in out, f"plain: {out}")
+    control, terminal = pty.openpty()
+    dumb = subprocess.run([options.olpagestat], env=dict(os.environ, XDG_RUNTIME_DIR=scratch, TERM="dumb"), stdin=terminal,
+                          stdout=terminal, stderr=subprocess.PIPE, timeout=LONG, check=False)
+    out = os.read(control, 65536)
+    check(dumb.returncode == 0 and b"\x1b" not in out and str(program.pid).encode() in out, f"dumb: {out}")
+    data = json.loads(stat(options, scratch, "--json", "--pid", str(program.pid)).communicate(timeout=LONG)[0])
+    check(data["processes"][0]["pid"] == program.pid, "json")
+    for bad in (("--trace", os.path.join(scratch, "x"), "--json"), ("--report", os.path.join(scratch, "x"), "--once"),
+                ("--duration", "never")):
+        one = stat(options, scratch, *bad)
+        check("olpagestat: " in one.communicate(timeout=LONG)[1] and one.returncode == 2, f"{bad}: {one.returncode}")
+    one = stat(options, scratch, "--trace", os.path.join(scratch, "no", "where.json"))
+    check("No such file" in one.communicate(timeout=LONG)[1] and one.returncode == 1, "a folder that is not there")
+    program.end()
+    one = stat(options, scratch, "--trace", os.path.join(scratch, "none.json"), "--pid", str(program.pid))
+    check("no program" in one.communicate(timeout=LONG)[1] and one.returncode == 1, "nothing to trace")
+
+
+def killed(options, scratch):
+    """One that traces is killed: the program stops putting events into the ring by itself, and ends well."""
+    program = Program(options, scratch)
+    tracer = stat(options, scratch, "--trace", os.path.join(scratch, "out.json"), "--pid", str(program.pid))
+    until(lambda: program.value(256 + 40), "the tracer asks for events")
+    tracer.kill()
+    tracer.communicate()
+    time.sleep(3.2)
+    asked = program.value(256 + 40)
+    head = program.value(545088)
+    program.go()
+    until(lambda: not os.path.exists(program.file) or program.value(256 + 40) == 0, "the program forgets who asked")
+    if os.path.exists(program.file):
+        check(program.value(545088) == head, "events for nobody")
+    check(asked != 0, "nobody had asked")
+    program.end()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("olpagestat", "olrun", "program"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("case", choices=["trace", "report", "watch", "live", "plain", "killed"])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="olpagestat-") as scratch:
+        globals()[options.case](options, scratch)
+    print(f"OK {options.case}")
+
+
+main()

@@ -1,0 +1,80 @@
+// Readings over time and what follows from two of them: rates, percentiles of an interval, a map of the address space in cells.
+// Pure functions of what was read; readSample() alone touches files.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pager/counters/files.h"
+
+namespace olpager::tools {
+
+/// Everything at one moment.
+struct Sample {
+  double seconds = 0;  // CLOCK_MONOTONIC
+  pager::CountersReading reading;
+};
+
+/// Where samples come from: this machine's files, or whatever else can tell.
+using SampleSource = std::function<Sample()>;
+
+/// The counters of this user's programs on this machine; `pid`: of one only. `details`: the map and the table of allocations too.
+Sample readSample(std::optional<unsigned> pid, bool details);
+
+/// Names a process for as long as the machine is up.
+struct ProcessKey {
+  uint32_t pid = 0;
+  uint64_t start_ticks = 0;
+  auto operator<=>(const ProcessKey&) const = default;
+};
+ProcessKey keyOf(const pager::CountersSnapshot& process);
+const pager::CountersSnapshot* find(const Sample& sample, const ProcessKey& key);
+
+/// A set of devices; all by default.
+struct DeviceChoice {
+  std::optional<unsigned> only;
+  bool holds(unsigned device) const { return !only || *only == device; }
+};
+
+/// A process now, and a second of it: its figures summed over devices, rates over the time between two samples. Rates and
+/// shares are absent where there is nothing to take them of.
+struct Figures {
+  uint64_t vram = 0, vram_budget = 0, host = 0, in_place = 0, pinned = 0, allocated = 0;
+  double launches = 0, copies = 0, faults = 0;                 // a second
+  double fetched = 0, prefetched = 0, clean = 0, written = 0;  // extents a second, by path
+  double bytes_in = 0, bytes_out = 0;                          // a second
+  std::optional<double> hit_rate, accuracy;                    // of the interval, 0 to 1
+  std::optional<double> wait_p50_ns, wait_p99_ns;              // likewise
+};
+Figures figuresOf(const pager::Counters& now, const pager::Counters* before, double seconds,
+                  const DeviceChoice& devices = {});
+
+/// A cell of the map: some pages of the address space that are next to each other.
+struct Cell {
+  uint64_t address = 0;                      // of its first page
+  pager::Place place = pager::Place::kNone;  // of most of its pages
+  unsigned device = 0;
+};
+/// The used pages in the order of their addresses, in at most `cells` cells; `pages` each holds, 0 when there are none.
+std::vector<Cell> residencyCells(const pager::ResidencyMap& map, size_t cells, uint64_t& pages,
+                                 const DeviceChoice& devices = {});
+
+/// An allocation of the table.
+struct HotAllocation {
+  uint64_t base = 0, bytes = 0, fetched = 0, evicted = 0, bytes_in = 0, bytes_out = 0;
+  unsigned device = 0;
+};
+/// The `most` that moved most bytes, most first.
+std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most, const DeviceChoice& devices = {});
+
+unsigned devicesOf(const pager::Counters& counters);
+/// "3.2 us"
+std::string durationText(double nanoseconds);
+/// A program chooses its own name: nothing in it may reach a terminal or a page as more than text.
+std::string printableName(const char* name);
+
+}  // namespace olpager::tools

@@ -1,0 +1,357 @@
+#include "tools/olpagestat/screen.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <map>
+
+#include "base/size.h"
+
+namespace olpager::tools {
+namespace {
+
+using base::formatSize;
+using pager::Place;
+using pager::valueOf;
+
+const char* sortName(SortBy sort) {
+  constexpr const char* kNames[] = {"traffic", "faults", "VRAM", "pid"};
+  return kNames[static_cast<size_t>(sort)];
+}
+
+// In few columns: "12.3G".
+std::string bytesText(double bytes) {
+  constexpr const char* kUnits[] = {"", "K", "M", "G", "T", "P"};
+  size_t unit = 0;
+  while (bytes >= 999.5 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1024;
+    unit++;
+  }
+  return fmt::format("{:.{}f}{}", bytes, unit == 0 || bytes >= 99.95 ? 0 : 1, kUnits[unit]);
+}
+
+std::string countText(double count) {
+  if (count >= 1e7) return fmt::format("{:.0f}M", count / 1e6);
+  if (count >= 1e5) return fmt::format("{:.0f}k", count / 1e3);
+  return fmt::format("{:.{}f}", count, count >= 9.95 || count == 0 ? 0 : 1);
+}
+
+std::string shareText(const std::optional<double>& share) { return share ? fmt::format("{:.1f}", *share * 100) : "-"; }
+std::string waitText(const std::optional<double>& wait) { return wait ? durationText(*wait) : "-"; }
+
+std::string bar(double part, double whole, size_t width) {
+  const size_t full =
+      whole > 0 ? std::min(width, static_cast<size_t>(part / whole * static_cast<double>(width) + 0.5)) : 0;
+  return "[" + std::string(full, '#') + std::string(width - full, '.') + "]";
+}
+
+std::string clockText() {
+  const time_t now = time(nullptr);
+  tm local{};
+  localtime_r(&now, &local);
+  return fmt::format("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec);
+}
+
+struct Row {
+  const pager::CountersSnapshot* process;
+  Figures figures;
+};
+
+std::vector<Row> rowsOf(const Sample& now, const Sample* before, const View& view) {
+  std::vector<Row> rows;
+  for (const auto& process : now.reading.processes) {
+    const auto* then = before != nullptr ? find(*before, keyOf(process)) : nullptr;
+    rows.push_back({&process, figuresOf(*process.counters, then != nullptr ? then->counters.get() : nullptr,
+                                        before != nullptr ? now.seconds - before->seconds : 0, view.devices)});
+  }
+  std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
+    switch (view.sort) {
+      case SortBy::kTraffic:
+        return a.figures.bytes_in + a.figures.bytes_out > b.figures.bytes_in + b.figures.bytes_out;
+      case SortBy::kFaults:
+        return a.figures.faults > b.figures.faults;
+      case SortBy::kVram:
+        return a.figures.vram > b.figures.vram;
+      case SortBy::kPid:
+        break;
+    }
+    return a.process->counters->pid < b.process->counters->pid;
+  });
+  return rows;
+}
+
+std::string hostName() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return printableName(name);
+}
+
+// This machine: each device's VRAM, the host tier, and what goes in and out, all programs together.
+void nodeLines(const Sample& now, const Sample* before, const View& view, std::vector<Line>& lines) {
+  unsigned devices = 0;
+  double host = 0, host_limit = 0;
+  for (const auto& process : now.reading.processes) {
+    devices = std::max(devices, devicesOf(*process.counters));
+    host += static_cast<double>(valueOf(process.counters->host_used_bytes));
+    host_limit = std::max(host_limit, static_cast<double>(valueOf(process.counters->host_limit_bytes)));
+  }
+  lines.push_back(Line().add(fmt::format("node {}", hostName()), Style::kTitle));
+  for (unsigned device = 0; device < devices; device++) {
+    if (!view.devices.holds(device)) continue;
+    Figures sum;
+    for (const auto& process : now.reading.processes) {
+      const auto* then = before != nullptr ? find(*before, keyOf(process)) : nullptr;
+      const Figures one = figuresOf(*process.counters, then != nullptr ? then->counters.get() : nullptr,
+                                    before != nullptr ? now.seconds - before->seconds : 0, {device});
+      sum.vram += one.vram;
+      sum.vram_budget += one.vram_budget;
+      sum.bytes_in += one.bytes_in;
+      sum.bytes_out += one.bytes_out;
+    }
+    lines.push_back(Line().add(fmt::format("  gpu{:<3} VRAM {} {:>7} of {:>7}   in {:>7}/s   out {:>7}/s", device,
+                                           bar(static_cast<double>(sum.vram), static_cast<double>(sum.vram_budget), 20),
+                                           bytesText(static_cast<double>(sum.vram)),
+                                           bytesText(static_cast<double>(sum.vram_budget)), bytesText(sum.bytes_in),
+                                           bytesText(sum.bytes_out))));
+  }
+  lines.push_back(Line().add(fmt::format("  host   RAM  {} {:>7} of {:>7}", bar(host, host_limit, 20), bytesText(host),
+                                         bytesText(host_limit))));
+}
+
+Style styleOf(Place place) {
+  switch (place) {
+    case Place::kVram:
+    case Place::kLeaving:
+      return Style::kVram;
+    case Place::kInPlace:
+      return Style::kInPlace;
+    case Place::kHost:
+      return Style::kHost;
+    case Place::kRemote:
+      return Style::kRemote;
+    case Place::kIn:
+      return Style::kIn;
+    case Place::kOut:
+    case Place::kMoving:
+      return Style::kOut;
+    default:
+      return Style::kEmpty;
+  }
+}
+
+char letterOf(Place place) {
+  constexpr char kLetters[pager::kPlaces] = {' ', '.', 'V', 'p', 'h', 'r', '<', '>', 'V', '~'};
+  return static_cast<unsigned>(place) < pager::kPlaces ? kLetters[static_cast<unsigned>(place)] : '?';
+}
+
+void mapLines(const pager::CountersFile& details, const View& view, unsigned width, size_t rows,
+              std::vector<Line>& lines) {
+  if (rows < 3 || width < 24) return;
+  constexpr size_t kAddress = 15;  // "0x230000000000 "
+  const size_t columns = width - kAddress;
+  uint64_t pages = 0;
+  const auto cells = residencyCells(details.map, columns * (rows - 1), pages, view.devices);
+  Line legend;
+  legend.add(pages == 0 ? "map  nothing yet" : fmt::format("map  a cell: {}  ", formatSize(pages * (2u << 20))),
+             Style::kTitle);
+  if (pages != 0) {
+    for (const auto& [place, text] :
+         {std::pair(Place::kVram, "VRAM"), std::pair(Place::kInPlace, "in place"), std::pair(Place::kHost, "host"),
+          std::pair(Place::kRemote, "remote"), std::pair(Place::kIn, "coming"), std::pair(Place::kOut, "going"),
+          std::pair(Place::kEmpty, "empty")}) {
+      legend.add(std::string(1, letterOf(place)), styleOf(place)).add(fmt::format(" {}  ", text));
+    }
+  }
+  lines.push_back(std::move(legend));
+  for (size_t begin = 0; begin < cells.size(); begin += columns) {
+    Line line;
+    line.add(fmt::format("{:#014x} ", cells[begin].address), Style::kDim);
+    for (size_t i = begin; i < std::min(cells.size(), begin + columns);) {
+      size_t end = i;
+      std::string text;
+      while (end < std::min(cells.size(), begin + columns) && styleOf(cells[end].place) == styleOf(cells[i].place)) {
+        text += letterOf(cells[end++].place);
+      }
+      line.add(std::move(text), styleOf(cells[i].place));
+      i = end;
+    }
+    lines.push_back(std::move(line));
+  }
+}
+
+}  // namespace
+
+std::vector<ProcessKey> orderOf(const Sample& now, const Sample* before, const View& view) {
+  std::vector<ProcessKey> order;
+  for (const Row& row : rowsOf(now, before, view)) order.push_back(keyOf(*row.process));
+  return order;
+}
+
+std::vector<Line> screen(const Sample& now, const Sample* before, const View& view, unsigned width, unsigned height) {
+  std::vector<Line> lines;
+  const auto rows = rowsOf(now, before, view);
+  const std::string shown = view.devices.only ? fmt::format("gpu{}", *view.devices.only) : "all devices";
+  lines.push_back(Line()
+                      .add("olpagestat ", Style::kTitle)
+                      .add(fmt::format("{}  {} program{}  every {:g}s{}  sort: {}  {}", clockText(), rows.size(),
+                                       rows.size() == 1 ? "" : "s", view.interval, view.paused ? " (paused)" : "",
+                                       sortName(view.sort), shown)));
+  lines.push_back(
+      Line().add("q quit  s sort  n node/device  up/down choose  m map  +/- interval  space pause", Style::kDim));
+  nodeLines(now, before, view, lines);
+  for (const auto& note : now.reading.notes) lines.push_back(Line().add(printableName(note.c_str()), Style::kDim));
+  lines.push_back(
+      Line().add(fmt::format("{:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}",
+                             "PID", "PROGRAM", "VRAM", "HOST", "PLACE", "LAUNCH", "HIT%", "FAULT", "PREFET", "CLEAN",
+                             "WRITTEN", "IN/s", "OUT/s", "ACC%", "WAIT50", "WAIT99") +
+                     std::string(width, ' '),
+                 Style::kHead));
+  if (rows.empty()) lines.push_back(Line().add("no program of yours uses a GPU under olpager now"));
+  const Row* chosen = nullptr;
+  for (const Row& row : rows) {
+    if (view.chosen && keyOf(*row.process) == *view.chosen) chosen = &row;
+  }
+  if (chosen == nullptr && !rows.empty()) chosen = &rows.front();
+  // Half of what is left at most, around the chosen one.
+  const size_t room = height > lines.size() + 1 ? height - lines.size() - 1 : 1;
+  const size_t most = std::max<size_t>(1, room / 2);
+  size_t first = 0;
+  if (chosen != nullptr) {
+    const auto index = static_cast<size_t>(chosen - rows.data());
+    first = index >= most ? index - most + 1 : 0;
+  }
+  for (size_t i = first; i < std::min(rows.size(), first + most); i++) {
+    const Figures& f = rows[i].figures;
+    const auto& counters = *rows[i].process->counters;
+    const std::string name = printableName(counters.program).substr(0, 15);
+    lines.push_back(Line().add(
+        fmt::format("{:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}", counters.pid,
+                    name, bytesText(static_cast<double>(f.vram)), bytesText(static_cast<double>(f.host)),
+                    bytesText(static_cast<double>(f.in_place)), countText(f.launches), shareText(f.hit_rate),
+                    countText(f.faults), countText(f.prefetched), countText(f.clean), countText(f.written),
+                    bytesText(f.bytes_in), bytesText(f.bytes_out), shareText(f.accuracy), waitText(f.wait_p50_ns),
+                    waitText(f.wait_p99_ns)),
+        &rows[i] == chosen ? Style::kChosen : Style::kPlain));
+  }
+  if (chosen != nullptr && chosen->process->details != nullptr) {
+    const auto& details = *chosen->process->details;
+    const auto hot = hottest(details.hot, 5, view.devices);
+    if (!hot.empty() && lines.size() + 3 < height) {
+      lines.push_back(
+          Line().add(fmt::format("hottest allocations of {}", chosen->process->counters->pid), Style::kTitle));
+      for (const auto& one : hot) {
+        if (lines.size() + 1 >= height) break;
+        lines.push_back(Line().add(
+            fmt::format("  {:#014x}  {:>8}  gpu{:<2} fetched {:>7}  evicted {:>7}  in {:>7}  out {:>7}", one.base,
+                        bytesText(static_cast<double>(one.bytes)), one.device,
+                        countText(static_cast<double>(one.fetched)), countText(static_cast<double>(one.evicted)),
+                        bytesText(static_cast<double>(one.bytes_in)), bytesText(static_cast<double>(one.bytes_out)))));
+      }
+    }
+    if (view.map && height > lines.size()) mapLines(details, view, width, height - lines.size(), lines);
+  }
+  if (lines.size() > height) lines.resize(height);
+  return lines;
+}
+
+std::string watchHead() {
+  return fmt::format("{:<8} {:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}\n",
+                     "time", "pid", "program", "vram", "host", "place", "launch", "hit%", "fault", "prefet", "clean",
+                     "written", "in/s", "out/s", "acc%", "wait50", "wait99");
+}
+
+std::string watchLine(const pager::CountersSnapshot& process, const Figures& f, const std::string& time) {
+  return fmt::format("{:<8} {:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}\n",
+                     time.empty() ? clockText() : time, process.counters->pid,
+                     printableName(process.counters->program).substr(0, 15), bytesText(static_cast<double>(f.vram)),
+                     bytesText(static_cast<double>(f.host)), bytesText(static_cast<double>(f.in_place)),
+                     countText(f.launches), shareText(f.hit_rate), countText(f.faults), countText(f.prefetched),
+                     countText(f.clean), countText(f.written), bytesText(f.bytes_in), bytesText(f.bytes_out),
+                     shareText(f.accuracy), waitText(f.wait_p50_ns), waitText(f.wait_p99_ns));
+}
+
+int runLive(const SampleSource& source, double interval, double duration) {
+  Terminal terminal;
+  View view;
+  view.interval = interval;
+  Sample now = source(), before;
+  bool compared = false;
+  double taken = now.seconds;
+  const double begun = now.seconds;
+  const auto clock = [] {
+    timespec time{};
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+  };
+  // A first comparison soon; after that as often as asked.
+  double due = taken + std::min(0.3, interval);
+  for (;;) {
+    terminal.draw(screen(now, compared ? &before : nullptr, view, terminal.width(), terminal.height()));
+    const double left = due - clock();
+    char character = 0;
+    const Key key = terminal.wait(left > 0 ? static_cast<int>(left * 1000) + 1 : 0, character);
+    if (key == Key::kEnd || (duration > 0 && clock() - begun >= duration)) return 0;
+    const auto move = [&](int by) {
+      const auto order = orderOf(now, compared ? &before : nullptr, view);
+      if (order.empty()) return;
+      size_t at = 0;
+      for (size_t i = 0; i < order.size(); i++) {
+        if (view.chosen && order[i] == *view.chosen) at = i;
+      }
+      if (by < 0 && at > 0) at--;
+      if (by > 0 && at + 1 < order.size()) at++;
+      view.chosen = order[at];
+    };
+    if (key == Key::kUp) move(-1);
+    if (key == Key::kDown) move(1);
+    if (key == Key::kCharacter) {
+      switch (character) {
+        case 'q':
+          return 0;
+        case 's':
+          view.sort = static_cast<SortBy>((static_cast<unsigned>(view.sort) + 1) % 4);
+          break;
+        case 'n': {
+          unsigned devices = 0;
+          for (const auto& process : now.reading.processes) devices = std::max(devices, devicesOf(*process.counters));
+          const unsigned next = view.devices.only ? *view.devices.only + 1 : 0;
+          view.devices.only = next < devices ? std::optional(next) : std::nullopt;
+          break;
+        }
+        case 'k':
+          move(-1);
+          break;
+        case 'j':
+          move(1);
+          break;
+        case 'm':
+          view.map = !view.map;
+          break;
+        case '+':
+          view.interval = std::min(60.0, view.interval * 2);
+          break;
+        case '-':
+          view.interval = std::max(0.125, view.interval / 2);
+          break;
+        case ' ':
+          view.paused = !view.paused;
+          break;
+        default:
+          break;
+      }
+      due = std::min(due, taken + view.interval);
+    }
+    if (clock() < due) continue;
+    due = clock() + view.interval;
+    if (view.paused) continue;
+    Sample next = source();
+    before = std::move(now);
+    now = std::move(next);
+    compared = true;
+    taken = now.seconds;
+  }
+}
+
+}  // namespace olpager::tools

@@ -1,0 +1,64 @@
+// The terminal: who owns it, how large it is, what was typed, and drawing without flicker: of each picture only the lines that
+// differ from the last one are sent, in one write.
+//
+// Thread-safety: one thread; one Terminal at a time (it handles the signals SIGWINCH, SIGINT, SIGTERM, SIGHUP and SIGTSTP).
+// Errors: where standard input or output is no terminal, usable() says so and there is nothing to make.
+#pragma once
+
+#include <termios.h>
+
+#include <csignal>
+#include <string>
+#include <vector>
+
+namespace olpager::tools {
+
+enum class Style : uint8_t { kPlain, kTitle, kHead, kChosen, kDim, kVram, kInPlace, kHost, kRemote, kIn, kOut, kEmpty };
+
+/// A line of text in pieces of one style each. Only printable ASCII.
+struct Line {
+  struct Piece {
+    std::string text;
+    Style style = Style::kPlain;
+  };
+  std::vector<Piece> pieces;
+  Line& add(std::string text, Style style = Style::kPlain) {
+    pieces.push_back({std::move(text), style});
+    return *this;
+  }
+};
+
+/// What a line sends to a terminal `width` columns wide: what is too long is cut. `colour`: false leaves it to bold and reverse.
+std::string render(const Line& line, unsigned width, bool colour);
+
+enum class Key : uint8_t { kNone, kUp, kDown, kEnter, kEscape, kCharacter, kResize, kEnd };
+
+class Terminal {
+ public:
+  static bool usable();
+  Terminal();
+  ~Terminal();
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+
+  unsigned width() const { return width_; }
+  unsigned height() const { return height_; }
+  /// At most height() lines; the rest of the screen is empty.
+  void draw(const std::vector<Line>& lines);
+  /// Waits that long for a key, a change of size (kResize: draw again) or the end (a signal, or the terminal went away).
+  Key wait(int milliseconds, char& character);
+
+ private:
+  void enter();
+  void leave();
+  void measure();
+  static void put(const std::string& text);
+
+  termios before_{};
+  struct sigaction handlers_[5]{};
+  unsigned width_ = 80, height_ = 24;
+  bool colour_ = true;
+  std::vector<std::string> shown_;
+};
+
+}  // namespace olpager::tools

@@ -1,0 +1,158 @@
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "tools/olpagestat/recording.h"
+
+namespace olpager::tools {
+namespace {
+
+using pager::Place;
+using pager::TraceKind;
+
+std::string quoted(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+// Microseconds with their nanoseconds, which doubles would round.
+std::string microseconds(uint64_t nanoseconds) {
+  return fmt::format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TraceFile>> TraceFile::create(const std::string& path) {
+  std::unique_ptr<TraceFile> made(new TraceFile);
+  made->file_ = std::fopen(path.c_str(), "we");
+  if (made->file_ == nullptr) return Error{fmt::format("{}: {}", path, std::strerror(errno))};
+  std::fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", made->file_);
+  return made;
+}
+
+TraceFile::~TraceFile() { close(); }
+
+void TraceFile::put(const std::string& text) {
+  if (!first_) std::fputs(",\n", file_);
+  first_ = false;
+  std::fputs(text.c_str(), file_);
+}
+
+void TraceFile::process(uint32_t pid, const std::string& name) {
+  put(fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"tid":0,"args":{{"name":{}}}}})", pid, quoted(name)));
+}
+
+void TraceFile::tiers(uint32_t pid, double seconds, const Figures& figures) {
+  put(fmt::format(
+      R"({{"ph":"C","name":"bytes","pid":{},"tid":0,"ts":{:.3f},"args":{{"VRAM":{},"in place":{},"host":{}}}}})", pid,
+      seconds * 1e6, figures.vram, figures.in_place, figures.host));
+}
+
+void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
+  Count& count = counts_[pid];
+  const auto span = [&](const char* name, const std::string& arguments) {
+    if (!std::exchange(threads_[{pid, event.thread}], true)) {
+      put(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"thread {}"}}}})", pid,
+                      event.thread, event.thread));
+    }
+    put(fmt::format(
+        R"({{"ph":"X","cat":"{}","name":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{"device":{},{}}}}})", name,
+        name, pid, event.thread, microseconds(event.start_ns),
+        microseconds(event.end_ns > event.start_ns ? event.end_ns - event.start_ns : 0), event.device, arguments));
+  };
+  switch (event.kind) {
+    case TraceKind::kLaunch:
+      count.launches++;
+      span("launch", fmt::format(R"("number":{})", event.value));
+      return;
+    case TraceKind::kCopy:
+      count.copies++;
+      span("copy", fmt::format(R"("number":{})", event.value));
+      return;
+    case TraceKind::kFault:
+      count.faults++;
+      span("fault", fmt::format(R"("number":{},"region":"{:#x}","bytes":{})", event.value, event.address, event.bytes));
+      return;
+    case TraceKind::kState:
+      break;
+    default:
+      return;
+  }
+  const auto before = static_cast<Place>(event.value & 0xff), after = static_cast<Place>(event.value >> 8 & 0xff);
+  const bool ahead = (event.value >> 16 & 1) != 0;
+  const std::pair key(pid, event.address);
+  // A pair of events with an identity of its own: extents move at the same time, so they nest in no thread.
+  const auto pair = [&](std::map<std::pair<uint32_t, uint64_t>, Open>& open, const char* category, const char* name) {
+    const auto begun = open.find(key);
+    if (begun == open.end()) return false;  // it had begun before the trace did
+    const std::string common = fmt::format(R"("cat":"{}","name":"{}","id":{},"pid":{},"tid":{})", category, name,
+                                           begun->second.id, pid, event.thread);
+    put(fmt::format(R"({{"ph":"b",{},"ts":{},"args":{{"address":"{:#x}","bytes":{},"device":{}}}}})", common,
+                    microseconds(begun->second.start_ns), event.address, event.bytes, event.device));
+    put(fmt::format(R"({{"ph":"e",{},"ts":{}}})", common, microseconds(event.start_ns)));
+    open.erase(begun);
+    return true;
+  };
+  const bool stays = after == Place::kVram || after == Place::kInPlace;
+  if (before == Place::kIn) {
+    if (after != Place::kVram) {
+      coming_.erase(key);  // refused, or freed
+    } else if (pair(coming_, "migration", ahead ? "prefetch" : "fetch")) {
+      (ahead ? count.prefetches : count.fetches)++;
+    }
+  }
+  if (before == Place::kOut && pair(writing_, "migration", "write back")) count.written++;
+  if ((before == Place::kOut || before == Place::kLeaving) && after != Place::kOut && after != Place::kLeaving) {
+    if (stays && before == Place::kLeaving) {
+      leaving_.erase(key);  // a launch took it back
+    } else if (after == Place::kNone) {
+      leaving_.erase(key);
+    } else if (pair(leaving_, "eviction", before == Place::kOut ? "eviction, written" : "eviction, clean")) {
+      if (before == Place::kLeaving) count.clean++;
+    }
+  }
+  if (after == Place::kIn) coming_[key] = {event.start_ns, ++next_id_};
+  if (after == Place::kLeaving && before != Place::kLeaving) leaving_[key] = {event.start_ns, ++next_id_};
+  if (after == Place::kOut) writing_[key] = {event.start_ns, ++next_id_};
+}
+
+bool TraceFile::finish(uint32_t pid, const pager::Counters& before, const pager::Counters& after, uint64_t lost) {
+  const auto grown = [&](auto&& of) {
+    uint64_t sum = 0;
+    for (unsigned device = 0; device < devicesOf(after); device++)
+      sum += of(after.devices[device]) - of(before.devices[device]);
+    return sum;
+  };
+  const auto waits = [](const pager::DeviceCounters& device) {
+    uint64_t sum = 0;
+    for (const auto& bucket : device.fault_wait.buckets) sum += pager::valueOf(bucket);
+    return sum;
+  };
+  Count& count = counts_[pid];
+  for (const auto* open : {&coming_, &leaving_, &writing_}) {
+    for (const auto& [key, begun] : *open) count.open += key.first == pid ? 1 : 0;
+  }
+  if (!summary_.empty()) summary_ += ",\n";
+  summary_ += fmt::format(
+      R"("{}":{{"lost":{},"open":{},"counted":{{"launches":{},"copies":{},"faults":{},"fetches":{},"prefetches":{},"clean":{},"written":{}}},)"
+      R"("traced":{{"launches":{},"copies":{},"faults":{},"fetches":{},"prefetches":{},"clean":{},"written":{}}}}})",
+      pid, lost, count.open, grown([](auto& d) { return pager::valueOf(d.launches); }),
+      grown([](auto& d) { return pager::valueOf(d.copies); }), grown(waits),
+      grown([](auto& d) { return pager::valueOf(d.demand_faults); }),
+      grown([](auto& d) { return pager::valueOf(d.prefetches_issued); }),
+      grown([](auto& d) { return pager::valueOf(d.evictions_clean); }),
+      grown([](auto& d) { return pager::valueOf(d.evictions_written); }), count.launches, count.copies, count.faults,
+      count.fetches, count.prefetches, count.clean, count.written);
+  return std::ferror(file_) == 0;
+}
+
+bool TraceFile::close() {
+  if (file_ == nullptr) return true;
+  std::fprintf(file_, "\n],\n\"otherData\":{%s}}\n", summary_.c_str());
+  const bool good = std::ferror(file_) == 0;
+  const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
+  return good && closed;
+}
+
+}  // namespace olpager::tools
