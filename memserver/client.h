@@ -10,7 +10,8 @@
 //
 // Thread-safety: everything may be called from any thread, also from within the Observer, unless it says otherwise. One
 // caller at a time for each frame: two transfers of overlapping frames, one of them a write, have no order.
-// Threads: one for each Client, which calls the Observer. It must not be kept for long, nor wait for this Client.
+// Threads: one for each Client, which calls the Observer. It must not be kept for long, nor wait for this Client or end it; one more
+// while it connects.
 // Time: milliseconds; leases are counted on CLOCK_BOOTTIME. Nothing blocks except connect(), lease(), and the destructor.
 // Memory: local ranges are regions of ClientOptions::domain (transport::registerMemory(domain, memory, kLocalOnly)), with or
 // without a memfd; the transport's from the call until transferDone.
@@ -129,7 +130,7 @@ class Client {
   virtual ~Client() = default;
 
   /// Leases about `bytes` (rounded up to slabs), or as much of it as there is. An Error: nothing, and why. Waits for at
-  /// most `timeout_ms`; not on the Observer's thread.
+  /// most `timeout_ms`; not on the Observer's thread. (A slab can be lost, and kSlabLost told, before this returns.)
   virtual Result<std::vector<Slab>> lease(uint64_t bytes, uint32_t timeout_ms = 10000) = 0;
   /// Gives a slab back. Transfers that were posted before are done first; later ones end with kBadRange.
   virtual void release(SlabId slab) = 0;

@@ -1,8 +1,8 @@
-// The session's end. One thread, the agent, connects, renews, takes completions and calls the Observer; callers post transfers
-// themselves.
+// The session's end. One thread, the agent, renews, takes completions and calls the Observer; callers post transfers themselves.
+// Connecting blocks, and has a thread of its own as long as it takes.
 //
 // State, under mutex_, moved by the agent only:
-//   kDown -> kGreeting (a link is there; kHello, then kAttach for every slab held) -> kUp -> kEnding (the link fails; its kDown
+//   kDown (with connector_: an attempt is under way) -> kGreeting (a link is there; kHello, then kAttach for every slab held) -> kUp -> kEnding (the link fails; its kDown
 //   is awaited) -> kDown. kGreeting -> kEnding as well.
 //
 // A transfer: waiting_ (not with the transport) -> issued (with the transport of the current link) -> done_ (to be told) -> gone. A
@@ -32,6 +32,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 
@@ -167,9 +168,10 @@ class ClientCore final : public Client {
   void transferEnded(const Completion& completion);
   void messageArrived(const Completion& completion);
   std::string handle(Lock& lock, uint64_t number, const Request* request, protocol::Body& body);
-  void linkIsDown();
+  void linkIsDown(const LinkPtr& link);
   void retryLater();  // under mutex_
-  void connectNow();
+  void startConnecting();
+  void connected(Result<LinkPtr> link);
   void greeted(Lock& lock);
   void tick();
   void deliver();
@@ -197,8 +199,10 @@ class ClientCore final : public Client {
   bool closing_ = false;
   bool goodbye_said_ = false;
   bool told_up_ = false;
+  std::thread connector_;
+  std::optional<Result<LinkPtr>> connect_result_;
   LinkPtr link_;           // kGreeting, kUp, kEnding
-  std::string last_link_;  // what the next one replaces
+  std::string last_link_;  // the agent's: what the next one replaces
   std::string first_error_;
   uint64_t next_number_ = 1, next_transfer_ = 1, next_slab_ = 1;
   std::map<SlabId, HeldSlab> slabs_;
@@ -447,12 +451,15 @@ void ClientCore::issueWaiting() {
     transport::OperationId operation = 0;
     const Outcome outcome =
         write ? link->write(local, remote, klass, id, &operation) : link->read(local, remote, klass, id, &operation);
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     const auto found = transfers_.find(id);
     if (outcome == Outcome::kOk) {
-      // It may have ended already.
+      // It may have ended already, or been raised meanwhile.
       if (found == transfers_.end() || !found->second.issued) continue;
       found->second.operation = operation;
+      const Class raised = found->second.klass;
+      lock.unlock();
+      if (raised != klass) link->raise(operation, raised);
       continue;
     }
     Transfer& transfer = found->second;
@@ -732,16 +739,23 @@ void ClientCore::agent() {
     flushReleases();
     deliver();
     bool connect = false;
+    std::optional<Result<LinkPtr>> result;
     {
       std::lock_guard lock(mutex_);
-      if (closing_ && state_ == State::kDown && done_.empty() && events_.empty()) break;
-      connect = state_ == State::kDown && !closing_ && bootMs() >= retry_at_ms_;
-      if (!first_error_.empty()) break;  // the first attempt failed: nobody has this client
+      result.swap(connect_result_);
+      if (!result) {
+        const bool connecting = connector_.joinable();
+        if (closing_ && state_ == State::kDown && !connecting && done_.empty() && events_.empty()) break;
+        if (!first_error_.empty()) break;  // the first attempt failed: nobody has this client
+        connect = state_ == State::kDown && !connecting && !closing_ && bootMs() >= retry_at_ms_;
+      }
     }
-    if (connect) {
-      connectNow();
+    if (result) {
+      connector_.join();
+      connected(std::move(*result));
       continue;
     }
+    if (connect) startConnecting();
     pollfd what[2] = {{queue_->eventFd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
     poll(what, 2, static_cast<int>(kTickMs));
     if ((what[1].revents & POLLIN) != 0) {
@@ -767,7 +781,7 @@ void ClientCore::takeCompletions() {
           messageArrived(completion);
           break;
         case Completion::Kind::kDown:
-          linkIsDown();
+          linkIsDown(completion.link);
           break;
         default:
           break;
@@ -778,9 +792,10 @@ void ClientCore::takeCompletions() {
   }
 }
 
-void ClientCore::linkIsDown() {
+void ClientCore::linkIsDown(const LinkPtr& link) {
+  const std::string reason = link->reason();
   Lock lock(mutex_);
-  const std::string reason = link_ ? link_->reason() : "";
+  if (link != link_) return;  // it failed before it was this client's: connected() sees it
   if (told_up_ && !closing_) happen(Event::Kind::kDown, fmt::format("the connection is lost: {}", reason));
   if (state_ == State::kGreeting) attempt_failed_ = true;
   if (figures_.connects == 0 && first_error_.empty()) {
@@ -811,31 +826,49 @@ void ClientCore::retryLater() {
   retry_at_ms_ = bootMs() + retry_ms_;
 }
 
-void ClientCore::connectNow() {
+void ClientCore::startConnecting() {
   transport::ConnectOptions connect;
   connect.domain = options_.domain;
   connect.queue = queue_;
+  connect.replaces = last_link_;
+  connector_ = std::thread([this, connect] {
+    auto link = options_.endpoint->connect(options_.address, connect);
+    {
+      std::lock_guard lock(mutex_);
+      connect_result_ = std::move(link);
+    }
+    wake();
+  });
+}
+
+void ClientCore::connected(Result<LinkPtr> link) {
+  std::string why = link.ok() ? "" : link.error().message;
+  if (link.ok()) {
+    last_link_ = link.value()->id();
+    // Its kDown has been passed over if it is down already; else it is still to come.
+    if (link.value()->state() == transport::LinkState::kDown) {
+      why = fmt::format("{}: {}", options_.address, link.value()->reason());
+    }
+  }
   {
     std::lock_guard lock(mutex_);
-    connect.replaces = last_link_;
+    if (!why.empty()) {
+      attempt_failed_ = true;
+      if (figures_.connects == 0) first_error_ = fmt::format("memserver {}", why);
+      retryLater();
+      changed_.notify_all();
+    } else {
+      link_ = link.value();
+      state_ = State::kGreeting;
+      heard_ms_ = bootMs();
+      greeting_until_ms_ = heard_ms_ + kAnswerMs;
+    }
   }
-  auto link = options_.endpoint->connect(options_.address, connect);
-  Lock lock(mutex_);
-  if (!link.ok()) {
-    attempt_failed_ = true;
-    if (figures_.connects == 0) first_error_ = fmt::format("memserver {}", link.error().message);
-    retryLater();
-    base::logDebug("memserver %s", link.error().message.c_str());
-    changed_.notify_all();
-    return;
+  if (why.empty()) {
+    request(protocol::Hello{options_.label});
+  } else {
+    base::logDebug("memserver %s", why.c_str());
   }
-  link_ = link.value();
-  last_link_ = link_->id();
-  state_ = State::kGreeting;
-  heard_ms_ = bootMs();
-  greeting_until_ms_ = heard_ms_ + kAnswerMs;
-  lock.unlock();
-  request(protocol::Hello{options_.label});
 }
 
 // After the greeting, and after each answer to an attach.

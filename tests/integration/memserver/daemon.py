@@ -7,6 +7,7 @@ daemon.py --server OLMEMSERVER --session SESSION --olctl OLCTL SCENARIO [tcp|shm
 import argparse
 import json
 import os
+import pty
 import queue
 import re
 import shutil
@@ -555,8 +556,30 @@ def refusals(rig):
     assert asked.returncode == 1 and "127.0.0.1:1" in asked.stderr, asked
 
 
+def progress(rig):
+    """On a terminal a bar shows how much memory is there; elsewhere there is none."""
+    screen, terminal = pty.openpty()
+    process = subprocess.Popen(rig.command("--listen", "127.0.0.1:0"), stdout=subprocess.PIPE, stderr=terminal, text=True)
+    os.close(terminal)
+    try:
+        assert process.stdout.readline().startswith("olmemserver: listening")
+        shown = os.read(screen, 1 << 16).decode()
+        assert re.search(r"\rmemory \[[= ]{40}\] \S+ of 64MiB", shown), shown
+        assert "\r\x1b[K" in shown, shown
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LONG) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(screen)
+    server = rig.server()
+    server.send(signal.SIGTERM)
+    assert server.ended() == 0
+    assert not any("memory [" in line for line in server.log), server.log
+
+
 SCENARIOS = {f.__name__: f for f in (basic, keys, quota, killed, stopped_session, stopped_long, stopped_server, restarted, pressure,
-                                     stall_figures, cgroup, ends, churn, refusals)}
+                                     stall_figures, cgroup, ends, churn, refusals, progress)}
 
 
 def main():

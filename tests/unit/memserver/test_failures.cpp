@@ -184,6 +184,14 @@ TEST_CASE("a transfer to a memserver that stalls can be interrupted", "[failures
   session.client->interrupt();
   CHECK(session.await(700) == TransferResult::kInterrupted);
   CHECK(session.await(701) == TransferResult::kInterrupted);
+  // Nor does it matter that it hangs while it is connected to anew.
+  session.await(Event::Kind::kDown);
+  for (uint64_t context = 702; context < 720; ++context) {
+    session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, context);
+    session.client->interrupt();
+    CHECK(session.await(context) == TransferResult::kInterrupted);
+    std::this_thread::sleep_for(10ms);
+  }
   wire->thaw();
   REQUIRE(session.read(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
   CHECK(buffer.holds(3));
