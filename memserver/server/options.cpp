@@ -258,8 +258,8 @@ Status applyFile(DaemonOptions& options, const std::string& path, bool must) {
     return Error{fmt::format("{}:{}: {}", path, parsed.error().source().begin.line, parsed.error().description())};
   }
   for (const auto& [key, value] : parsed.table()) {
-    const auto where = [&, name = std::string(key.str())](const Error& error) {
-      return Error{fmt::format("{}:{}: {}: {}", path, value.source().begin.line, name, error.message)};
+    const auto where = [&path, line = value.source().begin.line, name = std::string(key.str())](const Error& error) {
+      return Error{fmt::format("{}:{}: {}: {}", path, line, name, error.message)};
     };
     if (key.str() == "quotas" && value.is_table()) {
       for (const auto& [name, size] : *value.as_table()) {

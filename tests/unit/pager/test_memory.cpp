@@ -14,13 +14,13 @@ using namespace olpager::pager::test;
 
 namespace {
 
-constexpr CUmemAccessDesc kReadWrite = {{CU_MEM_LOCATION_TYPE_DEVICE, {0}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+constexpr CUmemAccessDesc kReadWrite = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 
 CUmemGenericAllocationHandle makeHandle(Rig& rig, uint64_t bytes) {
   CUmemGenericAllocationHandle handle = 0;
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   REQUIRE(rig.pool().createHandle(rig.context(), 0, bytes, properties, &handle) == CUDA_SUCCESS);
   REQUIRE(rig.pool().ownsHandle(handle));
   return handle;
@@ -79,7 +79,7 @@ TEST_CASE("without host memory in place an allocation beyond VRAM is refused", "
   CUmemGenericAllocationHandle handle = 0;
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   CHECK(pool.createHandle(rig.context(), 0, 10 * kMiB, properties, &handle) == CUDA_ERROR_OUT_OF_MEMORY);
   const auto first = makeHandle(rig, 6 * kMiB), second = makeHandle(rig, 4 * kMiB);
   REQUIRE(pool.reserveAddress(16 * kMiB, 0, 0, &address) == CUDA_SUCCESS);
