@@ -7,7 +7,7 @@
 // or it is dropped.
 //
 // Thread-safety: any thread; one caller at a time for each id. Never calls back but `wake`, and takes no lock of the caller's.
-// Threads: one of its own, beside those of the Clients. Nothing blocks but connect() and the destructor (a second or two).
+// Threads: two of its own, beside those of the Clients. Nothing blocks but connect() and the destructor (a second or two).
 // Memory: of a transfer it is this tier's from send() or receive() until take() returned its end.
 #pragma once
 
@@ -38,13 +38,13 @@ RemoteHash combineHashes(const RemoteHash* pages, uint64_t count);
 RemoteHash hashOf(const void* memory, uint64_t bytes);
 
 struct RemoteFigures {
-  uint64_t capacity_bytes = 0;  // that can be held, replicas taken off; includes what is held
-  uint64_t held_bytes = 0;      // without replicas
-  uint64_t lost_bytes = 0;      // so far: no replica was left
+  uint64_t capacity_bytes = 0;                  // that can be held, replicas taken off; includes what is held
+  uint64_t held_bytes = 0;                      // without replicas
+  uint64_t lost_bytes = 0;                      // so far: no replica was left
   uint64_t sent_bytes = 0, received_bytes = 0;  // over the network, replicas counted
-  uint64_t rebuilt_bytes = 0;   // replicas made anew
+  uint64_t rebuilt_bytes = 0;                   // replicas made anew
   unsigned memservers = 0, connected = 0;
-  bool degraded = false;        // fewer replicas than asked for
+  bool degraded = false;  // fewer replicas than asked for
 };
 
 class RemoteTier {
@@ -58,7 +58,7 @@ class RemoteTier {
     uint64_t id = 0;
     bool sent = false;  // else received
     Outcome outcome = Outcome::kDone;
-    RemoteHash hash;    // of what was sent or received
+    RemoteHash hash;  // of what was sent or received
   };
 
   /// Connects to all memservers; one that can't be reached is an Error that names it. `wake` is called, from any thread, when

@@ -1,0 +1,40 @@
+#include "pager/remote/remote_tier.h"
+
+#include <cstddef>
+
+#include "pager/remote/tier.h"
+
+namespace olpager::pager {
+
+// As Engine::combine (pager/retire.cpp).
+RemoteHash combineHashes(const RemoteHash* pages, uint64_t count) {
+  RemoteHash hash;
+  for (uint64_t page = 0; page < count; ++page) {
+    hash.low = hash.low * 0x9E3779B97F4A7C15ull + pages[page].low;
+    hash.high = hash.high * 0xD1342543DE82EF95ull + pages[page].high;
+  }
+  return hash;
+}
+
+RemoteHash hashOf(const void* memory, uint64_t bytes) {
+  std::vector<RemoteHash> pages(bytes / kernels::kHashPageBytes);
+  for (size_t page = 0; page < pages.size(); ++page) {
+    pages[page] = kernels::hashPage(static_cast<const std::byte*>(memory) + page * kernels::kHashPageBytes);
+  }
+  return combineHashes(pages.data(), pages.size());
+}
+
+Result<std::unique_ptr<RemoteTier>> connectRemoteTier(const RemoteOptions& options, std::function<void()> wake,
+                                                      const EndpointMaker& make) {
+  if (options.memservers.empty()) return Error{"remote memory: no memserver is named"};
+  if (options.replicas < 1 || options.replicas > 2) return Error{"remote memory: replicas can be 1 or 2"};
+  auto tier = std::make_unique<Tier>(options, std::move(wake));
+  if (const Status opened = tier->open(make); !opened.ok()) return opened.error();
+  return std::unique_ptr<RemoteTier>(std::move(tier));
+}
+
+Result<std::unique_ptr<RemoteTier>> RemoteTier::connect(const RemoteOptions& options, std::function<void()> wake) {
+  return connectRemoteTier(options, std::move(wake), transport::makeEndpoint);
+}
+
+}  // namespace olpager::pager

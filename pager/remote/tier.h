@@ -1,0 +1,237 @@
+// The remote tier from within.
+//
+// Threads. The worker does all that is done; everything but what is under mutex_ is its own, so that no Client is called under
+// a lock. What callers ask for and what Clients report are notes to it. The lender waits for leases, which may take long.
+//
+// Lock: mutex_, over the notes, the requests to the lender, the table of hashes that holds() reads, the figures, what has
+// ended. Nothing is called under it.
+//
+// Ownership of frames. A frame is free in its server's pool, or a copy's (Replica::frames), or a move's (Move::target). Frames that
+// are written belong to who writes them until the pass has ended; frames that are read may be freed meanwhile: the reader
+// then finds another version, or another hash, and drops what it has read.
+//
+// A pass is one transfer of all bytes of a copy between local memory and the frames of one replica: some reads or writes of a
+// Client, with the pass' number as context.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "memserver/client.h"
+#include "memserver/frame_pool.h"
+#include "pager/remote/endpoint_maker.h"
+#include "pager/remote/remote_tier.h"
+
+namespace olpager::pager {
+
+class Tier final : public RemoteTier {
+ public:
+  Tier(const RemoteOptions& options, std::function<void()> wake);
+  ~Tier() override;
+  Status open(const EndpointMaker& make);
+
+  void send(uint64_t id, const void* memory, uint64_t bytes, const RemoteHash* hash) override;
+  void receive(uint64_t id, void* memory, uint64_t bytes, bool urgent) override;
+  void raise(uint64_t id) override;
+  bool holds(uint64_t id, const RemoteHash& hash) const override;
+  void drop(uint64_t id) override;
+  std::vector<Finished> take() override;
+  RemoteFigures figures() const override;
+
+ private:
+  using SlabId = memserver::SlabId;
+  using Frames = std::vector<memserver::FrameRange>;  // in the order of the bytes
+
+  struct Note {
+    enum class Kind : uint8_t { kSend, kReceive, kRaise, kDrop, kTransfer, kEvent, kLeased };
+    Kind kind = Kind::kDrop;
+    uint64_t id = 0;  // of the copy; kTransfer: of the pass
+    void* memory = nullptr;
+    uint64_t bytes = 0;
+    std::optional<RemoteHash> hash;
+    bool urgent = false;
+    unsigned server = 0;
+    memserver::TransferResult result = memserver::TransferResult::kOk;
+    memserver::Event event;
+    std::vector<memserver::Slab> slabs;
+  };
+
+  struct Server final : memserver::Observer {  // a memserver
+    Server(Tier& of, unsigned number) : tier(of), index(number) {}
+    void transferDone(uint64_t context, memserver::TransferResult result) override;
+    void happened(const memserver::Event& event) override;
+    bool usable() const { return up && !stalled; }
+
+    Tier& tier;
+    const unsigned index;
+    std::string address;
+    std::unique_ptr<memserver::Client> client;
+    memserver::FramePool pool;
+    std::map<SlabId, uint64_t> slabs;  // bytes
+    std::set<SlabId> closed;           // being emptied
+    std::unordered_map<SlabId, std::unordered_set<uint64_t>> users;
+    std::unordered_set<SlabId> lost_early;  // lost before the lender has told of them
+    memserver::Figures seen;                // at the last look
+    bool up = true, stalled = false;
+    bool leasing = false;               // the lender is at it
+    int64_t dry_until_ms = 0;           // had nothing to lease
+    uint64_t reading = 0, writing = 0;  // bytes of passes
+    uint64_t recalled = 0;
+    uint64_t lost_bytes = 0;  // not yet in the log
+    int64_t log_at_ms = 0;
+  };
+
+  struct Replica {
+    unsigned server = 0;
+    Frames frames;
+    bool writing = false;
+    bool written = false;
+    bool lost = false;  // while it is written
+  };
+
+  enum class CopyState : uint8_t { kSending, kHeld, kReceiving };
+  struct Copy {
+    CopyState state = CopyState::kSending;
+    uint64_t bytes = 0;
+    uint64_t version = 0;  // of its bytes
+    RemoteHash hash;
+    std::vector<Replica> replicas;  // at most two, on different servers
+    // Of the transfer:
+    void* memory = nullptr;
+    transport::RegionPtr region;
+    bool urgent = false;
+    bool parked = false;  // a send that waits for a lease
+    unsigned passes = 0;
+    unsigned attempts = 0;
+    uint64_t reading = 0;  // number of the pass
+  };
+
+  struct Pass {
+    enum class Kind : uint8_t { kSend, kReceive, kMoveRead, kMoveWrite };
+    Kind kind = Kind::kSend;
+    uint64_t id = 0;  // of the copy; of the move
+    unsigned server = 0;
+    uint64_t bytes = 0;
+    size_t left = 0;
+    memserver::TransferResult result = memserver::TransferResult::kOk;
+    std::vector<uint64_t> transfers;
+  };
+
+  // Memory for moves.
+  struct Staging {
+    explicit Staging(const transport::DomainPtr& domain);
+    ~Staging();
+    Staging(const Staging&) = delete;
+    Staging& operator=(const Staging&) = delete;
+    void* memory = nullptr;  // null: there was none
+    transport::RegionPtr region;
+  };
+
+  // A copy's replica made anew elsewhere: read, checked, written, believed.
+  struct Move {
+    uint64_t id = 0, version = 0, bytes = 0;
+    unsigned to = 0;
+    std::optional<unsigned> replaced;  // the server whose replica goes then; none: one more replica
+    Frames target;
+    bool lost = false;  // the target
+    std::unique_ptr<Staging> staging;
+  };
+
+  struct Demand {  // to the lender
+    unsigned server = 0;
+    uint64_t bytes = 0;
+  };
+
+  // tier.cpp: threads and transfers
+  void put(Note note, bool first);
+  void work();
+  void lend();
+  void handle(Note& note);
+  void startSend(Note& note);
+  void continueSend(uint64_t id);
+  void startReceive(Note& note);
+  void continueReceive(uint64_t id);
+  void raiseNow(uint64_t id);
+  void dropNow(uint64_t id);
+  void transferred(uint64_t number, memserver::TransferResult result);
+  void sendPassed(const Pass& pass);
+  void receivePassed(const Pass& pass);
+  uint64_t post(Pass::Kind kind, uint64_t id, unsigned server, const transport::Region& region, const Frames& frames,
+                transport::Class klass);
+  void finish(uint64_t id, bool sent, Outcome outcome, const RemoteHash& hash);
+  void forget(uint64_t id);  // the copy is no more
+  void publish();
+
+  // placement.cpp: which server, which frames, how much there is
+  unsigned wantedReplicas() const;
+  uint64_t canLease(const Server& server) const;
+  void wantLease(Server& server, uint64_t bytes);
+  bool leaseMayHelp(const Copy& copy, uint64_t bytes);
+  /// Frames for a replica of the copy at a server that has none, or at `also`.
+  std::optional<Replica> place(const Copy& copy, std::optional<unsigned> also = std::nullopt);
+  bool allocate(Server& server, uint64_t bytes, Frames& frames);
+  void freeFrames(Server& server, const Frames& frames);
+  void addReplica(uint64_t id, Copy& copy, Replica replica);
+  void removeReplica(uint64_t id, Copy& copy, unsigned server);
+  void releaseSlab(Server& server, SlabId slab);
+  void look();
+  uint64_t capacity() const;
+  static Replica* replicaAt(Copy& copy, unsigned server);
+
+  // upkeep.cpp: what memservers do of themselves, and what is done about it
+  void happened(Server& server, const memserver::Event& event);
+  void leased(Server& server, const std::vector<memserver::Slab>& slabs);
+  void slabLost(Server& server, SlabId slab);
+  void trouble(Server& server);
+  void recall(Server& server, uint64_t bytes);
+  void upkeep();
+  bool evacuate(Server& server);
+  bool startMove(uint64_t id, std::optional<unsigned> replaced);
+  void moveRead(const Pass& pass);
+  void moveWritten(const Pass& pass);
+  void endMove(uint64_t number, bool keep);
+  void tellLosses(bool all);
+  void tellDegraded();
+
+  const RemoteOptions options_;
+  const std::function<void()> wake_;
+
+  // The worker's own.
+  std::unique_ptr<transport::Endpoint> endpoint_;
+  transport::DomainPtr domain_;
+  std::vector<std::unique_ptr<Server>> servers_;
+  std::unordered_map<uint64_t, Copy> copies_;
+  std::unordered_map<uint64_t, Pass> passes_;
+  std::map<uint64_t, Move> moves_;
+  std::set<uint64_t> parked_;
+  std::set<uint64_t> under_;  // copies with fewer replicas than there ought to be
+  uint64_t next_pass_ = 1, next_move_ = 1, next_version_ = 1, next_rebuild_ = 0;
+  int64_t look_at_ms_ = 0, upkeep_at_ms_ = 0;
+  bool must_wake_ = false;
+  bool told_degraded_ = false;
+  RemoteFigures now_;
+  std::vector<Finished> ended_;  // told together with the figures
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_, demanded_;
+  bool closing_ = false;
+  std::deque<Note> first_, notes_;
+  std::deque<Demand> demands_;
+  std::unordered_map<uint64_t, RemoteHash> held_;
+  std::vector<Finished> finished_;
+  RemoteFigures figures_;
+
+  std::thread worker_, lender_;
+};
+
+/// Milliseconds of CLOCK_MONOTONIC.
+int64_t monotonicMs();
+
+}  // namespace olpager::pager

@@ -1,0 +1,65 @@
+// A remote tier over memservers in the same process, and a caller of it that knows what it has sent.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "pager/remote/endpoint_maker.h"
+#include "pager/remote/remote_tier.h"
+#include "tests/unit/memserver/rig.h"
+
+namespace olpager::pager::test {
+
+using memserver::ServiceOptions;
+using memserver::test::eventually;
+using memserver::test::kMiB;
+using memserver::test::kSlab;
+using memserver::test::seededRandom;
+using memserver::test::Server;
+using memserver::test::Shm;
+using memserver::test::Tcp;
+using namespace std::chrono_literals;
+using transport::Choice;
+
+/// Memory of its own, with a pattern by seed.
+class Bytes {
+ public:
+  explicit Bytes(uint64_t length);
+  ~Bytes();
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+  void fill(uint64_t seed);
+  bool holds(uint64_t seed) const;
+  void clear();
+
+  const uint64_t length;
+  std::byte* base = nullptr;
+};
+
+/// The tier and its caller. Calls for different ids may come from different threads.
+class Caller {
+ public:
+  Caller(const std::vector<const Server*>& servers, unsigned replicas, const EndpointMaker& make = {});
+  ~Caller() { tier.reset(); }
+
+  void send(uint64_t id, const Bytes& bytes, const RemoteHash* hash = nullptr);
+  void receive(uint64_t id, Bytes& bytes, bool urgent = false);
+  /// The end of the transfer of this id; fails the test when none comes.
+  RemoteTier::Finished await(uint64_t id);
+  RemoteTier::Outcome sent(uint64_t id, const Bytes& bytes);
+  RemoteTier::Outcome received(uint64_t id, Bytes& bytes);
+
+  std::unique_ptr<RemoteTier> tier;
+  std::atomic<uint64_t> wakes{0};
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, RemoteTier::Finished> finished_;
+};
+
+}  // namespace olpager::pager::test
