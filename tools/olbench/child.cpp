@@ -36,7 +36,9 @@ std::vector<std::string> argumentsFor(With with, const std::string& measurement,
                                         "--bytes",
                                         std::to_string(options.bytes),
                                         "--passes",
-                                        std::to_string(options.passes)};
+                                        std::to_string(options.passes),
+                                        "--rounds",
+                                        std::to_string(options.rounds)};
   if (options.write) arguments.emplace_back("--write");
   // The driver alone holds everything: there is no budget to go beyond.
   if (options.paging && with == With::kPager)
@@ -89,6 +91,8 @@ int runAsChild(const std::string& measurement, const Options& options) {
       result = measureSwap(options);
     } else if (measurement == "copy") {
       result = measureCopy(options);
+    } else if (measurement == "sampled") {
+      result = measureSampled(options);
     } else if (measurement == "resident") {
       result = measureResident(options);
     } else {

@@ -109,6 +109,12 @@ void print(const json& result) {
     fmt::print("demand faults {}, useful prefetches {}, launches in place {}, first filling {:.2f} s\n",
                run["demand_faults"].get<uint64_t>(), run["prefetches_useful"].get<uint64_t>(),
                run["launches_in_place"].get<uint64_t>(), run["fill_seconds"].get<double>());
+  } else if (kind == "sampled") {
+    fmt::print("{:<8} {:>10} {:>10} {:>8}\n", "reader", "median ns", "p99 ns", "ratio");
+    for (const json& row : result["rows"]) {
+      fmt::print("{:<8} {:>10.0f} {:>10.0f} {:>8.3f}\n", row["reader"].get<std::string>(),
+                 row["median_ns"].get<double>(), row["p99_ns"].get<double>(), row["ratio"].get<double>());
+    }
   } else {
     for (const json& row : result["rows"]) {
       fmt::print("{:<10} native {:.4f} s, pager {:.4f} s, {:+.2f} %\n", row["part"].get<std::string>(),
@@ -163,12 +169,15 @@ int run(int argc, char** argv) {
   auto* launch_command = app.add_subcommand("launch", "Time of a resident launch by number of pointers");
   auto* swap_command = app.add_subcommand("swap", "Cyclic walk through more than fits");
   auto* resident_command = app.add_subcommand("resident", "A program that fits wholly");
+  auto* sampled_command = app.add_subcommand("sampled", "What a launch costs while somebody looks at the program");
   auto* transport_command = app.add_subcommand("transport", "Links between nodes, beside raw sockets and memcpy");
   TransportOptions transport;
   bool no_veth = false;
   transport_command->add_option("--lanes", transport.lanes, "Connections of a link")
       ->capture_default_str()
       ->check(CLI::Range(1, 16));
+  transport_command->add_option("--io-threads", transport.io_threads,
+                                "Of each side (default: what the transport chooses)");
   transport_command->add_option("--seconds", transport.seconds, "Of each timed part")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
@@ -208,6 +217,8 @@ int run(int argc, char** argv) {
     if (bytes->count() == 0) options.bytes = uint64_t{4} << 30;
     options.vram = std::max(options.vram, options.bytes + (uint64_t{1} << 30));
     result = resident(options);
+  } else if (sampled_command->parsed()) {
+    result = runChild(With::kPager, "sampled", options);
   } else {
     fmt::print(stderr, "{}", app.help());
     return 2;

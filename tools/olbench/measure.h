@@ -45,4 +45,8 @@ nlohmann::json measureCopy(const Options& options);
 /// A program that is wholly resident: seconds of a bandwidth-bound and of a launch-bound part.
 nlohmann::json measureResident(const Options& options);
 
+/// Nanoseconds of a launch with nobody looking at the program, with a reader of everything ten times a second, and with a
+/// trace, in turns; {"rows": [{"reader", "median_ns", "p99_ns", "ratio"}, ...]}. With the pager only.
+nlohmann::json measureSampled(const Options& options);
+
 }  // namespace olpager::tools::bench

@@ -241,7 +241,8 @@ double readRate(const Client& client, Class klass, double time) {
 }
 
 struct RawSockets {
-  explicit RawSockets(unsigned count) {
+  /// `paced`: as the system's congestion control likes; else as the transport does on loopback.
+  explicit RawSockets(unsigned count, bool paced = false) {
     const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -257,9 +258,10 @@ struct RawSockets {
       const int on = 1;
       setsockopt(near.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
       setsockopt(far.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-      // As the transport does on loopback: what is compared is not two ways of pacing.
-      setsockopt(near.get(), IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
-      setsockopt(far.get(), IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+      if (!paced) {
+        setsockopt(near.get(), IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+        setsockopt(far.get(), IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+      }
       client.push_back(std::move(near));
       server.push_back(std::move(far));
     }
@@ -268,8 +270,8 @@ struct RawSockets {
 };
 
 /// Bytes a second that `count` connections move when one side does nothing but send and the other nothing but receive.
-double rawRate(unsigned count, double time) {
-  auto sockets = std::make_unique<RawSockets>(count);
+double rawRate(unsigned count, double time, bool paced) {
+  auto sockets = std::make_unique<RawSockets>(count, paced);
   Other other([&](int) {
     sockets->client.clear();
     const Pages pages;
@@ -461,11 +463,12 @@ json measureTransport(const TransportOptions& options) {
   const std::shared_ptr<const KeyRing> local_keys = options.encrypted ? keys : nullptr;
   const Place here;
 
-  std::vector<double> raw, demand, prefetch, copy, shm;
+  std::vector<double> raw, unpaced, demand, prefetch, copy, shm;
   std::vector<double> raw_trip, tcp_trip, shm_trip;
   // The sides take turns, so that a drift of the machine meets both.
   for (unsigned round = 0; round < options.rounds; ++round) {
-    raw.push_back(rawRate(options.lanes, options.seconds));
+    raw.push_back(rawRate(options.lanes, options.seconds, true));
+    unpaced.push_back(rawRate(options.lanes, options.seconds, false));
     {
       const Client client(Choice::kTcp, options, here, local_keys);
       readRate(client, Class::kDemand, options.seconds / 4);
@@ -486,9 +489,11 @@ json measureTransport(const TransportOptions& options) {
               {"lanes", options.lanes},
               {"encrypted", options.encrypted},
               {"raw_gigabytes_per_second", median(raw) / 1e9},
+              {"raw_unpaced_gigabytes_per_second", median(unpaced) / 1e9},
               {"tcp_demand_gigabytes_per_second", median(demand) / 1e9},
               {"tcp_prefetch_gigabytes_per_second", median(prefetch) / 1e9},
               {"tcp_demand_ratio", median(demand) / median(raw)},
+              {"tcp_demand_ratio_unpaced", median(demand) / median(unpaced)},
               {"tcp_prefetch_ratio", median(prefetch) / median(raw)},
               {"memcpy_gigabytes_per_second", median(copy) / 1e9},
               {"shm_gigabytes_per_second", median(shm) / 1e9},
@@ -522,8 +527,10 @@ void printTransport(const json& result) {
   fmt::print("2 MiB reads, {} connections{}\n", result["lanes"].get<unsigned>(),
              result["encrypted"].get<bool>() ? ", encrypted" : "");
   fmt::print("  raw sockets  {:>7.2f} GB/s\n", number("raw_gigabytes_per_second"));
-  fmt::print("  tcp demand   {:>7.2f} GB/s  {:.2f} of raw\n", number("tcp_demand_gigabytes_per_second"),
-             number("tcp_demand_ratio"));
+  fmt::print("  unpaced      {:>7.2f} GB/s  raw sockets with reno, as the transport sets its own on loopback\n",
+             number("raw_unpaced_gigabytes_per_second"));
+  fmt::print("  tcp demand   {:>7.2f} GB/s  {:.2f} of raw, {:.2f} of unpaced\n",
+             number("tcp_demand_gigabytes_per_second"), number("tcp_demand_ratio"), number("tcp_demand_ratio_unpaced"));
   fmt::print("  tcp prefetch {:>7.2f} GB/s  {:.2f} of raw\n", number("tcp_prefetch_gigabytes_per_second"),
              number("tcp_prefetch_ratio"));
   fmt::print("  memcpy       {:>7.2f} GB/s\n", number("memcpy_gigabytes_per_second"));
