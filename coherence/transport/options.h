@@ -33,7 +33,7 @@ struct Options {
 
   // Speed.
   uint32_t lanes = 4;                   // connections for bulk, beside the one for messages; 1 to 16
-  uint32_t io_threads = 0;              // of the endpoint, shared by its links; 0: by lanes and processors
+  uint32_t io_threads = 0;              // of the endpoint, shared by its links; 0: by the number of processors
   uint32_t slice_bytes = 256 << 10;     // at most this much of prefetch and write-back is in a demand's way
   uint32_t demand_window = 16 << 20;    // asked for and not yet here
   uint32_t prefetch_window = 16 << 20;  // at most: it adapts, so that about one slice waits somewhere on the path

@@ -37,10 +37,9 @@ std::string nodeName(const std::string& given) {
 
 uint32_t ioThreads(const Options& options) {
   if (options.io_threads != 0) return std::min(options.io_threads, 64u);
-  // Several also on a small machine: a lane whose sender and receiver have threads of their own is copied on one processor,
-  // out of its cache. Threads without work cost nothing.
-  constexpr uint32_t kLeast = 4;
-  return std::min(std::max(kLeast, std::thread::hardware_concurrency() / 4), std::max(1u, options.lanes));
+  // More threads than processors that are free for them move more bytes, but then the system's scheduler, not the link's,
+  // decides whether a demand or a prefetch is copied first.
+  return std::clamp(std::thread::hardware_concurrency() / 4, 1u, std::max(1u, options.lanes));
 }
 
 template <typename T>
