@@ -10,6 +10,7 @@
 #include "base/size.h"
 #include "tools/olbench/child.h"
 #include "tools/olbench/measure.h"
+#include "tools/olbench/memserver.h"
 #include "tools/olbench/transport.h"
 
 namespace {
@@ -183,11 +184,27 @@ int run(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   transport_command->add_flag("--encrypted", transport.encrypted, "With a key and tls = all");
   transport_command->add_flag("--no-veth", no_veth, "Without the pair of namespaces at 1 Gbit/s (needs root)");
+  auto* memserver_command =
+      app.add_subcommand("memserver", "Pages of a memserver on this host, beside the bare link to it");
+  MemserverOptions memserver;
+  memserver_command->add_option("--seconds", memserver.seconds, "Of each timed part")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   app.require_subcommand(0, 1);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (memserver_command->parsed()) {
+    memserver.rounds = options.rounds;
+    const json result = measureMemserver(memserver);
+    if (as_json) {
+      fmt::print("{}\n", result.dump(2));
+    } else {
+      printMemserver(result);
+    }
+    return 0;
   }
   if (transport_command->parsed()) {
     transport.rounds = options.rounds;
