@@ -133,7 +133,7 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
     if (only_shows_ && !extent->region->isSparse() && state.options.reach != Reach::kAll)
       closure.fetched.push_back(extent);
   uint64_t began = 0;
-  bool in_vain = false, refused = false;
+  bool in_vain = false, refused = false, lost = false;
   for (; !closure.settled(in_vain); closure.follow()) {
     if (began == 0) began = nowNs();
     asked.ask();
@@ -141,12 +141,13 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
     bool too_late = false;
     asked.forEach([&](const Want& want) {
       refused |= want.failed;
+      lost |= want.lost;
       in_vain |= want.in_place;
       too_late |= want.scan_late;
     });
     // What the host wrote can't be looked at in time: it may name anything.
     if (too_late && !closure.everything) closure.reachEverything();
-    if (refused || state.stopped) break;
+    if (refused || lost || state.stopped) break;
   }
   asked.letGo();
   if (began != 0) {
@@ -155,6 +156,7 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
     if (!closure.fetched.empty() && in_vain) closure.used.fetchedInVain(state.launch_number.load());
     if (!closure.fetched.empty() && !in_vain) closure.used.fetchedInTime();
   }
+  if (lost) return CUDA_ERROR_ECC_UNCORRECTABLE;  // its memory is gone: never other bytes in its place
   if (refused) return CUDA_ERROR_OUT_OF_MEMORY;
   // Stopped: nobody brings what is missing any more.
   return state.stopped && !closure.settled(in_vain) ? CUDA_ERROR_DEINITIALIZED : CUDA_SUCCESS;

@@ -177,14 +177,17 @@ uint64_t Engine::capacity() const {
   uint64_t others = 0;
   for (const auto& engine : pool_.engines)
     if (engine.get() != this) others += engine->beyondVram();
-  return chunks_.vramBudget() + chunks_.hostLimit() - std::min(chunks_.hostLimit(), others);
+  // Where everything is mapped for each launch, memservers are of no use.
+  const bool remote = pool_.remote != nullptr && pool_.options.reach != Reach::kAll;
+  const uint64_t below = chunks_.hostLimit() + (remote ? pool_.remote->figures().capacity_bytes : 0);
+  return chunks_.vramBudget() + below - std::min(below, others);
 }
 
 bool Engine::moveTo(CUcontext context, Lock& lock) {
   if (broken_ || !chunks_.hostMappable()) return false;  // other host memory goes with the context that made it
   pausing_ = true;
   wake();
-  while (!fetching_.empty() || !writing_.empty() || !batches_.empty())
+  while (!fetching_.empty() || !writing_.empty() || !batches_.empty() || pool_.remote_moves > 0)
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   lock.unlock();
   stop();
@@ -251,13 +254,19 @@ void Engine::setState(Extent& extent, ExtentState state) {
       case ExtentState::kInPlace:
         return &figures_->in_place_bytes;
       case ExtentState::kParked:
+      case ExtentState::kSending:
+      case ExtentState::kReceiving:
         return &figures_->parked_bytes;
+      case ExtentState::kRemote:
+        return &figures_->remote_bytes;
       default:
         return nullptr;
     }
   };
   if (Gauge* counter = gauge(before)) subtract(*counter, bytes);
   if (Gauge* counter = gauge(state)) add(*counter, bytes);
+  if (before == ExtentState::kRemote) --region.remote;
+  if (state == ExtentState::kRemote) ++region.remote;
   if (before == ExtentState::kInPlace) --region.in_place;
   if (state == ExtentState::kInPlace) ++region.in_place;
   if (usable(before) && !usable(state)) ++region.unusable;
@@ -277,7 +286,7 @@ void Engine::setState(Extent& extent, ExtentState state) {
       pool_.updateSlow();
     }
   }
-  if (extent.mapped() || state == ExtentState::kParked || state == ExtentState::kEmpty) pool_.changed.notify_all();
+  if (extent.mapped() || !moving(state)) pool_.changed.notify_all();
 }
 
 /// A pass takes its event where the mutex can't be released.
@@ -369,7 +378,8 @@ void Engine::run() {
     }
     prefetch_again_ |= chunks_.restoreBudget();
     stockEvents(lock);
-    bool progress = finishFetches(lock);
+    bool progress = finishRemote(pool_);
+    progress |= finishFetches(lock);
     progress |= finishWrites(lock);
     if (pausing_) cancelBatches();
     progress |= advanceBatches(lock);
@@ -380,12 +390,14 @@ void Engine::run() {
       progress |= bringHome(lock);
       progress |= prefetch(lock);
       progress |= swapArenas();
+      progress |= prefetchRemote(lock);
+      progress |= demote();
     }
     // The mutex is not fair: a launch that has all it needs must get it too.
     const bool pause = nowNs() - paused > kLongestRunNs;
     if (stop_ || (progress && !pause)) continue;
     const bool busy = progress || !fetching_.empty() || !writing_.empty() || !batches_.empty() || !wants_.empty() ||
-                      !reliefs_.empty();
+                      !reliefs_.empty() || pool_.remote_moves > 0;
     if (busy && !broken_) {
       lock.unlock();
       std::this_thread::sleep_for(kPollPause);
@@ -477,6 +489,7 @@ bool Engine::takeHost(Extent& extent, Lock& lock) {
     if (extent.host == nullptr && dropLowerCopies(extent.bytes(), own) > 0)
       extent.host = chunks_.takeHost(extent.order, lock);
   if (extent.host == nullptr) {
+    host_short_ = std::max(host_short_, extent.bytes());  // what is parked goes to memservers for it, where there are any
     for (const auto& other : pool_.engines)
       if (other.get() != this) other->recall();
     return false;
@@ -513,6 +526,7 @@ void Engine::dismantle(Extent& extent, Lock& lock) {
   if (exported) chunks_.releaseFreeVram(0, lock);  // it goes back to the driver
   giveHost(extent);
   --without_host_[extent.order];
+  if (pool_.remote != nullptr) pool_.remote->drop(remoteId(extent));
   wake();
 }
 
@@ -577,11 +591,7 @@ CUresult Engine::protect(const std::vector<Extent*>& extents, Lock& lock) {
   for (Extent* extent : extents) ++extent->pins;  // nothing of it is evicted meanwhile
   CUresult result = CUDA_SUCCESS;
   for (Extent* extent : extents) {
-    const auto moving = [&] {
-      return extent->state == ExtentState::kMapping || extent->state == ExtentState::kWriting ||
-             extent->state == ExtentState::kFetching || extent->state == ExtentState::kMoving;
-    };
-    while (moving() && !pool_.stopped) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+    while (moving(extent->state) && !pool_.stopped) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
     if (extent->state == ExtentState::kRetiring) cancelRetiring(*extent);
     if (!extent->mapped() || result != CUDA_SUCCESS) continue;  // else mapped as it is to be, the next time
     const uint64_t address = extent->address;
@@ -813,7 +823,21 @@ bool Engine::serveWants(Lock& lock) {
         case ExtentState::kWriting:
         case ExtentState::kFetching:
         case ExtentState::kMoving:
+        case ExtentState::kSending:
           in_flight = true;
+          break;
+        case ExtentState::kReceiving:
+          pool_.remote->raise(remoteId(extent));
+          in_flight = true;
+          break;
+        case ExtentState::kRemote:
+          if (startReceive(extent, true, lock)) moved = true;
+          in_flight |= moved || pool_.remote_moves > 0 || !writing_.empty();
+          missing += extent.bytes();
+          break;
+        case ExtentState::kLost:
+          want->lost = true;
+          pool_.changed.notify_all();
           break;
         case ExtentState::kEmpty:
         case ExtentState::kParked: {

@@ -27,6 +27,7 @@
 #include "pager/kernels/page_pass.h"
 #include "pager/launches.h"
 #include "pager/region.h"
+#include "pager/remote/remote_tier.h"
 #include "pager/sparse.h"
 
 namespace olpager::pager {
@@ -43,6 +44,7 @@ struct Want {
   uint64_t since_ns = 0;
   bool in_place = false;   // the time is over, or it can't fit: map the rest in place
   bool failed = false;     // neither could be had
+  bool lost = false;       // no memserver has it any more
   bool scan_late = false;  // the scan waits for something that may never end
   bool in_vram = false;    // in place is no help: who uses the addresses does not come by again
   bool fetch = false;  // what of it is in place is to come to VRAM if it does so in time (arenas by pieces, onlyShow())
@@ -104,7 +106,9 @@ class Engine {
   /// What of its allocations exceeds VRAM.
   uint64_t beyondVram() const { return allocated_ - std::min(allocated_, chunks_.vramBudget()); }
   /// Pages of one region that a launch can get to all at once: where nothing can be used in place, they have to fit VRAM.
-  uint64_t largestRegion() const { return chunks_.hostMappable() ? capacity() : chunks_.vramBudget(); }
+  uint64_t largestRegion() const {
+    return chunks_.hostMappable() ? std::min(capacity(), chunks_.vramBudget() + chunks_.hostLimit()) : chunks_.vramBudget();
+  }
   uint64_t allocated() const { return allocated_; }
   void addAllocated(int64_t bytes) { allocated_ += static_cast<uint64_t>(bytes); }
 
@@ -236,6 +240,15 @@ class Engine {
   bool serveReliefs(Lock& lock);
   bool bringHome(Lock& lock);
   bool prefetch(Lock& lock);
+  // remote_moves.cpp
+  static uint64_t remoteId(const Extent& extent) { return reinterpret_cast<uintptr_t>(&extent); }
+  static bool finishRemote(PoolState& pool);
+  void finishSend(Extent& extent, const RemoteTier::Finished& finished);
+  void finishReceive(Extent& extent, const RemoteTier::Finished& finished);
+  bool startReceive(Extent& extent, bool urgent, Lock& lock);
+  bool prefetchRemote(Lock& lock);
+  bool demote();
+  void leaveHost(Extent& extent, const ContentHash& hash);
   bool swapArenas();
   bool beginSwap(Region& region);
   static void swapAgainAfter(Region& region, bool useful);
@@ -332,6 +345,7 @@ class Engine {
   LaunchTimer timer_;
   uint64_t vram_bandwidth_ = 0;  // bytes a second
   uint64_t fetching_bytes_ = 0;
+  uint64_t host_short_ = 0;    // bytes of a host chunk that was wanted and not there
   uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet
   uint64_t ahead_bytes_ = 0;   // prefetched and not used yet, in flight included
   uint64_t incoming_ = 0;      // VRAM that batches and writes in flight will free

@@ -46,6 +46,7 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
   pool->asks_names_ = given.reach != Reach::kAll;
   pool->state_ = std::make_unique<PoolState>(given, driver);
   PoolState& state = *pool->state_;
+  state.remote = given.remote;
   auto map = space::PageMap::create(given.va_base, given.va_size);
   if (!map) return map.error();
   state.map = std::move(map).value();
@@ -95,6 +96,12 @@ void Pool::stop() noexcept try {
   }
   state_->changed.notify_all();
   for (Engine* engine : engines) engine->stop();
+  // Memservers are told that it is over; transfers under way end first.
+  std::shared_ptr<RemoteTier> remote;
+  {
+    std::lock_guard lock(state_->mutex);
+    remote.swap(state_->remote);
+  }
 } catch (const std::exception&) {
   // No memory for the list while the process ends: its threads end with it.
 }
@@ -342,8 +349,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   state.predictor.forget(unitOf(*region));
   for (auto& extent : region->extents) {
     // The engine's thread may be moving it: it ends in a stable state.
-    while (extent->state == ExtentState::kMapping || extent->state == ExtentState::kWriting ||
-           extent->state == ExtentState::kFetching || extent->state == ExtentState::kMoving) {
+    while (moving(extent->state)) {
       if (state.stopped) return;
       state.changed.wait_for(lock, std::chrono::milliseconds(1));
     }

@@ -29,6 +29,8 @@ namespace olpager::pager {
 
 inline constexpr uint64_t kPageBytes = 2ull << 20;
 
+class RemoteTier;  // remote/remote_tier.h
+
 /// Which allocations a launch is taken to reach besides those its parameters name. See docs/architecture.md.
 enum class Reach : uint8_t {
   kTraced,   // those whose addresses lie in pages that it reaches, found by scanning (default)
@@ -53,6 +55,7 @@ struct PoolOptions {
   Budget host;           // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
   Reach reach = Reach::kTraced;
   Report report = Report::kNode;
+  std::shared_ptr<RemoteTier> remote;  // memory of memservers; none: host RAM is the lowest tier
 };
 
 enum class AllocationKind : uint8_t {

@@ -71,7 +71,7 @@ void resetRegion(Region& region) {
   region.piece_edges.clear();
   region.exporting = region.exports_lent = false;
   region.wanted = 0;
-  region.pins = region.ahead = region.in_place = region.unusable = 0;
+  region.pins = region.ahead = region.in_place = region.remote = region.unusable = 0;
   region.slot_bytes = 0;
   region.engine = nullptr;
   region.context = nullptr;

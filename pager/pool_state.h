@@ -178,6 +178,10 @@ struct PoolState {
   std::map<CUdevice, uint64_t> vram_budgets;         // bytes, once they were asked for
   std::vector<std::pair<CUdevice, CUdevice>> peers;  // (who has access, to whose memory)
   HostBudget host;                                   // of all devices together
+  std::shared_ptr<RemoteTier> remote;                // memservers, where there are any
+  unsigned remote_moves = 0;                         // extents on their way to or from them
+  uint64_t sending_bytes = 0, receiving_bytes = 0;   // of these
+  uint64_t remote_retry_ns = 0;                      // they had no room: not asked before
   std::vector<CUdevice> starting;                    // devices whose engine a thread is making
   std::unordered_set<CUdevice> refused;              // devices that can't do what the options ask for
   bool stopped = false;

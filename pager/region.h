@@ -15,6 +15,10 @@
 //   kFetching   unmapped, host -> VRAM copy in flight    -> kVram
 //   kInPlace    in a host chunk, mapped there for the GPU -> kMoving | kParked
 //   kMoving     a claimer changes the mapping            -> any stable state
+//   kSending    in a host chunk, unmapped; on its way to memservers (remote_moves.cpp) -> kRemote | kParked
+//   kRemote     in frames of memservers only             -> kReceiving
+//   kReceiving  frames -> host chunk                     -> kParked | kLost
+//   kLost       no memserver has it any more: a launch that needs it is refused
 //   kFreeing    the allocation is being freed            -> gone
 //   kDetached   belongs to a handle of the program's own that is mapped nowhere (vmm.cpp); no engine looks at it
 //
@@ -56,7 +60,17 @@ enum class ExtentState : uint8_t {
   kMoving,
   kFreeing,
   kDetached,
+  kSending,
+  kRemote,
+  kReceiving,
+  kLost,
 };
+
+/// A transitional state: somebody has claimed the extent, and leaves it in a stable one.
+constexpr bool moving(ExtentState state) {
+  return state == ExtentState::kMapping || state == ExtentState::kWriting || state == ExtentState::kFetching ||
+         state == ExtentState::kMoving || state == ExtentState::kSending || state == ExtentState::kReceiving;
+}
 
 /// What an extent may cost at most, in bytes, with its place in its region's list and a chunk of each kind.
 inline constexpr uint64_t kExtentCost = 128;
@@ -182,6 +196,7 @@ struct Region {
   uint32_t pins = 0;
   uint32_t ahead = 0;     // extents that came in ahead of a launch and are unused
   uint32_t in_place = 0;  // extents in host memory in place
+  uint32_t remote = 0;    // extents that only memservers have
   uint32_t unusable = 0;  // extents that a launch has to wait for
   uint32_t fixed = 0;     // of a reservation: mappings in it whose memory is known elsewhere (PoolState::forFixed)
   uint32_t mark = 0;      // visit mark of reach closures

@@ -950,8 +950,9 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     return;
   }
   const bool clean = extent.host != nullptr && extent.host_valid && extent.hash_valid && extent.hash == hash;
+  const bool held = !clean && pool_.remote != nullptr && pool_.remote->holds(remoteId(extent), {hash.low, hash.high});
   setState(extent, ExtentState::kMoving);
-  if (!clean && !takeHost(extent, lock)) {
+  if (!clean && !held && !takeHost(extent, lock)) {
     incoming_ -= extent.bytes();
     setState(extent, ExtentState::kVram);  // no place to go
     return;
@@ -964,6 +965,15 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     incoming_ -= extent.bytes();
     setState(extent, ExtentState::kVram);
     return lost(result);
+  }
+  if (held) {  // by memservers: host RAM has no part in it
+    incoming_ -= extent.bytes();
+    chunks_.giveVram(extent.vram);
+    extent.vram = nullptr;
+    leaveHost(extent, hash);
+    add(figures_->evictions_clean);
+    prefetch_again_ = true;
+    return;
   }
   if (clean) {
     incoming_ -= extent.bytes();

@@ -45,11 +45,6 @@ void dropHandleIfUnused(PoolState& state, VmmHandle& handle, Lock& lock) {
   state.vmm_handles.erase(handle.id);
 }
 
-bool moving(ExtentState state) {
-  return state == ExtentState::kMapping || state == ExtentState::kWriting || state == ExtentState::kFetching ||
-         state == ExtentState::kMoving;
-}
-
 constexpr unsigned kCaptureLooks = 1000;  // half a second
 
 // What a pointer into a reservation names.

@@ -79,7 +79,8 @@ struct alignas(64) DeviceCounters {
   Counter allocations;                // (g)
   Counter vram_budget_bytes;          // (g)
   Counter pinned_extents;             // (g)
-  Counter reserved_memory[3];
+  Gauge remote_bytes;                 // (g) that only memservers have
+  Counter reserved_memory[1];
 
   // Movement.
   alignas(64) Counter demand_faults;  // extents that a launch or copy waited for
@@ -92,7 +93,10 @@ struct alignas(64) DeviceCounters {
   Counter bytes_out;                  // VRAM to host
   Counter scans;                      // pages scanned for pointers
   Counter hashed_bytes;
-  Counter reserved_movement[6];
+  Counter remote_out;  // bytes that went to memservers, replicas not counted
+  Counter remote_in;   // and came back
+  Counter remote_dropped;  // bytes that left host RAM because memservers had them already
+  Counter reserved_movement[3];
 
   alignas(64) WaitHistogram fault_wait;  // what a launch or copy waited for its extents
 };

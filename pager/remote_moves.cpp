@@ -1,0 +1,179 @@
+// Extents between host RAM and memservers (remote/remote_tier.h), under PoolState::mutex:
+//
+//   down  kParked -> kSending -> kRemote, the host chunk is free. One that memservers hold already, with the same hash, leaves at
+//         once, from host RAM or straight from VRAM (Engine::evict). What is used farthest in the future goes first.
+//   up    kRemote -> kReceiving, into a host chunk -> kParked, and from there as ever. For a launch that waits at once; else
+//         in the learned order, ahead of the prefetch into VRAM.
+//
+// What memservers hold stays there as a lower copy until it changes. Extents of reservations (the program may unmap them at any
+// time) and of arenas that move by pieces (they are mapped in place) stay in host RAM.
+#include <algorithm>
+
+#include "pager/clock.h"
+#include "pager/engine.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+namespace {
+constexpr uint64_t kMostReserve = 1ull << 30;       // host RAM kept free for what comes in, at most
+constexpr uint64_t kMostSending = 256ull << 20;     // on its way at a time
+constexpr uint64_t kRetryNs = 1'000'000'000;        // after memservers had no room
+constexpr size_t kLooks = 4096;                     // extents
+constexpr unsigned kUpcoming = 1024;                // touches
+
+uint64_t reserveOf(uint64_t limit) { return std::min(kMostReserve, limit / 8); }
+}  // namespace
+
+// The host chunk goes; `hash` is what memservers hold.
+void Engine::leaveHost(Extent& extent, const ContentHash& hash) {
+  giveHost(extent);
+  extent.hash = hash;
+  extent.hash_valid = true;
+  setState(extent, ExtentState::kRemote);
+}
+
+bool Engine::finishRemote(PoolState& pool) {
+  if (pool.remote == nullptr || pool.remote_moves == 0) return false;
+  const std::vector<RemoteTier::Finished> finished = pool.remote->take();
+  for (const RemoteTier::Finished& one : finished) {
+    // It is in a transitional state: nobody frees it.
+    Extent& extent = *reinterpret_cast<Extent*>(one.id);  // NOLINT(performance-no-int-to-ptr): remoteId()
+    --pool.remote_moves;
+    Engine& engine = *extent.region->engine;
+    one.sent ? engine.finishSend(extent, one) : engine.finishReceive(extent, one);
+  }
+  return !finished.empty();
+}
+
+void Engine::finishSend(Extent& extent, const RemoteTier::Finished& finished) {
+  pool_.sending_bytes -= extent.bytes();
+  const ContentHash hash{finished.hash.low, finished.hash.high};
+  if (finished.outcome != RemoteTier::Outcome::kDone) {
+    pool_.remote_retry_ns = nowNs() + kRetryNs;
+    return setState(extent, ExtentState::kParked);
+  }
+  add(figures_->remote_out, extent.bytes());
+  extent.hash = hash;
+  extent.hash_valid = true;
+  if (extent.region->wanted > 0) return setState(extent, ExtentState::kParked);  // a launch came for it meanwhile
+  leaveHost(extent, hash);
+}
+
+void Engine::finishReceive(Extent& extent, const RemoteTier::Finished& finished) {
+  pool_.receiving_bytes -= extent.bytes();
+  if (finished.outcome != RemoteTier::Outcome::kDone) {
+    giveHost(extent);
+    return setState(extent, ExtentState::kLost);
+  }
+  add(figures_->remote_in, extent.bytes());
+  extent.host_valid = extent.hash_valid = true;
+  extent.hash = {finished.hash.low, finished.hash.high};
+  prefetch_again_ = true;
+  setState(extent, ExtentState::kParked);
+}
+
+bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
+  if (extent.state != ExtentState::kRemote || pausing_) return false;
+  const ContentHash hash = extent.hash;
+  setState(extent, ExtentState::kReceiving);  // the mutex may be released for a chunk
+  ++pool_.remote_moves;
+  pool_.receiving_bytes += extent.bytes();
+  if (!takeHost(extent, lock)) {
+    --pool_.remote_moves;
+    pool_.receiving_bytes -= extent.bytes();
+    extent.hash = hash;
+    extent.hash_valid = true;
+    setState(extent, ExtentState::kRemote);
+    return false;
+  }
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
+  pool_.remote->receive(remoteId(extent), reinterpret_cast<void*>(extent.host->alias), extent.bytes(), urgent);
+  return true;
+}
+
+// What is used next comes to host RAM before it is fetched to VRAM, a part of host RAM ahead.
+bool Engine::prefetchRemote(Lock& lock) {
+  if (pool_.remote == nullptr || broken_ || pausing_ || demand_short_ > 0 || host_short_ > 0) return false;
+  const uint64_t window = reserveOf(chunks_.hostLimit());
+  if (pool_.receiving_bytes >= window) return false;
+  std::vector<Region*> upcoming;
+  uint64_t bytes = 0;
+  pool_.predictor.upcoming(kUpcoming, [&](uint32_t unit, uint64_t) {
+    Region* const region = pool_.unitAt(unit).region;
+    if (region == nullptr || region->dead || region->engine != this || region->unusable == 0) return true;
+    bytes += region->pages * kPageBytes;
+    if (region->remote > 0) upcoming.push_back(region);
+    return bytes < window;
+  });
+  bool progress = false;
+  for (Region* region : upcoming) {
+    if (region->dead) continue;
+    for (size_t e = 0; e < region->extents.size() && pool_.receiving_bytes < window; ++e) {
+      Extent& extent = *region->extents[e];
+      if (extent.state != ExtentState::kRemote) continue;
+      if (!startReceive(extent, false, lock)) return progress;
+      progress = true;
+      if (region->dead) break;
+    }
+  }
+  return progress;
+}
+
+// Keeps some of host RAM free for what comes in, from memservers and from VRAM.
+bool Engine::demote() {
+  if (pool_.remote == nullptr || broken_ || pausing_ || chunks_.hostLimit() == 0) return false;
+  uint64_t in_use = 0;
+  for (const ChunkStore* store : pool_.host.stores) in_use += store->hostInUse();
+  const uint64_t room = chunks_.hostLimit() - std::min(chunks_.hostLimit(), in_use);
+  const uint64_t wanted = std::max(reserveOf(chunks_.hostLimit()), host_short_);
+  if (room >= wanted) host_short_ = 0;
+  if (room + pool_.sending_bytes >= wanted) return false;
+  struct Candidate {
+    Extent* extent;
+    uint64_t distance;  // to its next use, in touches
+  };
+  std::vector<Candidate> candidates;
+  for (uint32_t id = 1; id < pool_.regions.end() && candidates.size() < kLooks; ++id) {
+    Region* const region = pool_.regions.at(id);
+    if (region->dead || region->engine != this || region->by_pieces || region->wanted > 0 || region->pins > 0 ||
+        region->kind == RegionKind::kReservation || region->unusable == 0)
+      continue;
+    using Kind = predict::Predictor::NextUse::Kind;
+    const auto next = pool_.predictor.nextUse(unitOf(*region));
+    const uint64_t distance = next.kind == Kind::kNever           ? UINT64_MAX
+                              : next.kind == Kind::kUnpredicted ? UINT64_MAX / 2
+                                                                : next.distance;
+    for (auto& extent : region->extents)
+      if (extent->state == ExtentState::kParked && extent->host != nullptr && extent->host_valid)
+        candidates.push_back({extent.get(), distance});
+  }
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.distance > b.distance; });
+  bool progress = false;
+  uint64_t coming = room + pool_.sending_bytes;
+  const bool may_send = nowNs() >= pool_.remote_retry_ns;
+  for (const Candidate& candidate : candidates) {
+    if (coming >= wanted) break;
+    Extent& extent = *candidate.extent;
+    if (extent.hash_valid && pool_.remote->holds(remoteId(extent), {extent.hash.low, extent.hash.high})) {
+      const ContentHash hash = extent.hash;
+      add(figures_->remote_dropped, extent.bytes());
+      leaveHost(extent, hash);
+    } else {
+      if (!may_send || pool_.sending_bytes >= kMostSending) continue;
+      setState(extent, ExtentState::kSending);
+      ++pool_.remote_moves;
+      pool_.sending_bytes += extent.bytes();
+      const kernels::PageHash hash{extent.hash.low, extent.hash.high};
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
+      pool_.remote->send(remoteId(extent), reinterpret_cast<const void*>(extent.host->alias), extent.bytes(),
+                         extent.hash_valid ? &hash : nullptr);
+    }
+    coming += extent.bytes();
+    progress = true;
+  }
+  return progress;
+}
+
+}  // namespace olpager::pager

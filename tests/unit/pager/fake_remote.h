@@ -1,0 +1,155 @@
+// A lower tier for tests: keeps copies in this process, ends transfers after a random time in a random order, and can be told
+// to have no room or to lose what it has. A use against the contract of remote_tier.h ends the test.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "pager/remote/remote_tier.h"
+
+namespace olpager::pager::test {
+
+class FakeRemote final : public RemoteTier {
+ public:
+  FakeRemote(uint64_t capacity, uint64_t seed) : capacity_(capacity), random_(seed), thread_([this] { run(); }) {}
+  ~FakeRemote() override {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void send(uint64_t id, const void* memory, uint64_t bytes, const RemoteHash* hash) override {
+    std::lock_guard lock(mutex_);
+    if (busy(id)) broken_ = "a second transfer of one id";
+    jobs_.push_back({id, true, const_cast<void*>(memory), bytes, due()});  // NOLINT: only read
+    if (hash != nullptr && *hash != hashed(memory, bytes)) broken_ = "the hash given is not that of the bytes";
+    changed_.notify_all();
+  }
+  void receive(uint64_t id, void* memory, uint64_t bytes, bool urgent) override {
+    static_cast<void>(urgent);
+    std::lock_guard lock(mutex_);
+    if (busy(id)) broken_ = "a second transfer of one id";
+    if (!lost && (copies_.count(id) == 0 || copies_[id].size() != bytes)) broken_ = "what is received was never sent";
+    jobs_.push_back({id, false, memory, bytes, due()});
+    changed_.notify_all();
+  }
+  void raise(uint64_t) override {}
+  bool holds(uint64_t id, const RemoteHash& hash) const override {
+    std::lock_guard lock(mutex_);
+    const auto found = copies_.find(id);
+    return found != copies_.end() && hashed(found->second.data(), found->second.size()) == hash;
+  }
+  void drop(uint64_t id) override {
+    std::lock_guard lock(mutex_);
+    if (busy(id)) broken_ = "dropped while it is under way";
+    copies_.erase(id);
+  }
+  std::vector<Finished> take() override {
+    std::lock_guard lock(mutex_);
+    return std::exchange(finished_, {});
+  }
+  RemoteFigures figures() const override {
+    RemoteFigures figures;
+    figures.capacity_bytes = capacity_;
+    return figures;
+  }
+
+  const char* broken() const {
+    std::lock_guard lock(mutex_);
+    return broken_;
+  }
+  uint64_t held() const {
+    std::lock_guard lock(mutex_);
+    uint64_t bytes = 0;
+    for (const auto& [id, copy] : copies_) bytes += copy.size();
+    return bytes;
+  }
+
+  std::atomic<bool> no_room{false}, lost{false};
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Job {
+    uint64_t id;
+    bool sent;
+    void* memory;
+    uint64_t bytes;
+    Clock::time_point due;
+  };
+
+  // As Engine::combine of the pages' hashes.
+  static RemoteHash hashed(const void* memory, uint64_t bytes) {
+    RemoteHash hash;
+    for (uint64_t at = 0; at < bytes; at += kernels::kHashPageBytes) {
+      const RemoteHash page = kernels::hashPage(static_cast<const char*>(memory) + at);
+      hash.low = hash.low * 0x9E3779B97F4A7C15ull + page.low;
+      hash.high = hash.high * 0xD1342543DE82EF95ull + page.high;
+    }
+    return hash;
+  }
+  bool busy(uint64_t id) const {
+    for (const Job& job : jobs_)
+      if (job.id == id) return true;
+    for (const Finished& one : finished_)
+      if (one.id == id) return true;
+    return false;
+  }
+  Clock::time_point due() { return Clock::now() + std::chrono::microseconds(random_() % 3000); }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      changed_.wait_for(lock, std::chrono::milliseconds(1));
+      for (size_t i = 0; i < jobs_.size();) {
+        if (jobs_[i].due > Clock::now()) {
+          ++i;
+          continue;
+        }
+        const Job job = jobs_[i];
+        jobs_.erase(jobs_.begin() + static_cast<ptrdiff_t>(i));
+        finished_.push_back(finish(job));
+      }
+    }
+  }
+  Finished finish(const Job& job) {
+    Finished done{job.id, job.sent, Outcome::kDone, {}};
+    if (job.sent && (no_room || copies_.size() * (2ull << 20) >= capacity_)) {
+      copies_.erase(job.id);
+      done.outcome = Outcome::kNoRoom;
+    } else if (job.sent) {
+      const char* from = static_cast<const char*>(job.memory);
+      copies_[job.id].assign(from, from + job.bytes);
+      done.hash = hashed(job.memory, job.bytes);
+    } else if (lost) {
+      std::memset(job.memory, 0x5a, job.bytes);
+      copies_.erase(job.id);
+      done.outcome = Outcome::kLost;
+    } else {
+      std::memcpy(job.memory, copies_[job.id].data(), job.bytes);
+      done.hash = hashed(job.memory, job.bytes);
+    }
+    return done;
+  }
+
+  const uint64_t capacity_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::mt19937_64 random_;
+  std::map<uint64_t, std::vector<char>> copies_;
+  std::vector<Job> jobs_;
+  std::vector<Finished> finished_;
+  const char* broken_ = nullptr;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace olpager::pager::test

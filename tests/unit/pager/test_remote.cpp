@@ -1,0 +1,164 @@
+// The tier below host RAM, as the engine uses it; of memservers themselves tests/unit/remote.
+#include <algorithm>
+#include <thread>
+
+#include "tests/unit/pager/fake_remote.h"
+#include "tests/unit/pager/rig.h"
+
+using namespace olpager::pager;
+using namespace olpager::pager::test;
+
+namespace {
+
+constexpr uint64_t kPiece = 2 * kMiB;
+
+struct Remote {
+  explicit Remote(uint64_t capacity = 512 * kMiB) : tier(std::make_shared<FakeRemote>(capacity, seedOr(21))) {}
+  std::shared_ptr<FakeRemote> tier;
+};
+
+std::vector<CUdeviceptr> fillMany(Rig& rig, unsigned count, uint64_t seed) {
+  std::vector<CUdeviceptr> pieces;
+  for (unsigned i = 0; i < count; ++i) {
+    pieces.push_back(rig.allocate(kPiece));
+    rig.fill(pieces.back(), kPiece, seed + i);
+  }
+  rig.synchronize();
+  return pieces;
+}
+
+}  // namespace
+
+TEST_CASE("what neither VRAM nor host RAM holds goes to memservers and comes back", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  std::mt19937_64 random(seedOr(22));
+  constexpr unsigned kCount = 48;
+  const auto pieces = fillMany(rig, kCount, 100);
+  CHECK(remote.tier->held() > 0);
+  std::vector<uint64_t> added(kCount, 0);
+  for (int round = 0; round < 3; ++round) {
+    for (unsigned i = 0; i < kCount; ++i) {
+      const unsigned which = round == 2 ? static_cast<unsigned>(random() % kCount) : i;
+      if (random() % 2 == 0) {
+        rig.launch(CU_STREAM_LEGACY, "addTo", pieces[which], kPiece / 8 / kStep, kStep, uint64_t{3});
+        added[which] += 3;
+      }
+      CHECK(rig.holds(pieces[which], kPiece, 100 + which, added[which]));
+    }
+  }
+  CHECK(valueOf(rig.figures().remote_in) > 0);
+  CHECK(valueOf(rig.figures().remote_out) > 0);
+  for (const CUdeviceptr piece : pieces) rig.free(piece);
+  CHECK(remote.tier->held() == 0);
+  CHECK(remote.tier->broken() == nullptr);
+}
+
+TEST_CASE("what was not changed is sent once", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  constexpr unsigned kCount = 40;
+  const auto pieces = fillMany(rig, kCount, 7);
+  for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 7 + i));
+  const uint64_t sent = valueOf(rig.figures().remote_out), received = valueOf(rig.figures().remote_in);
+  for (int round = 0; round < 3; ++round)
+    for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 7 + i));
+  const uint64_t again = valueOf(rig.figures().remote_out) - sent;
+  const uint64_t came = valueOf(rig.figures().remote_in) - received;
+  INFO(again / kMiB << " MiB sent again, " << came / kMiB << " MiB came");
+  CHECK(came > 0);
+  CHECK(again <= came / 4 + kCount * kPiece / 2);  // some had never been there
+  CHECK(remote.tier->broken() == nullptr);
+}
+
+TEST_CASE("allocations may exceed VRAM and host RAM by what memservers have", "[pager][remote]") {
+  const Remote remote(64 * kMiB);
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  std::vector<CUdeviceptr> pieces;
+  CUdeviceptr address = 0;
+  CUresult result = CUDA_SUCCESS;
+  while ((result = rig.tryAllocate(kPiece, &address)) == CUDA_SUCCESS) pieces.push_back(address);
+  CHECK(result == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(pieces.size() == 112 / 2);
+  for (const CUdeviceptr piece : pieces) rig.free(piece);
+}
+
+TEST_CASE("memservers without room: host RAM is all there is, for a while", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  remote.tier->no_room = true;
+  auto pieces = fillMany(rig, 20, 50);
+  CHECK(remote.tier->held() == 0);
+  remote.tier->no_room = false;
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // it is asked again after a second
+  for (unsigned i = 0; i < 20; ++i) {
+    pieces.push_back(rig.allocate(kPiece));
+    rig.fill(pieces.back(), kPiece, 70 + i);
+  }
+  for (unsigned i = 0; i < 40; ++i) CHECK(rig.holds(pieces[i], kPiece, 50 + i));
+  CHECK(remote.tier->held() > 0);
+  CHECK(remote.tier->broken() == nullptr);
+}
+
+TEST_CASE("lost memory is refused, never replaced", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  constexpr unsigned kCount = 40;
+  const auto pieces = fillMany(rig, kCount, 9);
+  remote.tier->lost = true;
+  unsigned refused = 0, right = 0;
+  for (unsigned i = 0; i < kCount; ++i) {
+    const CUresult result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1}, kStep,
+                                          uint64_t{0});
+    if (result == CUDA_SUCCESS) {
+      CHECK(rig.holds(pieces[i], kPiece, 9 + i));
+      ++right;
+    } else {
+      CHECK(result == CUDA_ERROR_ECC_UNCORRECTABLE);
+      ++refused;
+    }
+  }
+  INFO(refused << " of " << kCount << " lost");
+  CHECK(refused > 0);
+  CHECK(right > 0);
+  remote.tier->lost = false;
+  for (const CUdeviceptr piece : pieces) rig.free(piece);  // also what is lost
+  const auto fresh = fillMany(rig, 30, 60);
+  for (unsigned i = 0; i < 30; ++i) CHECK(rig.holds(fresh[i], kPiece, 60 + i));
+  CHECK(remote.tier->broken() == nullptr);
+}
+
+TEST_CASE("threads that use, free and allocate while memory goes and comes", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 48 * kMiB, .remote = remote.tier});
+  std::atomic<unsigned> wrong{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 3; ++t)
+    threads.emplace_back([&, t] {
+      rig.enterThread();
+      const CUstream stream = rig.makeStream();
+      std::mt19937_64 random(seedOr(30) + t);
+      std::vector<std::pair<CUdeviceptr, uint64_t>> own;
+      for (int step = 0; step < 120; ++step) {
+        if (own.size() < 12 || random() % 8 == 0) {
+          const uint64_t seed = random();
+          CUdeviceptr address = 0;
+          if (rig.tryAllocate(kPiece, &address) != CUDA_SUCCESS) continue;
+          rig.fill(address, kPiece, seed, stream);
+          own.emplace_back(address, seed);
+        }
+        const size_t which = random() % own.size();
+        if (driver().api.cuStreamSynchronize(stream) != CUDA_SUCCESS) ++wrong;
+        if (!rig.holds(own[which].first, kPiece, own[which].second)) ++wrong;
+        if (random() % 10 == 0) {
+          if (rig.pool().free(own[which].first) != CUDA_SUCCESS) ++wrong;
+          own.erase(own.begin() + static_cast<ptrdiff_t>(which));
+        }
+      }
+      rig.pool().streamDestroyed(rig.key(stream));
+      driver().api.cuStreamDestroy_v2(stream);
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(remote.tier->broken() == nullptr);
+}
