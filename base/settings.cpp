@@ -87,6 +87,46 @@ Status setDriver(Settings& settings, std::string_view text) {
   return {};
 }
 
+Status setMemservers(Settings& settings, std::string_view text) {
+  std::vector<std::string> found;
+  for (std::string_view rest = text;;) {
+    const size_t comma = rest.find(',');
+    const std::string_view one = rest.substr(0, comma);
+    if (one.empty() || one.find(':') == std::string_view::npos)
+      return notAllowed(one, "host:port, [v6]:port or unix:/path; several with commas between");
+    found.emplace_back(one);
+    if (comma == std::string_view::npos) break;
+    rest = rest.substr(comma + 1);
+  }
+  settings.memservers = std::move(found);
+  return {};
+}
+
+Status setReplicas(Settings& settings, std::string_view text) {
+  if (text != "1" && text != "2") return notAllowed(text, "1 or 2");
+  settings.replicas = text == "1" ? 1 : 2;
+  return {};
+}
+
+Status setKey(Settings& settings, std::string_view text) {
+  if (!text.starts_with('/')) return notAllowed(text, "the absolute path of a key file (olctl keygen makes one)");
+  settings.key = text;
+  return {};
+}
+
+Status setTls(Settings& settings, std::string_view text) {
+  if (text == "all") {
+    settings.tls = TlsSetting::kAll;
+  } else if (text == "control") {
+    settings.tls = TlsSetting::kControl;
+  } else if (text == "off") {
+    settings.tls = TlsSetting::kOff;
+  } else {
+    return notAllowed(text, "all, control or off");
+  }
+  return {};
+}
+
 // The one list of settings.
 struct Key {
   const char* key;
@@ -104,6 +144,10 @@ constexpr Key kKeys[] = {
     {"log", "OL_LOG", setLog, false},
     {"driver", "OL_DRIVER", setDriver, false},
     {"exportable", "OL_EXPORTABLE", setExportable, false},
+    {"memserver", "OL_MEMSERVER", setMemservers, false},
+    {"replicas", "OL_REPLICAS", setReplicas, true},
+    {"key", "OL_KEY", setKey, false},
+    {"tls", "OL_TLS", setTls, false},
 };
 
 const Key* findKey(std::string_view name) {

@@ -37,7 +37,11 @@ static Place placeOf(ExtentState state, const Extent& extent) {
     case ExtentState::kWriting:
       return Place::kOut;
     case ExtentState::kParked:
+    case ExtentState::kSending:
       return Place::kHost;
+    case ExtentState::kRemote:
+    case ExtentState::kReceiving:
+      return Place::kRemote;
     case ExtentState::kFetching:
       return Place::kIn;
     case ExtentState::kInPlace:
@@ -46,6 +50,7 @@ static Place placeOf(ExtentState state, const Extent& extent) {
       return extent.vram != nullptr ? Place::kLeaving : Place::kMoving;
     case ExtentState::kFreeing:
     case ExtentState::kDetached:
+    case ExtentState::kLost:
       return Place::kNone;
   }
   return Place::kNone;

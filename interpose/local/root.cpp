@@ -11,6 +11,7 @@
 #include "interpose/local/root.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -21,10 +22,12 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "coherence/transport/trust/keys.h"
 #include "base/settings.h"
 #include "interpose/local/driver_loader.h"
 #include "interpose/local/ipc_exports.h"
 #include "pager/counters/counters.h"
+#include "pager/remote/remote_tier.h"
 #include "pager/driver_api.h"
 
 namespace olpager::local {
@@ -94,6 +97,26 @@ pager::PoolOptions optionsFrom(const base::Settings& settings) {
   }
   options.report = settings.report == base::ReportSetting::kPool ? pager::Report::kPool : pager::Report::kNode;
   return options;
+}
+
+// Memory of other machines, where the settings name any. The Error says what can't be reached, or trusted.
+Result<std::shared_ptr<pager::RemoteTier>> remoteFrom(const base::Settings& settings) {
+  if (settings.memservers.empty()) return std::shared_ptr<pager::RemoteTier>();
+  pager::RemoteOptions options;
+  options.memservers = settings.memservers;
+  options.replicas = settings.replicas;
+  options.label = program_invocation_short_name;
+  options.transport.tls = settings.tls == base::TlsSetting::kAll       ? transport::Tls::kAll
+                          : settings.tls == base::TlsSetting::kControl ? transport::Tls::kControl
+                                                                       : transport::Tls::kOff;
+  if (!settings.key.empty()) {
+    auto keys = transport::loadKeys(settings.key);
+    if (!keys.ok()) return keys.error();
+    options.transport.keys = std::move(keys).value();
+  }
+  auto made = pager::RemoteTier::connect(options, [] {});
+  if (!made.ok()) return made.error();
+  return std::shared_ptr<pager::RemoteTier>(std::move(made).value());
 }
 
 void* resolveInDriver(void* handle, const char* name) { return dlsym(handle, name); }
@@ -167,7 +190,14 @@ CUresult makePool(Root& state) {
     complain("the driver " + state.driver.path + " lacks " + missing + "; driver 550 or newer is needed");
     return CUDA_ERROR_NO_DEVICE;
   }
-  Result<std::unique_ptr<pager::Pool>> made = pager::Pool::create(optionsFrom(state.settings), functions);
+  pager::PoolOptions options = optionsFrom(state.settings);
+  auto remote = remoteFrom(state.settings);
+  if (!remote.ok()) {
+    complain(remote.error().message);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  options.remote = std::move(remote).value();
+  Result<std::unique_ptr<pager::Pool>> made = pager::Pool::create(options, functions);
   if (!made.ok()) {
     complain(made.error().message);
     return CUDA_ERROR_INVALID_VALUE;

@@ -55,6 +55,11 @@ struct CommandLine {
       {"--report", "report", "OL_REPORT", "REPORT", "Memory that the program is told of: node or pool (default: node)"},
       {"--va-base", "va_base", "OL_VA_BASE", "ADDRESS", "Where the global address range begins"},
       {"--va-size", "va_size", "OL_VA_SIZE", "SIZE", "Its size (default: 16TiB)"},
+      {"--memserver", "memserver", "OL_MEMSERVER", "HOST:PORT,...",
+       "Memory of other machines (olmemserver): below host RAM. As often as there are machines"},
+      {"--replicas", "replicas", "OL_REPLICAS", "N", "Memservers that hold each page: 1 or 2 (default: 1)"},
+      {"--key", "key", "OL_KEY", "FILE", "Key for memservers (olctl keygen)"},
+      {"--tls", "tls", "OL_TLS", "WHAT", "What goes to memservers encrypted: all, control or off (default: all)"},
       {"--log", "log", "OL_LOG", "LEVEL", "off, error, warn, info, debug or trace (default: warn)"},
       {"--driver", "driver", "OL_DRIVER", "DRIVER",
        "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
@@ -76,8 +81,11 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
       "olrun");
   app.set_version_flag("--version", std::string("olrun ") + OLPAGER_VERSION);
   app.prefix_command();
-  for (auto& setting : line.settings)
-    app.add_option(setting.option, setting.text, setting.help)->type_name(setting.type);
+  for (auto& setting : line.settings) {
+    CLI::Option* const option = app.add_option(setting.option, setting.text, setting.help)->type_name(setting.type);
+    if (setting.key == std::string_view("memserver"))
+      option->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
+  }
   app.add_option("--config", line.config,
                  "A settings file besides /etc/olpager/olpager.toml and ~/.config/olpager/olpager.toml")
       ->type_name("FILE");
