@@ -80,6 +80,7 @@ CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
   set(figures_->vram_budget_bytes, vram_budget);
   set(counters().host_limit_bytes, chunks_.hostLimit());
   uint64_t pool_bytes = vram_budget + chunks_.hostLimit();
+  if (pool_.remote != nullptr) pool_bytes += pool_.remote->figures().capacity_bytes;
   for (const auto& other : pool_.engines) pool_bytes += other->chunks().vramBudget();
   set(counters().pool_bytes, pool_bytes);
   return startThreads() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;

@@ -44,9 +44,10 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
   pool->base_ = given.va_base;
   pool->end_ = given.va_base + given.va_size;
   pool->asks_names_ = given.reach != Reach::kAll;
+  const auto remote = std::exchange(given.remote, nullptr);  // it goes with the engines, before the options do
   pool->state_ = std::make_unique<PoolState>(given, driver);
   PoolState& state = *pool->state_;
-  state.remote = given.remote;
+  state.remote = remote;
   auto map = space::PageMap::create(given.va_base, given.va_size);
   if (!map) return map.error();
   state.map = std::move(map).value();
@@ -97,10 +98,10 @@ void Pool::stop() noexcept try {
   state_->changed.notify_all();
   for (Engine* engine : engines) engine->stop();
   // Memservers are told that it is over; transfers under way end first.
-  std::shared_ptr<RemoteTier> remote;
+  std::shared_ptr<RemoteTier> going;
   {
     std::lock_guard lock(state_->mutex);
-    remote.swap(state_->remote);
+    going.swap(state_->remote);
   }
 } catch (const std::exception&) {
   // No memory for the list while the process ends: its threads end with it.
@@ -325,9 +326,11 @@ void refusedOverVram(const Engine& engine, uint64_t bytes) {
   if (bytes <= engine.largestRegion() || engine.allocated() + bytes > engine.capacity()) return;
   base::warnOnce(
       "larger than VRAM",
-      "device %d: an allocation of %s is refused: host memory can't be mapped in place here, so what a launch "
-      "reaches has to fit the VRAM budget of %s",
-      engine.device(), base::formatSize(bytes).c_str(), base::formatSize(engine.largestRegion()).c_str());
+      "device %d: an allocation of %s is refused: what a launch reaches has to fit %s of %s%s", engine.device(),
+      base::formatSize(bytes).c_str(),
+      engine.chunks().hostMappable() ? "VRAM and host RAM together," : "the VRAM budget",
+      base::formatSize(engine.largestRegion()).c_str(),
+      engine.chunks().hostMappable() ? "" : " (host memory can't be mapped in place here)");
 }
 
 /// Takes a region away: it is quiet, and no launch names it any more.
