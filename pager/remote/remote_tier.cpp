@@ -1,6 +1,7 @@
 #include "pager/remote/remote_tier.h"
 
 #include <cstddef>
+#include <set>
 
 #include "pager/remote/tier.h"
 
@@ -28,6 +29,10 @@ Result<std::unique_ptr<RemoteTier>> connectRemoteTier(const RemoteOptions& optio
                                                       const EndpointMaker& make) {
   if (options.memservers.empty()) return Error{"remote memory: no memserver is named"};
   if (options.replicas < 1 || options.replicas > 2) return Error{"remote memory: replicas can be 1 or 2"};
+  const std::set<std::string> different(options.memservers.begin(), options.memservers.end());
+  if (different.size() != options.memservers.size()) {
+    return Error{"remote memory: a memserver is named twice; two replicas have to be on different ones"};
+  }
   auto tier = std::make_unique<Tier>(options, std::move(wake));
   if (const Status opened = tier->open(make); !opened.ok()) return opened.error();
   return std::unique_ptr<RemoteTier>(std::move(tier));

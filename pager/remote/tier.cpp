@@ -445,10 +445,8 @@ void Tier::receivePassed(const Pass& pass) {
                    servers_[pass.server]->address.c_str(), static_cast<unsigned long long>(copy.bytes >> 20));
   }
   if (pass.result != TransferResult::kInterrupted) {
-    if (copy.replicas.size() == 1 && replicaAt(copy, pass.server) != nullptr) {
-      servers_[pass.server]->lost_bytes += copy.bytes;
-    }
     removeReplica(pass.id, copy, pass.server);
+    if (copy.replicas.empty()) noteLoss(*servers_[pass.server], copy.bytes);
   }
   continueReceive(pass.id);
 }

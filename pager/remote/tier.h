@@ -197,6 +197,7 @@ class Tier final : public RemoteTier {
   void moveRead(const Pass& pass);
   void moveWritten(const Pass& pass);
   void endMove(uint64_t number, bool keep);
+  void noteLoss(Server& server, uint64_t bytes);
   void tellLosses(bool all);
   void tellDegraded();
 

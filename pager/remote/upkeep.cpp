@@ -123,9 +123,8 @@ void Tier::slabLost(Server& server, SlabId slab) {
       under_.insert(id);
       continue;
     }
-    if (server.lost_bytes == 0) server.log_at_ms = monotonicMs() + kLossLogMs;
-    server.lost_bytes += copy.bytes;
     if (copy.state == CopyState::kReceiving) continue;  // what is read of it may be all there: its pass knows
+    noteLoss(server, copy.bytes);
     now_.lost_bytes += copy.bytes;
     now_.held_bytes -= copy.bytes;
     forget(id);
@@ -141,8 +140,9 @@ void Tier::trouble(Server& server) {
     if (pass.server != server.index) continue;
     bool better = elsewhere;
     if (pass.kind == Pass::Kind::kReceive) {
-      const auto& replicas = copies_.at(pass.id).replicas;
-      better = std::any_of(replicas.begin(), replicas.end(),
+      const auto copy = copies_.find(pass.id);
+      better = copy != copies_.end() &&
+               std::any_of(copy->second.replicas.begin(), copy->second.replicas.end(),
                            [&](const Replica& replica) { return servers_[replica.server]->usable(); });
     }
     if (!better) continue;
@@ -312,6 +312,11 @@ void Tier::endMove(uint64_t number, bool keep) {
 }
 
 // ---- what the user is told
+
+void Tier::noteLoss(Server& server, uint64_t bytes) {
+  if (server.lost_bytes == 0) server.log_at_ms = monotonicMs() + kLossLogMs;
+  server.lost_bytes += bytes;
+}
 
 void Tier::tellLosses(bool all) {
   for (auto& server : servers_) {

@@ -73,6 +73,8 @@ TEST_CASE("a memserver that can't be reached is named", "[transfers]") {
   const auto refused = RemoteTier::connect(options, [] {});
   REQUIRE(!refused.ok());
   CHECK(refused.error().message.find("127.0.0.1:1") != std::string::npos);
+  options.memservers = {a.address(), a.address()};
+  CHECK_FALSE(RemoteTier::connect(options, [] {}).ok());
 }
 
 TEST_CASE("the hash of an extent is that of its pages in order", "[transfers]") {
