@@ -18,6 +18,7 @@ constexpr int64_t kUpkeepMs = 500;     // until what could not be done is tried 
 constexpr int64_t kLossLogMs = 300;    // a memserver's slabs are lost one by one: one line for all
 constexpr unsigned kTriesAtOnce = 64;  // copies looked at, where none can be moved
 constexpr uint64_t kStagingBytes = memserver::FramePool::kPageBytes * memserver::FramePool::kBlockPages;
+constexpr uint64_t kLargestSlab = 16ull << 30;
 constexpr int64_t kNever = INT64_MAX;
 constexpr int64_t kDryMs = 1000;  // a memserver without room is not asked again so soon
 
@@ -79,6 +80,13 @@ void Tier::leased(Server& server, const std::vector<memserver::Slab>& slabs) {
   server.leasing = false;
   if (slabs.empty()) server.dry_until_ms = monotonicMs() + kDryMs;
   for (const memserver::Slab& slab : slabs) {
+    if (slab.bytes > kLargestSlab) {  // a memserver that is wrong may say anything
+      base::logError("remote memory: memserver %s lends a slab of %llu MiB: not used", server.address.c_str(),
+                     static_cast<unsigned long long>(slab.bytes >> 20));
+      server.dry_until_ms = monotonicMs() + kDryMs;
+      server.client->release(slab.id);
+      continue;
+    }
     if (server.lost_early.count(slab.id) != 0 || !server.pool.add(slab)) continue;
     server.slabs[slab.id] = slab.bytes;
   }

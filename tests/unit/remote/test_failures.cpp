@@ -173,9 +173,14 @@ TEST_CASE("wrong bytes are noticed", "[failures]") {
   }
   Bytes bytes(4 * kMiB);
   unsigned right = 0, lost = 0;
-  for (uint64_t round = 1; round <= 60; ++round) {
+  const auto end = std::chrono::steady_clock::now() + memserver::test::kLong;
+  for (uint64_t round = 1; right < 10 || (replicas == 1 && lost == 0); ++round) {
+    REQUIRE(std::chrono::steady_clock::now() < end);
     bytes.fill(round);
-    if (caller->sent(1, bytes) != Outcome::kDone) continue;  // connections break as well
+    if (caller->sent(1, bytes) != Outcome::kDone) {  // connections break as well
+      std::this_thread::sleep_for(10ms);
+      continue;
+    }
     bytes.clear();
     if (caller->received(1, bytes) == Outcome::kDone) {
       REQUIRE(bytes.holds(round));
@@ -184,9 +189,7 @@ TEST_CASE("wrong bytes are noticed", "[failures]") {
       ++lost;
     }
   }
-  CHECK(right > 0);
   CHECK(counts.corrupted > 0);
-  if (replicas == 1) CHECK(lost > 0);
   CHECK(caller->tier->figures().lost_bytes == lost * bytes.length);
 }
 
