@@ -35,8 +35,7 @@ void Closure::name(uint64_t address) {
   Region* region = state_.find(address);
   if (region == nullptr || region->dead) return;
   if (region->arena != nullptr && region->engine != nullptr) used.name(*region, address, signature_);
-  if (!region->tiny && !region->by_pieces && region->mark != mark_)
-    state_.predictor.touch(unitOf(*region), signature_);
+  if (!region->tiny && !region->by_pieces && region->mark != mark_) state_.predictor.touch(unitOf(*region), signature_);
   visit(region);
 }
 
@@ -51,8 +50,7 @@ CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
   for (size_t e = range.first; e < range.last; ++e) needed.push_back(region->extents[e].get());
   if (mode == Mode::kRead) sources.push_back(region);
   if (region->arena != nullptr) used.nameRange(*region, address, bytes, signature_);
-  if (!region->tiny && !region->by_pieces && region->mark != mark_)
-    state_.predictor.touch(unitOf(*region), signature_);
+  if (!region->tiny && !region->by_pieces && region->mark != mark_) state_.predictor.touch(unitOf(*region), signature_);
   visit(region);
   return CUDA_SUCCESS;
 }
@@ -90,12 +88,13 @@ void Closure::followVariables() {
 void Closure::notLookedThrough(const Region& root) {
   everything_found_ = true;
   const bool of_host = root.root->kind == RootKind::kHost || root.root->kind == RootKind::kManaged;
-  base::warnOnce("root that is not looked through",
-                 "%s memory at %#llx (%s), which kernels use, can't be looked through for pointers: each launch "
-                 "that uses such memory is taken to reach all of memory (counter launches_reaching_all); OL_REACH=learned "
-                 "says that it holds none",
-                 of_host ? (root.root->kind == RootKind::kHost ? "pinned" : "managed") : "the driver's own",
-                 static_cast<unsigned long long>(root.base), base::formatSize(root.requested_bytes).c_str());
+  base::warnOnce(
+      "root that is not looked through",
+      "%s memory at %#llx (%s), which kernels use, can't be looked through for pointers: each launch "
+      "that uses such memory is taken to reach all of memory (counter launches_reaching_all); OL_REACH=learned "
+      "says that it holds none",
+      of_host ? (root.root->kind == RootKind::kHost ? "pinned" : "managed") : "the driver's own",
+      static_cast<unsigned long long>(root.base), base::formatSize(root.requested_bytes).c_str());
 }
 
 // What the region's extents, or a root's contents, add.

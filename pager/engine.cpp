@@ -361,9 +361,8 @@ void Engine::lost(CUresult result) {
                               ? "it went beyond the pieces of an arena that it was taken to use (reach = learned); "
                                 "OL_REACH=traced or OL_REACH=all does not take that risk"
                               : "it hides pointers (packed, compressed): OL_REACH=all maps everything for every launch";
-  base::logError(
-      "device %d: a kernel touched memory that was not mapped for it. If it works without the pager, %s%s%s", device_, why,
-      kernels.empty() ? "" : ". Launched of late: ", kernels.c_str());
+  base::logError("device %d: a kernel touched memory that was not mapped for it. If it works without the pager, %s%s%s",
+                 device_, why, kernels.empty() ? "" : ". Launched of late: ", kernels.c_str());
 }
 
 void Engine::run() {
@@ -495,7 +494,8 @@ bool Engine::takeHost(Extent& extent, Lock& lock) {
     if (extent.host == nullptr && dropLowerCopies(extent.bytes(), own) > 0)
       extent.host = chunks_.takeHost(extent.order, lock);
   if (extent.host == nullptr) {
-    host_short_ = std::max(host_short_, extent.bytes());  // what is parked goes to memservers for it, where there are any
+    host_short_ =
+        std::max(host_short_, extent.bytes());  // what is parked goes to memservers for it, where there are any
     for (const auto& other : pool_.engines)
       if (other.get() != this) other->recall();
     return false;
@@ -645,7 +645,8 @@ CUevent Engine::hashFetched(const Extent& extent, CUevent copied, int slot) {
   const auto first = static_cast<uint32_t>(slot) * space::kLargestExtentPages;
   kernels::PagePassJob* const job = fetch_hashes_.jobs + slot;
   *job = {extent.vram->alias, 0, 1u << extent.order, first};
-  kernels::PagePassParameters parameters{reinterpret_cast<uint64_t>(job), {}, reinterpret_cast<uint64_t>(fetch_hashes_.hashes)};
+  kernels::PagePassParameters parameters{
+      reinterpret_cast<uint64_t>(job), {}, reinterpret_cast<uint64_t>(fetch_hashes_.hashes)};
   void* pointers[] = {&parameters.jobs, &parameters.scope, &parameters.hashes};
   CUresult result = driver.cuStreamWaitEvent(pass_stream_, copied, 0);
   if (result == CUDA_SUCCESS)
@@ -817,7 +818,8 @@ bool Engine::serveWants(Lock& lock) {
         case ExtentState::kRetiring:
           if (extent.region->swapping && !want->in_vram) {
             in_flight = true;
-          } else if (extent.vram == nullptr && (want->in_vram || ((want->fetch || extent.region->by_pieces) && !want->in_place))) {
+          } else if (extent.vram == nullptr &&
+                     (want->in_vram || ((want->fetch || extent.region->by_pieces) && !want->in_place))) {
             in_flight = true;
             lingering |= !want->in_vram;
           } else {

@@ -107,7 +107,8 @@ class Engine {
   uint64_t beyondVram() const { return allocated_ - std::min(allocated_, chunks_.vramBudget()); }
   /// Pages of one region that a launch can get to all at once: where nothing can be used in place, they have to fit VRAM.
   uint64_t largestRegion() const {
-    return chunks_.hostMappable() ? std::min(capacity(), chunks_.vramBudget() + chunks_.hostLimit()) : chunks_.vramBudget();
+    return chunks_.hostMappable() ? std::min(capacity(), chunks_.vramBudget() + chunks_.hostLimit())
+                                  : chunks_.vramBudget();
   }
   uint64_t allocated() const { return allocated_; }
   void addAllocated(int64_t bytes) { allocated_ += static_cast<uint64_t>(bytes); }
@@ -183,14 +184,14 @@ class Engine {
     uint64_t bytes = 0;
     unsigned scratch = 0;
     bool scans_variables = false;
-    bool reads_roots = false;  // variables or others: nobody takes them away meanwhile
+    bool reads_roots = false;   // variables or others: nobody takes them away meanwhile
     Region* swap_of = nullptr;  // all victims are parts of this arena, which change place (swap.cpp)
     uint64_t roots_serial = 0;  // of the newest write to a root that the pass sees (PoolState::RootsWritten)
     uint64_t completed = 0;     // all launches up to this one had completed when the pass began
     kernels::ScanScope scope;
     uint64_t pass_number = 0;  // of the engine's: they end in this order
-    bool for_roots = false;  // a launch waits for the scan of the variables
-    bool scan_all = false;   // no victims: another engine waits for the scan
+    bool for_roots = false;    // a launch waits for the scan of the variables
+    bool scan_all = false;     // no victims: another engine waits for the scan
     // Other engines that have to scan what is dirty of theirs before this one may unmap anything, and the pass that will have
     // done so, as of the victims' stamp then.
     std::vector<std::pair<const Engine*, uint64_t>> others;
@@ -220,11 +221,12 @@ class Engine {
     kernels::ScanJob* roots = nullptr;
     bool busy = false;
   };
-  static constexpr size_t kRootJobs = 4096;                 // small roots that go in one launch
-  static constexpr uint64_t kSmallRoot = 1ull << 20;        // a larger one is worth a launch of its own
-  static constexpr uint32_t kGranules = 1u << 14;           // of the addresses between which roots lie
-  static constexpr uint64_t kFoundBytes = (1u << 20) + kGranules / 8;  // a bit for each page of 16 TiB, and for each granule
-  static constexpr uint64_t kHostAheadBytes = 1ull << 30;   // host chunks made ahead of need, for each size
+  static constexpr size_t kRootJobs = 4096;           // small roots that go in one launch
+  static constexpr uint64_t kSmallRoot = 1ull << 20;  // a larger one is worth a launch of its own
+  static constexpr uint32_t kGranules = 1u << 14;     // of the addresses between which roots lie
+  static constexpr uint64_t kFoundBytes =
+      (1u << 20) + kGranules / 8;                          // a bit for each page of 16 TiB, and for each granule
+  static constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
 
   CUresult makeObjects();
   void destroyObjects();
@@ -275,7 +277,8 @@ class Engine {
   bool hasDirty() const;
   bool startPass(Batch& batch, Lock& lock);
   kernels::ScanScope scopeNow() const;
-  CUresult launchPass(const Scratch& scratch, size_t first, size_t count, const kernels::ScanScope& scope, CUevent event);
+  CUresult launchPass(const Scratch& scratch, size_t first, size_t count, const kernels::ScanScope& scope,
+                      CUevent event);
   CUresult launchScans(const Scratch& scratch, size_t first, const std::vector<kernels::ScanJob>& jobs,
                        const kernels::ScanScope& scope);
   void finishPass(Batch& batch, Lock& lock);
@@ -352,7 +355,7 @@ class Engine {
   uint64_t allocated_ = 0;     // pages of the engine's regions, in bytes
   size_t clock_hand_ = 0;
   uint64_t passes_begun_ = 0, passes_ended_ = 0;
-  uint64_t variables_seen_ = 0;                   // number of the newest launch when the last pass over the variables ended
+  uint64_t variables_seen_ = 0;  // number of the newest launch when the last pass over the variables ended
   std::array<uint32_t, kOrders> without_host_{};  // extents that have no host chunk
   std::array<uint32_t, kOrders> host_making_{};
   uint64_t planned_touches_ = 0, next_plan_ = 0, planned_round_ = 0, planned_room_ = 0;

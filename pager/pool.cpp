@@ -324,13 +324,12 @@ bool fits(const Engine& engine, uint64_t bytes) {
 /// Says once why an allocation is refused that the pool has room for.
 void refusedOverVram(const Engine& engine, uint64_t bytes) {
   if (bytes <= engine.largestRegion() || engine.allocated() + bytes > engine.capacity()) return;
-  base::warnOnce(
-      "larger than VRAM",
-      "device %d: an allocation of %s is refused: what a launch reaches has to fit %s of %s%s", engine.device(),
-      base::formatSize(bytes).c_str(),
-      engine.chunks().hostMappable() ? "VRAM and host RAM together," : "the VRAM budget",
-      base::formatSize(engine.largestRegion()).c_str(),
-      engine.chunks().hostMappable() ? "" : " (host memory can't be mapped in place here)");
+  base::warnOnce("larger than VRAM",
+                 "device %d: an allocation of %s is refused: what a launch reaches has to fit %s of %s%s",
+                 engine.device(), base::formatSize(bytes).c_str(),
+                 engine.chunks().hostMappable() ? "VRAM and host RAM together," : "the VRAM budget",
+                 base::formatSize(engine.largestRegion()).c_str(),
+                 engine.chunks().hostMappable() ? "" : " (host memory can't be mapped in place here)");
 }
 
 /// Takes a region away: it is quiet, and no launch names it any more.

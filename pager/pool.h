@@ -325,7 +325,7 @@ class Access {
   bool reaches_everything_ = false;
   bool only_shows_ = false;
   Use inline_[kInlineUses];
-  std::vector<Use> more_;             // beyond kInlineUses
+  std::vector<Use> more_;                // beyond kInlineUses
   std::vector<uint64_t> outside_words_;  // parameters that may lie in a root
   std::vector<Use> root_writes_;         // what is written where roots may lie
   unsigned count_ = 0;

@@ -188,7 +188,8 @@ bool refreshRoot(const PoolState& state, Region& region) {
 }
 
 void addEdgesAmong(const PoolState& state, Region& region, const void* data, uint64_t bytes) {
-  forPointersAmong(state, data, bytes, [&](const Region& target, uint64_t word) { addEdge(state, region, target, word); });
+  forPointersAmong(state, data, bytes,
+                   [&](const Region& target, uint64_t word) { addEdge(state, region, target, word); });
 }
 
 void PoolState::updateSlow() {

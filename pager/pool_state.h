@@ -150,7 +150,7 @@ struct PoolState {
   std::map<std::pair<CUdevice, CUcontext>, std::unique_ptr<space::SlabAllocator>> slabs;
   std::unordered_map<uint64_t, SmallAllocation> small;
   std::vector<std::unique_ptr<Engine>> engines;
-  std::vector<Region*> dirty;         // reached since their last scan
+  std::vector<Region*> dirty;  // reached since their last scan
   RootTable roots;
   std::vector<RootEdge> root_edges;  // of the variables among them
   unsigned root_scans = 0;           // passes in flight that read any

@@ -16,11 +16,11 @@
 namespace olpager::pager {
 
 namespace {
-constexpr uint64_t kMostReserve = 1ull << 30;       // host RAM kept free for what comes in, at most
-constexpr uint64_t kMostSending = 256ull << 20;     // on its way at a time
-constexpr uint64_t kRetryNs = 1'000'000'000;        // after memservers had no room
-constexpr size_t kLooks = 4096;                     // extents
-constexpr unsigned kUpcoming = 1024;                // touches
+constexpr uint64_t kMostReserve = 1ull << 30;    // host RAM kept free for what comes in, at most
+constexpr uint64_t kMostSending = 256ull << 20;  // on its way at a time
+constexpr uint64_t kRetryNs = 1'000'000'000;     // after memservers had no room
+constexpr size_t kLooks = 4096;                  // extents
+constexpr unsigned kUpcoming = 1024;             // touches
 
 uint64_t reserveOf(uint64_t limit) { return std::min(kMostReserve, limit / 8); }
 }  // namespace
@@ -141,7 +141,7 @@ bool Engine::demote() {
       continue;
     using Kind = predict::Predictor::NextUse::Kind;
     const auto next = pool_.predictor.nextUse(unitOf(*region));
-    const uint64_t distance = next.kind == Kind::kNever           ? UINT64_MAX
+    const uint64_t distance = next.kind == Kind::kNever         ? UINT64_MAX
                               : next.kind == Kind::kUnpredicted ? UINT64_MAX / 2
                                                                 : next.distance;
     for (auto& extent : region->extents)

@@ -405,7 +405,8 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       std::vector<uint64_t> leaving;
       for (const Extent* extent : batch.victims) leaving.push_back(extent->address);
       std::sort(leaving.begin(), leaving.end());
-      batch.scanned.push_back({region, region->buffer_id, false, region->stamp.load(), std::move(leaving), {}, {}, false, {}});
+      batch.scanned.push_back(
+          {region, region->buffer_id, false, region->stamp.load(), std::move(leaving), {}, {}, false, {}});
       still_dirty.push_back(region);
       continue;
     }
@@ -445,8 +446,15 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       region->in_dirty_list = false;
     }
     // What it names is known anew; of pages that are elsewhere, or may be written meanwhile, the old knowledge stays.
-    batch.scanned.push_back(
-        {region, region->buffer_id, whole && !region->in_dirty_list, region->stamp.load(), std::move(only), {}, {}, false, {}});
+    batch.scanned.push_back({region,
+                             region->buffer_id,
+                             whole && !region->in_dirty_list,
+                             region->stamp.load(),
+                             std::move(only),
+                             {},
+                             {},
+                             false,
+                             {}});
   }
   pool_.dirty.swap(still_dirty);
   for (const Scanned& scanned : batch.scanned) ++scanned.region->scans;
@@ -772,7 +780,8 @@ void Engine::forgetEdges(const Scanned& scanned) {
 }
 
 // What was named when the pass looked and nothing names any more: the pointer has moved since, who knows where.
-void Engine::noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named, std::vector<uint32_t>& news) {
+void Engine::noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named,
+                       std::vector<uint32_t>& news) {
   std::unordered_set<uint32_t> known;
   for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
     const Region* region = pool_.regions.at(id);
@@ -886,7 +895,7 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   std::vector<uint32_t> named;  // what some page or root names, where any does
   if (std::any_of(scratch.found, scratch.found + words, [](uint32_t bits) { return bits != 0; }))
     named.assign(scratch.found, scratch.found + words);
-  std::vector<uint32_t> news;  // regions that something names of which that was not known
+  std::vector<uint32_t> news;               // regions that something names of which that was not known
   if (batch.scans_variables && !broken_) {  // before findEdges uses the bitmap again
     const bool apart = 2 * words * sizeof(uint32_t) <= kFoundBytes;
     noteVariables(batch, scratch.found + (apart ? words : 0), news);
@@ -908,9 +917,8 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   spare(batch, news);
   // Copies into these had completed when the pass began; none has come since if the stamp is the same.
   for (const auto& entry : batch.scan_for) {
-    const bool same = entry.region->by_pieces || entry.region->isRoot()
-                          ? entry.region->host_writes == entry.host_writes
-                          : entry.region->stamp.load() == entry.stamp;
+    const bool same = entry.region->by_pieces || entry.region->isRoot() ? entry.region->host_writes == entry.host_writes
+                                                                        : entry.region->stamp.load() == entry.stamp;
     if (same) entry.region->host_written = false;
   }
   for (size_t v = 0; v < batch.victims.size(); ++v) {

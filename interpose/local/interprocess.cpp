@@ -38,7 +38,8 @@ CUresult openForeign(CUdeviceptr* out, Open open) {
   const CUresult result = open();
   CUdeviceptr base = 0;
   size_t bytes = 0;
-  if (result == CUDA_SUCCESS && pool() != nullptr && driver().cuMemGetAddressRange_v2(&base, &bytes, *out) == CUDA_SUCCESS)
+  if (result == CUDA_SUCCESS && pool() != nullptr &&
+      driver().cuMemGetAddressRange_v2(&base, &bytes, *out) == CUDA_SUCCESS)
     pool()->addRoot(currentContext(), *out, bytes, olpager::pager::RootKind::kDevice);
   return result;
 }

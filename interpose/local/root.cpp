@@ -22,13 +22,13 @@
 #include <mutex>
 
 #include "base/log.h"
-#include "coherence/transport/trust/keys.h"
 #include "base/settings.h"
+#include "coherence/transport/trust/keys.h"
 #include "interpose/local/driver_loader.h"
 #include "interpose/local/ipc_exports.h"
 #include "pager/counters/counters.h"
-#include "pager/remote/remote_tier.h"
 #include "pager/driver_api.h"
+#include "pager/remote/remote_tier.h"
 
 namespace olpager::local {
 

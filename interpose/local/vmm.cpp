@@ -58,7 +58,8 @@ void noteForeignAccess(Pool& running, CUdeviceptr address, size_t bytes, const C
       if (descriptors[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
         running.removeRoot(first);
       } else {
-        running.addRoot(contextFor(descriptors[i].location.id), first, size, of_host ? RootKind::kHost : RootKind::kDevice);
+        running.addRoot(contextFor(descriptors[i].location.id), first, size,
+                        of_host ? RootKind::kHost : RootKind::kDevice);
       }
     }
   }

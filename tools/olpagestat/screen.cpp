@@ -245,8 +245,7 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
         if (lines.size() + 1 >= height) break;
         lines.push_back(Line().add(
             fmt::format("  {:#014x}  {:>8}  gpu{:<2} fetched {:>7}  evicted {:>7}  in {:>7}  out {:>7}", one.base,
-                        bytesText(static_cast<double>(one.bytes)), one.device,
-                        one.fetched, one.evicted,
+                        bytesText(static_cast<double>(one.bytes)), one.device, one.fetched, one.evicted,
                         bytesText(static_cast<double>(one.bytes_in)), bytesText(static_cast<double>(one.bytes_out)))));
       }
     }

@@ -108,8 +108,8 @@ TEST_CASE("lost memory is refused, never replaced", "[pager][remote]") {
   remote.tier->lost = true;
   unsigned refused = 0, right = 0;
   for (unsigned i = 0; i < kCount; ++i) {
-    const CUresult result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1}, kStep,
-                                          uint64_t{0});
+    const CUresult result =
+        rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1}, kStep, uint64_t{0});
     if (result == CUDA_SUCCESS) {
       CHECK(rig.holds(pieces[i], kPiece, 9 + i));
       ++right;

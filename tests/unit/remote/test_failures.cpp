@@ -9,7 +9,7 @@ using Outcome = RemoteTier::Outcome;
 
 namespace {
 
-ServiceOptions shortLease(uint32_t ms = 600) {
+ServiceOptions shortLease(uint32_t ms = 1500) {
   ServiceOptions options;
   options.lease_ms = ms;
   return options;
