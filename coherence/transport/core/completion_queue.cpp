@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -209,7 +210,10 @@ size_t EventQueue::wait(std::span<Completion> into, std::chrono::microseconds ti
       const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - now).count();
       timespec limit{};
       if (left > 0) limit = {left / 1000000, left % 1000000 * 1000};
-      count = epoll_pwait2(epoll_.get(), events, 8, &limit, nullptr);
+      // By number: glibc has its name from 2.35 on only. Before Linux 5.11 milliseconds have to do.
+      count = static_cast<int>(syscall(SYS_epoll_pwait2, epoll_.get(), events, 8, &limit, nullptr, size_t{0}));
+      if (count < 0 && errno == ENOSYS)
+        count = epoll_wait(epoll_.get(), events, 8, static_cast<int>(std::min<int64_t>((left + 999) / 1000, INT32_MAX)));
     }
     sleepers_.fetch_sub(1);
     for (int i = 0; i < count; ++i) {
