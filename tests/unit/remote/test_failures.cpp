@@ -62,7 +62,7 @@ TEMPLATE_TEST_CASE("two replicas outlive a memserver that dies at any moment", "
     for (auto& [id, sent] : all) {
       const auto done = caller.await(id);
       CHECK(done.outcome == Outcome::kDone);
-      CHECK(sent->bytes.holds(sent->seed));
+      if (done.outcome == Outcome::kDone) CHECK(sent->bytes.holds(sent->seed));
     }
   }
   killer.join();
