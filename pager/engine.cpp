@@ -658,7 +658,7 @@ CUevent Engine::hashFetched(const Extent& extent, CUevent copied, int slot) {
 
 void Engine::takeHash(Extent& extent, int slot) {
   const ContentHash* pages = fetch_hashes_.hashes + static_cast<size_t>(slot) * space::kLargestExtentPages;
-  extent.hash = combine(pages, 1u << extent.order);
+  extent.hash = kernels::combineHashes(pages, 1u << extent.order);
   extent.hash_valid = extent.host_valid;
   fetch_hashes_.free.push_back(slot);
 }

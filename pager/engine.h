@@ -269,7 +269,6 @@ class Engine {
   bool isHeld(const Extent& extent) const;
   bool promote(const std::vector<Extent*>& extents);
   uint64_t promotingBytes() const;
-  static ContentHash combine(const ContentHash* pages, uint32_t count);
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
   bool begin(std::unique_ptr<Batch> batch);
   bool scanHostWritten(const std::vector<Region*>& regions, bool roots);

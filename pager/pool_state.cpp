@@ -173,17 +173,11 @@ Engine* PoolState::scannerOf(const Region& root) const {
 }
 
 bool refreshRoot(const PoolState& state, Region& region) {
-  RootMemory& root = *region.root;
-  if (!root.scannable || state.scannerOf(region) == nullptr) return false;
-  if (root.kind == RootKind::kDevice) return true;
-  std::vector<ByteRun> present, absent;
-  if (root.kind == RootKind::kManaged)
-    splitByPresence(region.base, region.requested_bytes, present, absent);
-  else
-    present.push_back({(region.base + 7) / 8 * 8, (region.base + region.requested_bytes) / 8 * 8});
-  for (const ByteRun& run : present)
-    if (run.begin < run.end)
-      addEdgesAmong(state, region, reinterpret_cast<const void*>(run.begin), run.end - run.begin);
+  if (!region.root->scannable || state.scannerOf(region) == nullptr) return false;
+  std::vector<ByteRun> by_cpu, by_gpu;
+  rootRuns(region, by_cpu, by_gpu);
+  for (const ByteRun& run : by_cpu)
+    addEdgesAmong(state, region, reinterpret_cast<const void*>(run.begin), run.end - run.begin);
   return true;
 }
 

@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "pager/arena.h"
+#include "pager/kernels/page_pass.h"
 #include "pager/object_pool.h"
 #include "pager/pool.h"
 #include "pager/roots.h"
@@ -105,11 +106,7 @@ struct HostChunk : Pooled<HostChunk> {
   uint64_t order : 5 = 0;
 };
 
-struct ContentHash {
-  uint64_t low = 0;
-  uint64_t high = 0;
-  bool operator==(const ContentHash&) const = default;
-};
+using ContentHash = kernels::PageHash;
 
 struct Extent : Pooled<Extent> {
   Region* region = nullptr;

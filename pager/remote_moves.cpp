@@ -48,16 +48,15 @@ bool Engine::finishRemote(PoolState& pool) {
 
 void Engine::finishSend(Extent& extent, const RemoteTier::Finished& finished) {
   pool_.sending_bytes -= extent.bytes();
-  const ContentHash hash{finished.hash.low, finished.hash.high};
   if (finished.outcome != RemoteTier::Outcome::kDone) {
     pool_.remote_retry_ns = nowNs() + kRetryNs;
     return setState(extent, ExtentState::kParked);
   }
   add(figures_->remote_out, extent.bytes());
-  extent.hash = hash;
+  extent.hash = finished.hash;
   extent.hash_valid = true;
   if (extent.region->wanted > 0) return setState(extent, ExtentState::kParked);  // a launch came for it meanwhile
-  leaveHost(extent, hash);
+  leaveHost(extent, finished.hash);
 }
 
 void Engine::finishReceive(Extent& extent, const RemoteTier::Finished& finished) {
@@ -68,7 +67,7 @@ void Engine::finishReceive(Extent& extent, const RemoteTier::Finished& finished)
   }
   add(figures_->remote_in, extent.bytes());
   extent.host_valid = extent.hash_valid = true;
-  extent.hash = {finished.hash.low, finished.hash.high};
+  extent.hash = finished.hash;
   prefetch_again_ = true;
   setState(extent, ExtentState::kParked);
 }
@@ -156,7 +155,7 @@ bool Engine::demote() {
   for (const Candidate& candidate : candidates) {
     if (coming >= wanted) break;
     Extent& extent = *candidate.extent;
-    if (extent.hash_valid && pool_.remote->holds(remoteId(extent), {extent.hash.low, extent.hash.high})) {
+    if (extent.hash_valid && pool_.remote->holds(remoteId(extent), extent.hash)) {
       const ContentHash hash = extent.hash;
       add(figures_->remote_dropped, extent.bytes());
       leaveHost(extent, hash);
@@ -165,10 +164,9 @@ bool Engine::demote() {
       setState(extent, ExtentState::kSending);
       ++pool_.remote_moves;
       pool_.sending_bytes += extent.bytes();
-      const kernels::PageHash hash{extent.hash.low, extent.hash.high};
       // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
       pool_.remote->send(remoteId(extent), reinterpret_cast<const void*>(extent.host->alias), extent.bytes(),
-                         extent.hash_valid ? &hash : nullptr);
+                         extent.hash_valid ? &extent.hash : nullptr);
     }
     coming += extent.bytes();
     progress = true;

@@ -41,17 +41,6 @@ bool leadsOn(const Region& region) {
 enum VictimClass : unsigned { kHot, kSoon, kStays, kStreams, kUnknown, kNeverAgain };
 }  // namespace
 
-// Of an extent, from those of its pages.
-ContentHash Engine::combine(const ContentHash* pages, uint32_t count) {
-  ContentHash hash;
-  for (uint32_t page = 0; page < count; ++page) {
-    // Order matters: each step multiplies by an odd constant before it adds.
-    hash.low = hash.low * 0x9E3779B97F4A7C15ull + pages[page].low;
-    hash.high = hash.high * 0xD1342543DE82EF95ull + pages[page].high;
-  }
-  return hash;
-}
-
 void Engine::cancelRetiring(Extent& extent) {
   // Out of its batch: the extent may be retired again at once, and then has to wait for its own grace period.
   for (auto& batch : batches_)
@@ -596,8 +585,7 @@ std::vector<kernels::ScanJob> Engine::listVariables(uint32_t* found) const {
 
 // A root that launches have reached since its last scan takes part in the pass. False: it stays in the list.
 bool Engine::listRoot(Batch& batch, Region& region, uint32_t* found, uint64_t floor) {
-  const RootMemory& root = *region.root;
-  if (!root.scannable) {  // whoever reaches it reaches all
+  if (!region.root->scannable) {  // whoever reaches it reaches all
     region.in_dirty_list = false;
     return true;
   }
@@ -605,16 +593,12 @@ bool Engine::listRoot(Batch& batch, Region& region, uint32_t* found, uint64_t fl
   const bool quiet = region.stamp.load() <= floor && !pool_.floor_pending;
   region.in_dirty_list = !quiet;
   Scanned scanned{&region, region.buffer_id, quiet, region.stamp.load(), {}, {}, {}, !quiet, {}};
-  const ByteRun whole{(region.base + 7) / 8 * 8, (region.base + region.requested_bytes) / 8 * 8};
   std::vector<ByteRun> by_gpu;
-  if (root.kind == RootKind::kHost) scanned.by_cpu.push_back(whole);
-  if (root.kind == RootKind::kDevice) by_gpu.push_back(whole);
-  if (root.kind == RootKind::kManaged) splitByPresence(region.base, region.requested_bytes, scanned.by_cpu, by_gpu);
+  rootRuns(region, scanned.by_cpu, by_gpu);
   constexpr size_t kMostRuns = 64;
-  if (by_gpu.size() > kMostRuns) by_gpu.assign(1, whole);
+  if (by_gpu.size() > kMostRuns) by_gpu = {{by_gpu.front().begin, by_gpu.back().end}};
   for (const ByteRun& run : by_gpu)
-    if (run.begin < run.end)
-      scanned.by_gpu.push_back({run.begin, reinterpret_cast<uint64_t>(found), (run.end - run.begin) / 8});
+    scanned.by_gpu.push_back({run.begin, reinterpret_cast<uint64_t>(found), (run.end - run.begin) / 8});
   batch.scanned.push_back(std::move(scanned));
   return quiet;
 }
@@ -629,7 +613,6 @@ void Engine::scanOnCpu(Batch& batch, bool again, Lock& lock) {
   for (size_t i = 0; i < batch.scanned.size(); ++i) {
     if (again && !batch.scanned[i].twice) continue;
     for (const ByteRun& run : batch.scanned[i].by_cpu) {
-      if (run.begin >= run.end) continue;
       const auto note = [&](uint64_t word) { found[i].push_back(word); };
       kernels::scanWords(reinterpret_cast<const void*>(run.begin), run.end - run.begin, base, size, note);
       kernels::scanWords(reinterpret_cast<const void*>(run.begin), run.end - run.begin, outside.low(), outside.bytes(),
@@ -638,6 +621,8 @@ void Engine::scanOnCpu(Batch& batch, bool again, Lock& lock) {
   }
   lock.lock();
   for (size_t i = 0; i < batch.scanned.size(); ++i) {
+    std::sort(found[i].begin(), found[i].end());  // a table names the same again and again
+    found[i].erase(std::unique(found[i].begin(), found[i].end()), found[i].end());
     for (const uint64_t word : found[i]) {
       const Region* target = word - base < size ? pool_.find(word) : pool_.roots.regionAt(word);
       if (target != nullptr && !target->dead) batch.scanned[i].found.emplace_back(target->id, word);
@@ -889,7 +874,7 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   for (size_t v = 0; v < batch.victims.size(); ++v) {
     hashes.push_back(batch.victims[v] == nullptr
                          ? ContentHash{}
-                         : combine(scratch.hashes + batch.hash_slots[v], 1u << batch.victims[v]->order));
+                         : kernels::combineHashes(scratch.hashes + batch.hash_slots[v], 1u << batch.victims[v]->order));
   }
   const uint64_t words = batch.scope.bitmapWords();
   std::vector<uint32_t> named;  // what some page or root names, where any does
@@ -958,7 +943,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     return;
   }
   const bool clean = extent.host != nullptr && extent.host_valid && extent.hash_valid && extent.hash == hash;
-  const bool held = !clean && pool_.remote != nullptr && pool_.remote->holds(remoteId(extent), {hash.low, hash.high});
+  const bool held = !clean && pool_.remote != nullptr && pool_.remote->holds(remoteId(extent), hash);
   setState(extent, ExtentState::kMoving);
   if (!clean && !held && !takeHost(extent, lock)) {
     incoming_ -= extent.bytes();

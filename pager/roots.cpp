@@ -70,4 +70,11 @@ void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& pre
   }
 }
 
+void rootRuns(const Region& root, std::vector<ByteRun>& by_cpu, std::vector<ByteRun>& by_gpu) {
+  const RootKind kind = root.root->kind;
+  if (kind == RootKind::kManaged) return splitByPresence(root.base, root.requested_bytes, by_cpu, by_gpu);
+  const ByteRun whole{(root.base + 7) / 8 * 8, (root.base + root.requested_bytes) / 8 * 8};
+  if (whole.begin < whole.end) (kind == RootKind::kHost ? by_cpu : by_gpu).push_back(whole);
+}
+
 }  // namespace olpager::pager

@@ -128,4 +128,7 @@ struct ByteRun {
 /// mutex too.
 void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& present, std::vector<ByteRun>& absent);
 
+/// Of a root that is scannable: what the CPU looks through, and what only the GPU can. Without the mutex too.
+void rootRuns(const Region& root, std::vector<ByteRun>& by_cpu, std::vector<ByteRun>& by_gpu);
+
 }  // namespace olpager::pager

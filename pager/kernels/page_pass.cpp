@@ -84,6 +84,15 @@ PageHash hashPage(const void* page) {
   return {static_cast<uint64_t>(hash), static_cast<uint64_t>(hash >> 64)};
 }
 
+PageHash combineHashes(const PageHash* pages, size_t count) {
+  PageHash hash;
+  for (size_t page = 0; page < count; ++page) {
+    hash.low = hash.low * 0x9E3779B97F4A7C15ull + pages[page].low;
+    hash.high = hash.high * 0xD1342543DE82EF95ull + pages[page].high;
+  }
+  return hash;
+}
+
 size_t findWordInRange(const uint64_t* words, size_t count, uint64_t base, uint64_t size) {
 #if defined(__x86_64__)
   static const bool has_avx2 = __builtin_cpu_supports("avx2");

@@ -31,6 +31,9 @@ static_assert(sizeof(PageHash) == 16);
 /// Hash of the 2 MiB at `page` (8-byte aligned). The same as the kernel's. About 10 GB/s on one core.
 PageHash hashPage(const void* page);
 
+/// Of a run of `count` pages from their hashes. Their order matters: each step multiplies by an odd constant before it adds.
+PageHash combineHashes(const PageHash* pages, size_t count);
+
 /// Which addresses are looked for, and the bit of each in a bitmap of bits() bits, 32-bit words: one for each page of the global
 /// range, then one for each granule of 1 << outside_shift bytes from outside_base. A word of memory is an address if it is
 /// aligned; bits are only ever set.
@@ -54,8 +57,8 @@ static_assert(sizeof(ScanScope) == 32);
 /// One run of pages for the kernel, as it lies in device memory.
 struct PagePassJob {
   uint64_t address = 0;  // device address of the first page (an alias), 16-byte aligned
-  uint64_t found = 0;    // device address of a bitmap (ScanScope), to be cleared before; jobs may share one; 0: hash only
-  uint32_t pages = 0;    // may be below the grid's width
+  uint64_t found = 0;  // device address of a bitmap (ScanScope), to be cleared before; jobs may share one; 0: hash only
+  uint32_t pages = 0;  // may be below the grid's width
   uint32_t first_hash = 0;  // slot in `hashes` of the first page
 };
 static_assert(sizeof(PagePassJob) == 24);

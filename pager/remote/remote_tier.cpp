@@ -7,22 +7,12 @@
 
 namespace olpager::pager {
 
-// As Engine::combine (pager/retire.cpp).
-RemoteHash combineHashes(const RemoteHash* pages, uint64_t count) {
-  RemoteHash hash;
-  for (uint64_t page = 0; page < count; ++page) {
-    hash.low = hash.low * 0x9E3779B97F4A7C15ull + pages[page].low;
-    hash.high = hash.high * 0xD1342543DE82EF95ull + pages[page].high;
-  }
-  return hash;
-}
-
 RemoteHash hashOf(const void* memory, uint64_t bytes) {
   std::vector<RemoteHash> pages(bytes / kernels::kHashPageBytes);
   for (size_t page = 0; page < pages.size(); ++page) {
     pages[page] = kernels::hashPage(static_cast<const std::byte*>(memory) + page * kernels::kHashPageBytes);
   }
-  return combineHashes(pages.data(), pages.size());
+  return kernels::combineHashes(pages.data(), pages.size());
 }
 
 Result<std::unique_ptr<RemoteTier>> connectRemoteTier(const RemoteOptions& options, std::function<void()> wake,

@@ -30,10 +30,8 @@ struct RemoteOptions {
   std::string label;                    // what memservers show of this session
 };
 
-/// Hash of an extent: page hashes combined by combineHashes().
+/// Hash of an extent: those of its pages, combined (kernels::combineHashes).
 using RemoteHash = kernels::PageHash;
-/// Of an extent from those of its 2 MiB pages, in order. The same as the pager's for what it evicts.
-RemoteHash combineHashes(const RemoteHash* pages, uint64_t count);
 /// Of `bytes` (whole pages) at `memory`, by the CPU: about 10 GB/s.
 RemoteHash hashOf(const void* memory, uint64_t bytes);
 

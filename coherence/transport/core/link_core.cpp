@@ -403,6 +403,15 @@ std::string LinkCore::control(const wire::Header& header, std::span<const std::b
     }
     case wire::Frame::kPong:
       return "";
+    case wire::Frame::kGoodbye: {
+      std::string text(reinterpret_cast<const char*>(payload.data()),
+                       std::min<size_t>(payload.size(), wire::kMaxGoodbye));
+      for (char& c : text) {
+        if (c < ' ' || c > '~') c = '?';
+      }
+      fail("the peer ended it: " + text);
+      return "";
+    }
     case wire::Frame::kMessage: {
       if (header.klass >= kMessageClasses) return fmt::format("a message of unknown class {}", header.klass);
       const auto klass = static_cast<MessageClass>(header.klass);

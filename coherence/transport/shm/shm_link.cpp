@@ -470,15 +470,6 @@ std::string ShmLink::frame(const wire::Header& header, std::span<const std::byte
       bounceAnswered(static_cast<uint32_t>(header.bytes), ack ? Outcome::kOk : Outcome::kRevoked);
       return "";
     }
-    case wire::Frame::kGoodbye: {
-      std::string text(reinterpret_cast<const char*>(payload.data()),
-                       std::min<size_t>(payload.size(), wire::kMaxGoodbye));
-      for (char& c : text) {
-        if (c < ' ' || c > '~') c = '?';
-      }
-      fail("the peer ended it: " + text);
-      return "";
-    }
     default:
       return control(header, payload, completions);
   }

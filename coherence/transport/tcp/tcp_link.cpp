@@ -330,15 +330,6 @@ std::string TcpLink::controlFrame(const wire::Header& header, std::span<const st
       issue();
       return "";
     }
-    case wire::Frame::kGoodbye: {
-      std::string text(reinterpret_cast<const char*>(payload.data()),
-                       std::min<size_t>(payload.size(), wire::kMaxGoodbye));
-      for (char& c : text) {
-        if (c < ' ' || c > '~') c = '?';
-      }
-      fail("the peer ended it: " + text);
-      return "";
-    }
     default:
       return control(header, payload, completions);
   }

@@ -86,15 +86,11 @@ class FakeRemote final : public RemoteTier {
     Clock::time_point due;
   };
 
-  // As Engine::combine of the pages' hashes.
   static RemoteHash hashed(const void* memory, uint64_t bytes) {
-    RemoteHash hash;
-    for (uint64_t at = 0; at < bytes; at += kernels::kHashPageBytes) {
-      const RemoteHash page = kernels::hashPage(static_cast<const char*>(memory) + at);
-      hash.low = hash.low * 0x9E3779B97F4A7C15ull + page.low;
-      hash.high = hash.high * 0xD1342543DE82EF95ull + page.high;
-    }
-    return hash;
+    std::vector<RemoteHash> pages;
+    for (uint64_t at = 0; at < bytes; at += kernels::kHashPageBytes)
+      pages.push_back(kernels::hashPage(static_cast<const char*>(memory) + at));
+    return kernels::combineHashes(pages.data(), pages.size());
   }
   bool busy(uint64_t id) const {
     for (const Job& job : jobs_)

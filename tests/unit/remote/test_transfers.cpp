@@ -85,7 +85,7 @@ TEST_CASE("the hash of an extent is that of its pages in order", "[transfers]") 
   CHECK(both ==
         RemoteHash{first.low * 0x9E3779B97F4A7C15ull + second.low, first.high * 0xD1342543DE82EF95ull + second.high});
   const RemoteHash turned[] = {second, first};
-  CHECK_FALSE(combineHashes(turned, 2) == both);
+  CHECK_FALSE(kernels::combineHashes(turned, 2) == both);
 }
 
 }  // namespace olpager::pager::test
