@@ -1,0 +1,309 @@
+#include "coherence/calls/channel.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace olpager::calls {
+namespace {
+
+using transport::Completion;
+using transport::MessageClass;
+using transport::Outcome;
+
+constexpr uint64_t kAckBytes = 1 << 20;  // taken without a message of ours: an acknowledgement of its own
+constexpr uint32_t kAckMessages = 64;
+constexpr size_t kSpare = 16;
+constexpr auto kTurn = std::chrono::milliseconds(1);  // of a writer that waits
+
+std::span<const std::byte> bytesOf(const MessageHead& head) {
+  return {reinterpret_cast<const std::byte*>(&head), sizeof head};
+}
+
+}  // namespace
+
+Channel::Channel(const ChannelOptions& options) : options_(options) {}
+
+Channel::~Channel() { close("ended"); }
+
+Status Channel::attach(transport::LinkPtr link, transport::QueuePtr queue, uint64_t peer_taken) {
+  std::scoped_lock both(receive_mutex_, write_mutex_);
+  if (closed_) return Error{reason_};
+  const uint64_t oldest = kept_.empty() ? next_number_ : kept_.front().number;
+  if (peer_taken >= next_number_ || peer_taken + 1 < oldest)
+    return Error{"the peer names a message that this end never sent, or no longer has"};
+  link_ = std::move(link);
+  queue_ = std::move(queue);
+  // What arrived whole over the old link and was not read is read still; the peer sends on from there.
+  last_received_ = std::max(last_received_, taken_.load());
+  message_bytes_ = link_->maxMessageBytes() - sizeof(MessageHead);
+  sent_ = 0;
+  dropTaken(peer_taken);
+  reason_.clear();
+  attached_.store(true, std::memory_order_release);
+  sendKept();
+  room_.notify_all();
+  return {};
+}
+
+uint64_t Channel::taken() const { return taken_.load(); }
+
+std::string Channel::reason() const {
+  std::lock_guard lock(write_mutex_);
+  return reason_;
+}
+
+void Channel::close(const std::string& reason) {
+  transport::LinkPtr link;
+  {
+    std::lock_guard lock(write_mutex_);
+    if (closed_) return;
+    closed_ = true;
+    if (reason_.empty()) reason_ = reason;
+    attached_.store(false);
+    link = std::move(link_);
+    room_.notify_all();
+  }
+  if (link) link->close(reason);
+}
+
+// --- sending -----------------------------------------------------------------------------------------------------------
+
+bool Channel::write(std::initializer_list<std::span<const std::byte>> parts, bool flush_now) {
+  size_t length = 0;
+  for (const auto& part : parts) length += part.size();
+  std::unique_lock lock(write_mutex_);
+  if (!waitForRoom(lock)) return false;
+  const auto append = [&](std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const size_t room = message_bytes_ - std::min(message_bytes_, open_.size());
+      const size_t count = std::min(room, bytes.size());
+      open_.insert(open_.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(count));
+      bytes = bytes.subspan(count);
+      if (open_.size() >= message_bytes_) {
+        seal();
+        sendKept();
+      }
+    }
+  };
+  const auto announced = static_cast<uint32_t>(length);
+  append({reinterpret_cast<const std::byte*>(&announced), sizeof announced});
+  for (const auto& part : parts) append(part);
+  if (flush_now) {
+    seal();
+    sendKept();
+  } else if (!open_.empty()) {
+    unsent_.store(true, std::memory_order_relaxed);
+  }
+  return true;
+}
+
+bool Channel::flush() {
+  std::lock_guard lock(write_mutex_);
+  if (closed_) return false;
+  seal();
+  sendKept();
+  return true;
+}
+
+void Channel::seal() {
+  if (open_.empty()) return;
+  kept_bytes_ += open_.size();
+  kept_.push_back({next_number_++, std::move(open_)});
+  open_ = {};
+  if (!spare_.empty()) {
+    open_ = std::move(spare_.back());
+    spare_.pop_back();
+  }
+}
+
+void Channel::sendKept() {
+  while (attached_.load(std::memory_order_relaxed) && sent_ < kept_.size()) {
+    const Kept& next = kept_[sent_];
+    const MessageHead head{next.number, taken_.load()};
+    // kNoCredit: whoever receives is told when there is room again. kLinkDown: it is told that as well.
+    if (link_->send(MessageClass::kStream, bytesOf(head), next.bytes) != Outcome::kOk) break;
+    ack_due_ = false;
+    ++sent_;
+  }
+  unsent_.store(sent_ < kept_.size() || !open_.empty(), std::memory_order_relaxed);
+}
+
+void Channel::sendTaken() {
+  if (!attached_.load(std::memory_order_relaxed)) return;
+  const MessageHead head{0, taken_.load()};
+  ack_due_ = link_->send(MessageClass::kNotice, bytesOf(head)) == Outcome::kNoCredit;
+}
+
+void Channel::dropTaken(uint64_t taken) {
+  while (!kept_.empty() && kept_.front().number <= taken) {
+    kept_bytes_ -= kept_.front().bytes.size();
+    if (spare_.size() < kSpare) {
+      kept_.front().bytes.clear();
+      spare_.push_back(std::move(kept_.front().bytes));
+    }
+    kept_.pop_front();
+    if (sent_ > 0) --sent_;
+  }
+}
+
+// A writer that finds too much kept receives in the meantime, so that the acknowledgement is seen also where nobody reads.
+bool Channel::waitForRoom(std::unique_lock<std::mutex>& lock) {
+  while (!closed_ && kept_bytes_ > options_.kept_bytes) {
+    if (attached_.load(std::memory_order_relaxed)) {
+      lock.unlock();
+      if (receive_mutex_.try_lock()) {
+        std::lock_guard receiving(receive_mutex_, std::adopt_lock);
+        receive(kTurn);
+        lock.lock();
+        continue;
+      }
+      lock.lock();
+    }
+    room_.wait_for(lock, kTurn);
+  }
+  return !closed_;
+}
+
+// --- receiving ---------------------------------------------------------------------------------------------------------
+
+// Under receive_mutex_. Takes what has come, waiting for the first of it.
+void Channel::receive(std::chrono::microseconds timeout) {
+  if (!queue_) return;
+  Completion completions[16];
+  const size_t count = queue_->wait(completions, timeout);
+  for (size_t i = 0; i < count; ++i) {
+    Completion& completion = completions[i];
+    switch (completion.kind) {
+      case Completion::Kind::kMessage: {
+        const auto bytes = completion.message.bytes();
+        MessageHead head;
+        if (bytes.size() < sizeof head) {
+          lose("a message without a head");
+          return;
+        }
+        std::memcpy(&head, bytes.data(), sizeof head);
+        {
+          std::lock_guard lock(write_mutex_);
+          if (completion.link != link_) break;                // of a link before this one
+          dropTaken(std::min(head.taken, next_number_ - 1));  // a peer's word: no more than was sent
+          if (kept_bytes_ <= options_.kept_bytes) room_.notify_all();
+        }
+        if (head.number == 0 || head.number <= last_received_) break;
+        if (head.number != last_received_ + 1) {
+          lose("messages are missing");
+          return;
+        }
+        last_received_ = head.number;
+        inbox_.push_back(std::move(completion.message));
+        inbox_messages_.fetch_add(1, std::memory_order_relaxed);
+        break;
+      }
+      case Completion::Kind::kCredit: {
+        std::lock_guard lock(write_mutex_);
+        if (completion.link != link_) break;
+        if (ack_due_) sendTaken();
+        sendKept();
+        break;
+      }
+      case Completion::Kind::kDown: {
+        std::lock_guard lock(write_mutex_);
+        if (completion.link != link_) break;
+        reason_ = completion.link->reason();
+        attached_.store(false, std::memory_order_release);
+        room_.notify_all();
+        break;
+      }
+      default:
+        break;
+    }
+  }
+}
+
+void Channel::lose(const std::string& reason) {
+  transport::LinkPtr link;
+  {
+    std::lock_guard lock(write_mutex_);
+    link = link_;
+    reason_ = reason;
+    attached_.store(false, std::memory_order_release);
+  }
+  if (link) link->close(reason);
+}
+
+// The front message has been read to its end.
+void Channel::frontTaken() {
+  MessageHead head;
+  std::memcpy(&head, inbox_.front().bytes().data(), sizeof head);
+  bytes_since_ack_ += inbox_.front().bytes().size();
+  ++messages_since_ack_;
+  inbox_.pop_front();
+  inbox_messages_.fetch_sub(1, std::memory_order_relaxed);
+  front_offset_ = sizeof(MessageHead);
+  taken_.store(head.number);
+  if (bytes_since_ack_ < kAckBytes && messages_since_ack_ < kAckMessages) return;
+  bytes_since_ack_ = 0;
+  messages_since_ack_ = 0;
+  std::lock_guard lock(write_mutex_);
+  sendTaken();
+}
+
+// Up to `count` bytes of the stream; false when fewer are there, with *into advanced by the caller's own count.
+bool Channel::takeBytes(std::byte* into, size_t count) {
+  size_t have = 0;
+  while (have < count && !inbox_.empty()) {
+    const auto bytes = inbox_.front().bytes();
+    const size_t there = std::min(count - have, bytes.size() - front_offset_);
+    std::memcpy(into + have, bytes.data() + front_offset_, there);
+    have += there;
+    front_offset_ += there;
+    if (front_offset_ == bytes.size()) frontTaken();
+  }
+  record_have_ = have;
+  return have == count;
+}
+
+bool Channel::nextRecord(std::vector<std::byte>& record) {
+  if (length_have_ < sizeof record_length_) {
+    auto* const into = reinterpret_cast<std::byte*>(&record_length_) + length_have_;
+    const bool whole = takeBytes(into, sizeof record_length_ - length_have_);
+    length_have_ += record_have_;
+    if (!whole) return false;
+    if (record_length_ > options_.record_bytes) {
+      lose("a record above the limit");
+      return false;
+    }
+    partial_.clear();
+  }
+  // The announced length is the peer's word: memory grows with what has come, not with what was said.
+  constexpr size_t kStep = 1 << 20;
+  while (partial_.size() < record_length_) {
+    const size_t before = partial_.size();
+    const size_t step = std::min<size_t>(kStep, record_length_ - before);
+    if (inbox_.empty()) return false;
+    partial_.resize(before + step);
+    const bool whole = takeBytes(partial_.data() + before, step);
+    if (!whole) {
+      partial_.resize(before + record_have_);
+      return false;
+    }
+  }
+  length_have_ = 0;
+  record.swap(partial_);
+  return true;
+}
+
+Channel::Read Channel::read(std::vector<std::byte>& record, std::chrono::microseconds timeout) {
+  std::lock_guard receiving(receive_mutex_);
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  for (;;) {
+    if (nextRecord(record)) return Read::kRecord;
+    // Messages that came before the link went down are read first.
+    if (!attached_.load(std::memory_order_acquire)) return Read::kDown;
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - std::chrono::steady_clock::now());
+    if (left.count() <= 0 && timeout.count() > 0) return Read::kNothing;
+    receive(std::max(left, std::chrono::microseconds(0)));
+    if (timeout.count() <= 0) return nextRecord(record) ? Read::kRecord : Read::kNothing;
+  }
+}
+
+}  // namespace olpager::calls

@@ -1,0 +1,135 @@
+// A numbered two-way stream of records over a Link that may be lost and replaced: every record that one end wrote is read by the
+// other exactly once and in order, or never. What a record means is its users' business. docs/forwarding.md has the whole.
+//
+// Records go into messages; messages are numbered from 1 in each direction. What the other end has not acknowledged is kept. After a
+// lost link both ends name the last message that they took (greeting.h), and attach() sends the rest again: nothing is lost,
+// nothing comes twice.
+//
+// States, moved under write_mutex_: detached (no link) <-> attached; closed is final.
+//
+// Thread-safety: write(), flush() and close() from any thread. read() from one thread at a time (its users hold a role or a
+// lock for that). attach() at any time: it waits for a read() that is under way.
+// Bounds: `kept_bytes` of unacknowledged messages; a writer beyond it waits, and receives in the meantime where nobody else does, so
+// that an acknowledgement can reach it. What was received and not read stays the other end's kept bytes: it is bounded by them.
+// Errors: a peer that breaks the protocol (a gap in the numbers, a record above the limit) loses the link; reason() says why.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "coherence/transport/transport.h"
+
+namespace olpager::calls {
+
+struct ChannelOptions {
+  uint64_t kept_bytes = 32ull << 20;
+  uint32_t record_bytes = 64u << 20;  // the longest record that is accepted
+};
+
+/// First in every message. Number 0: an acknowledgement alone.
+struct MessageHead {
+  uint64_t number = 0;
+  uint64_t taken = 0;  // the last number that the sender has taken
+};
+static_assert(sizeof(MessageHead) == 16);
+
+class Channel {
+ public:
+  enum class Read : uint8_t {
+    kRecord,
+    kNothing,  // within the time
+    kDown,     // no link: attach() another, or close()
+  };
+
+  explicit Channel(const ChannelOptions& options = {});
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  /// Uses `link`, whose completions come to `queue` (of this channel alone). `peer_taken`: the last of our messages that the peer
+  /// has taken; an Error when that can't be, or when it is older than what is kept.
+  Status attach(transport::LinkPtr link, transport::QueuePtr queue, uint64_t peer_taken);
+
+  /// Appends a record of these parts; sent at the latest by the next flush(). False when closed. Waits while too much is kept,
+  /// also while detached.
+  bool write(std::initializer_list<std::span<const std::byte>> parts, bool flush_now = false);
+  bool flush();
+  /// Bytes that were written and not yet given to the link: they need a flush(), or somebody who receives.
+  bool unsent() const { return unsent_.load(std::memory_order_relaxed); }
+
+  /// The next record into `record`. Flushes nothing.
+  Read read(std::vector<std::byte>& record, std::chrono::microseconds timeout);
+  /// Whether a record may be there already without waiting: a hint.
+  bool readable() const { return inbox_messages_.load(std::memory_order_relaxed) != 0; }
+
+  /// The last message that was taken whole: what the peer is told after a lost link.
+  uint64_t taken() const;
+  bool attached() const { return attached_.load(std::memory_order_acquire); }
+  /// Why there is no link, or why it is closed; "" while there is one.
+  std::string reason() const;
+  /// For good: writers and readers return.
+  void close(const std::string& reason);
+
+ private:
+  struct Kept {
+    uint64_t number;
+    std::vector<std::byte> bytes;
+  };
+
+  void seal();
+  void sendKept();
+  void sendTaken();
+  void dropTaken(uint64_t taken);
+  bool waitForRoom(std::unique_lock<std::mutex>& lock);
+  void receive(std::chrono::microseconds timeout);
+  void lose(const std::string& reason);
+  bool nextRecord(std::vector<std::byte>& record);
+  bool takeBytes(std::byte* into, size_t count);
+  void frontTaken();
+
+  const ChannelOptions options_;
+
+  // Sending.
+  mutable std::mutex write_mutex_;
+  std::condition_variable room_;
+  transport::LinkPtr link_;
+  std::vector<std::byte> open_;  // the message that is being filled
+  std::deque<Kept> kept_;        // sealed, not acknowledged
+  std::vector<std::vector<std::byte>> spare_;
+  uint64_t kept_bytes_ = 0;
+  uint64_t next_number_ = 1;
+  size_t sent_ = 0;                  // of kept_, given to the link
+  size_t message_bytes_ = 32 << 10;  // the longest that the link takes, less the head
+  bool ack_due_ = false;
+  bool closed_ = false;
+  std::string reason_;
+  std::atomic<bool> attached_{false};
+  std::atomic<bool> unsent_{false};
+
+  // Receiving: by whoever holds receive_mutex_. Before write_mutex_.
+  std::mutex receive_mutex_;
+  transport::QueuePtr queue_;
+  std::deque<transport::Message> inbox_;
+  std::atomic<size_t> inbox_messages_{0};
+  uint64_t last_received_ = 0;  // into the inbox
+  // Of the reader alone.
+  size_t front_offset_ = sizeof(MessageHead);
+  uint32_t record_length_ = 0;  // of the record under way
+  size_t record_have_ = 0;
+  size_t length_have_ = 0;
+  std::vector<std::byte> partial_;
+  uint64_t bytes_since_ack_ = 0;
+  uint32_t messages_since_ack_ = 0;
+  std::atomic<uint64_t> taken_{0};
+};
+
+}  // namespace olpager::calls

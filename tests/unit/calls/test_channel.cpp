@@ -1,0 +1,216 @@
+// Records over real links, whole, in order and once, also when links are cut at random moments.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "coherence/calls/channel.h"
+#include "coherence/calls/greeting.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace olpager;
+using namespace std::chrono_literals;
+using calls::Channel;
+
+uint64_t seed() {
+  const char* given = std::getenv("OL_TEST_SEED");
+  const uint64_t value = given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
+  return value;
+}
+
+transport::Options optionsFor(transport::Choice choice) {
+  transport::Options options;
+  options.choice = choice;
+  return options;
+}
+
+/// Two channels of one process, joined by a real link that can be cut and made anew.
+class Pair {
+ public:
+  explicit Pair(transport::Choice choice, const calls::ChannelOptions& options = {}) : near(options), far(options) {
+    near_node_ = transport::makeEndpoint(optionsFor(choice)).value();
+    far_node_ = transport::makeEndpoint(optionsFor(choice)).value();
+    listener_ = far_node_
+                    ->listen("127.0.0.1:0",
+                             [this](const transport::PeerInfo&) -> Result<transport::Accepted> {
+                               return transport::Accepted{transport::makeDomain(), far_queue_};
+                             })
+                    .value();
+  }
+
+  void join() {
+    far_queue_ = far_node_->makeQueue();
+    auto near_queue = near_node_->makeQueue();
+    std::thread answer([&] {
+      transport::Completion up[1];
+      REQUIRE(far_queue_->wait(up, 5s) == 1);
+      REQUIRE(up[0].kind == transport::Completion::Kind::kUp);
+      far_link_ = up[0].link;
+      auto heard = calls::answerGreeting(*far_link_, *far_queue_, far.taken(), 5s);
+      REQUIRE(heard.ok());
+      REQUIRE(far.attach(far_link_, far_queue_, heard.value()).ok());
+    });
+    auto link = near_node_->connect(listener_->address(), {transport::makeDomain(), near_queue, replaces_});
+    REQUIRE(link.ok());
+    near_link_ = link.value();
+    replaces_ = near_link_->id();
+    auto heard = calls::greet(*near_link_, *near_queue, near.taken(), 5s);
+    REQUIRE(heard.ok());
+    answer.join();
+    REQUIRE(near.attach(near_link_, near_queue, heard.value()).ok());
+  }
+
+  void cut() {
+    near_link_->close("cut by the test");
+    far_link_->close("cut by the test");
+  }
+
+  Channel near, far;
+
+ private:
+  std::unique_ptr<transport::Endpoint> near_node_, far_node_;
+  std::unique_ptr<transport::Listener> listener_;
+  transport::QueuePtr far_queue_;
+  transport::LinkPtr near_link_, far_link_;
+  std::string replaces_;
+};
+
+std::span<const std::byte> bytesOf(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::string textOf(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// A record whose bytes tell its number and seed.
+std::vector<std::byte> numbered(uint64_t number, size_t bytes) {
+  std::vector<std::byte> record(std::max(bytes, sizeof number));
+  std::memcpy(record.data(), &number, sizeof number);
+  for (size_t i = sizeof number; i < record.size(); ++i) record[i] = static_cast<std::byte>(number * 31 + i);
+  return record;
+}
+
+}  // namespace
+
+TEST_CASE("records arrive whole and in order", "[calls]") {
+  const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
+  Pair pair(choice);
+  pair.join();
+  REQUIRE(pair.near.write({bytesOf("one"), bytesOf(" record")}));
+  REQUIRE(pair.near.unsent());
+  REQUIRE(pair.near.write({bytesOf("")}));
+  REQUIRE(pair.near.write({bytesOf("two")}, true));
+  std::vector<std::byte> record;
+  REQUIRE(pair.far.read(record, 5s) == Channel::Read::kRecord);
+  CHECK(textOf(record) == "one record");
+  REQUIRE(pair.far.read(record, 5s) == Channel::Read::kRecord);
+  CHECK(record.empty());
+  REQUIRE(pair.far.read(record, 5s) == Channel::Read::kRecord);
+  CHECK(textOf(record) == "two");
+  CHECK(pair.far.read(record, 1ms) == Channel::Read::kNothing);
+}
+
+TEST_CASE("a record longer than a message comes in one piece", "[calls]") {
+  Pair pair(transport::Choice::kTcp, {.kept_bytes = 1 << 20, .record_bytes = 16 << 20});
+  pair.join();
+  const auto sent = numbered(7, 10'000'003);  // more than may be kept: the writer waits for acknowledgements
+  std::thread writer([&] { CHECK(pair.near.write({sent}, true)); });
+  std::vector<std::byte> record;
+  REQUIRE(pair.far.read(record, 20s) == Channel::Read::kRecord);
+  writer.join();
+  CHECK(record == sent);
+}
+
+TEST_CASE("a record above the limit ends the link", "[calls]") {
+  Pair pair(transport::Choice::kTcp, {.kept_bytes = 1 << 20, .record_bytes = 1000});
+  pair.join();
+  REQUIRE(pair.near.write({numbered(1, 2000)}, true));
+  std::vector<std::byte> record;
+  CHECK(pair.far.read(record, 5s) == Channel::Read::kDown);
+  CHECK(pair.far.reason() == "a record above the limit");
+}
+
+TEST_CASE("a closed channel lets nobody wait", "[calls]") {
+  Pair pair(transport::Choice::kTcp, {.kept_bytes = 1 << 20});
+  pair.join();
+  std::atomic<bool> ended{false};
+  std::thread writer([&] {
+    while (pair.near.write({numbered(1, 100'000)})) {
+    }
+    ended = true;
+  });
+  std::this_thread::sleep_for(50ms);
+  CHECK_FALSE(ended);  // nobody reads at the far end
+  pair.near.close("enough");
+  writer.join();
+  std::vector<std::byte> record;
+  CHECK(pair.near.read(record, 5s) == Channel::Read::kDown);
+}
+
+TEST_CASE("links are cut at random moments and nothing is lost or comes twice", "[calls]") {
+  const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
+  const uint64_t chosen = seed();
+  INFO("OL_TEST_SEED=" << chosen);
+  constexpr uint64_t kRecords = 20'000;
+  Pair pair(choice, {.kept_bytes = 2 << 20});
+  pair.join();
+
+  std::atomic<uint64_t> echoed{0};
+  std::atomic<bool> wrong{false}, stop{false};
+  const auto reader = [&](Channel& channel, auto&& take) {
+    std::vector<std::byte> record;
+    while (!stop) {
+      const auto got = channel.read(record, 10ms);
+      if (got == Channel::Read::kRecord) take(record);
+      while (got == Channel::Read::kDown && !channel.attached() && !stop) std::this_thread::sleep_for(100us);
+    }
+  };
+  uint64_t far_expects = 0;
+  std::thread far([&] {
+    reader(pair.far, [&](const std::vector<std::byte>& record) {
+      if (record != numbered(far_expects, record.size())) wrong = true;
+      ++far_expects;
+      if (!pair.far.write({record}, far_expects % 3 == 0 || far_expects == kRecords)) wrong = true;
+    });
+  });
+  std::thread near([&] {
+    reader(pair.near, [&](const std::vector<std::byte>& record) {
+      if (record != numbered(echoed, record.size())) wrong = true;
+      if (++echoed == kRecords) stop = true;
+    });
+  });
+  std::thread writer([&] {
+    std::mt19937_64 random(chosen);
+    for (uint64_t i = 0; i < kRecords; ++i) {
+      const size_t bytes = random() % 50 == 0 ? random() % 200'000 : random() % 500;
+      if (!pair.near.write({numbered(i, bytes)}, random() % 7 == 0 || i + 1 == kRecords)) wrong = true;
+    }
+  });
+  std::mt19937_64 random(chosen + 1);
+  int cuts = 0;
+  const auto end = std::chrono::steady_clock::now() + 40s;
+  while (!stop && !wrong && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 30'000));
+    if (stop || cuts == 12) continue;
+    pair.cut();
+    ++cuts;
+    while ((pair.near.attached() || pair.far.attached()) && !stop) std::this_thread::sleep_for(100us);
+    if (stop) break;
+    pair.join();
+  }
+  const bool all = echoed == kRecords;
+  stop = true;
+  if (!all) {
+    pair.near.close("gave up");
+    pair.far.close("gave up");
+  }
+  writer.join();
+  near.join();
+  far.join();
+  CHECK_FALSE(wrong);
+  CHECK(far_expects == kRecords);
+  CHECK(all);
+  CHECK(cuts > 0);
+}
