@@ -1,14 +1,16 @@
 // A session of a memserver that does what it is told on standard input, a command a line, and says what came of it on
 // standard output, a line each. What happens meanwhile is said as "event KIND BYTES". For the tests of the daemon.
 //
-//   lease BYTES | fill SEED | verify SEED | zero | hammer SEED | rest | release COUNT | figures | quit
+//   lease BYTES | fill SEED | verify SEED | zero | hammer SEED | rest | release COUNT | behind BYTES | figures | quit
 //
 // fill writes a pattern of the seed over everything leased; verify tells how much of it holds, is lost, is wrong; hammer fills
-// again and again until rest. With --obey a recall is followed by releases.
+// again and again until rest; behind reads a piece on demand behind so much write-back that is under way, and tells how many of
+// the writes were done before it. With --obey a recall is followed by releases.
 #include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -19,6 +21,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/size.h"
 #include "coherence/transport/trust/keys.h"
@@ -47,6 +50,7 @@ class Program final : public Observer {
   void transferDone(uint64_t context, TransferResult result) override {
     std::lock_guard lock(mutex_);
     results_[context] = result;
+    order_.push_back(context);
     changed_.notify_all();
   }
   void happened(const Event& event) override {
@@ -107,6 +111,36 @@ class Program final : public Observer {
     say(fmt::format("verified good={} lost={} wrong={}", good, lost, wrong));
   }
 
+  void behind(const transport::DomainPtr& domain, uint64_t bytes) {
+    std::vector<FrameRange> frames;
+    pieces([&](const FrameRange& frame) { frames.push_back(frame); });
+    if (frames.size() * kPiece < bytes + kPiece) return say("error too little is leased");
+    const FrameRange asked = frames[bytes / kPiece];
+    for (uint64_t i = 0; i < kPiece / 8; ++i) words[i] = wordAt(1, asked.slab, i);
+    if (move(true, asked) != TransferResult::kOk) return say("error the piece can't be written");
+    std::vector<uint64_t> got(kPiece / 8);
+    auto into = transport::registerMemory(domain, {got.data(), kPiece, -1, 0}, transport::kLocalOnly);
+    if (!into.ok()) return say("error " + into.error().message);
+    const transport::LocalRange from{region.get(), 0, kPiece}, to{into.value().get(), 0, kPiece};
+    const uint64_t first = next_.fetch_add(bytes / kPiece + 1);
+    const uint64_t read = first + bytes / kPiece;
+    for (uint64_t i = 0; i < bytes / kPiece; ++i)
+      client->write({&from, 1}, frames[i], transport::Class::kWriteBack, first + i);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return results_.size() >= 8; });  // it runs at its full rate
+    lock.unlock();
+    client->read({&to, 1}, asked, transport::Class::kDemand, read);
+    lock.lock();
+    changed_.wait(lock, [&] { return results_.size() == bytes / kPiece + 1; });
+    const bool good = std::all_of(results_.begin(), results_.end(),
+                                  [](const auto& result) { return result.second == TransferResult::kOk; });
+    const auto end = std::find(order_.begin(), order_.end(), read);
+    const auto before = std::count_if(order_.begin(), end, [&](uint64_t context) { return context >= first; });
+    results_.clear();
+    say(fmt::format("behind {} of {}{}", before, bytes / kPiece,
+                    good && std::memcmp(got.data(), words, kPiece) == 0 ? "" : ", and wrong"));
+  }
+
   std::unique_ptr<Client> client;
   transport::RegionPtr region;
   uint64_t* words = nullptr;
@@ -116,6 +150,7 @@ class Program final : public Observer {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<uint64_t, TransferResult> results_;
+  std::vector<uint64_t> order_;  // in which they came
   std::atomic<uint64_t> next_{1};
   uint64_t released_ = 0;
 };
@@ -189,6 +224,8 @@ int run(const transport::Options& network, const ClientOptions& wanted, bool obe
         program.client->release(slab.id);
       }
       say("released");
+    } else if (command == "behind") {
+      program.behind(options.domain, number);
     } else if (command == "figures") {
       tellFigures(*program.client);
     } else if (command == "quit") {
