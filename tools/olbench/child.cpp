@@ -68,6 +68,10 @@ std::vector<std::string> environmentFor(With with, const Options& options, const
     if (options.driver.starts_with('/')) entries.push_back("OL_DRIVER=" + options.driver);
     entries.push_back("OL_VRAM=" + std::to_string(options.vram));
     if (options.host != 0) entries.push_back("OL_HOST=" + std::to_string(options.host));
+    if (!options.memservers.empty()) {
+      entries.push_back("OL_MEMSERVER=" + options.memservers);
+      entries.push_back("OL_REPLICAS=" + std::to_string(options.replicas));
+    }
   }
   if (!library_path.empty()) entries.push_back("LD_LIBRARY_PATH=" + library_path);
   return entries;

@@ -11,6 +11,7 @@
 #include "tools/olbench/child.h"
 #include "tools/olbench/measure.h"
 #include "tools/olbench/memserver.h"
+#include "tools/olbench/remote.h"
 #include "tools/olbench/transport.h"
 
 namespace {
@@ -155,12 +156,17 @@ int run(int argc, char** argv) {
   app.add_option("--allocations", options.allocations, "launch: small allocations besides those it uses")
       ->capture_default_str();
   app.add_option("--pointers", options.pointers, "Numbers of pointer parameters")->delimiter(',');
-  app.add_option("--allocation", options.allocation, "Bytes of one allocation (default 32MiB)")->transform(sizeText());
-  auto* bytes = app.add_option("--bytes", options.bytes, "Working set (default: swap twice the budget, resident 4GiB)")
+  auto* allocation = app.add_option("--allocation", options.allocation, "Bytes of one allocation (default 32MiB)")
+                         ->transform(sizeText());
+  auto* bytes = app.add_option("--bytes", options.bytes,
+                               "Working set (default: swap twice the budget, resident 4GiB, remote 3GiB)")
                     ->transform(sizeText());
-  app.add_option("--vram", options.vram, "The pager's VRAM budget (default 8GiB; launch and resident: what they need)")
-      ->transform(sizeText());
-  app.add_option("--host", options.host, "The pager's host tier (default: its own)")->transform(sizeText());
+  auto* vram =
+      app.add_option("--vram", options.vram,
+                     "The pager's VRAM budget (default 8GiB, remote 1GiB; launch and resident: what they need)")
+          ->transform(sizeText());
+  auto* host = app.add_option("--host", options.host, "The pager's host tier (default: its own; remote: as --vram)")
+                   ->transform(sizeText());
   app.add_option("--passes", options.passes, "Timed walks through the working set")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
@@ -190,6 +196,8 @@ int run(int argc, char** argv) {
   memserver_command->add_option("--seconds", memserver.seconds, "Of each timed part")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
+  auto* remote_command = app.add_subcommand(
+      "remote", "Walks through more than VRAM and host RAM hold: 1 to 3 memservers, replicas, TCP and shared memory");
   app.require_subcommand(0, 1);
   try {
     app.parse(argc, argv);
@@ -218,7 +226,8 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (!child.empty()) return runAsChild(child, options);
-  if (options.driver == "sim") {
+  const bool simulated = options.driver == "sim";
+  if (simulated) {
     options.driver = base::locateLibrary(base::currentExecutable(), "libolsimcuda.so");
     if (options.driver.empty()) throw std::runtime_error("libolsimcuda.so is not beside olbench: build it");
   }
@@ -234,6 +243,13 @@ int run(int argc, char** argv) {
     if (bytes->count() == 0) options.bytes = uint64_t{4} << 30;
     options.vram = std::max(options.vram, options.bytes + (uint64_t{1} << 30));
     result = resident(options);
+  } else if (remote_command->parsed()) {
+    const Options sizes = remoteSizes(simulated);
+    if (vram->count() == 0) options.vram = sizes.vram;
+    if (host->count() == 0) options.host = vram->count() == 0 ? sizes.host : options.vram;
+    if (bytes->count() == 0) options.bytes = 3 * options.vram;
+    if (allocation->count() == 0) options.allocation = sizes.allocation;
+    result = measureRemote(options);
   } else if (sampled_command->parsed()) {
     result = runChild(With::kPager, "sampled", options);
   } else {
@@ -242,6 +258,8 @@ int run(int argc, char** argv) {
   }
   if (as_json) {
     fmt::print("{}\n", result.dump(2));
+  } else if (remote_command->parsed()) {
+    printRemote(result);
   } else {
     print(result);
   }

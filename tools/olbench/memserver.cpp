@@ -1,29 +1,19 @@
 #include "tools/olbench/memserver.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
-#include <filesystem>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
-#include "base/locate.h"
 #include "memserver/client.h"
-
-extern char** environ;
+#include "tools/olbench/daemon.h"
 
 namespace olpager::tools::bench {
 namespace {
@@ -46,46 +36,6 @@ double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
-
-/// The real daemon, ended with this.
-class Daemon {
- public:
-  explicit Daemon(const char* kind) {
-    const std::filesystem::path here = std::filesystem::path(base::currentExecutable()).parent_path();
-    std::string program = here / "olmemserver";
-    if (!std::filesystem::exists(program)) program = here / "../../memserver/server/olmemserver";
-    must(std::filesystem::exists(program), "olmemserver is not beside olbench: build it");
-    int ends[2];
-    must(pipe2(ends, O_CLOEXEC) == 0, "pipe");
-    base::UniqueFd from(ends[0]), into(ends[1]);
-    const std::vector<std::string> words = {program,    "--config", "/dev/null", "--listen",    "127.0.0.1:0",
-                                            "--memory", "128MiB",   "--slab",    "64MiB",       "--reserve",
-                                            "64MiB",    "--log",    "error",     "--transport", kind};
-    std::vector<char*> arguments;
-    for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-    arguments.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, into.get(), STDOUT_FILENO);
-    const int error = posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    must(error == 0, "olmemserver: " + std::string(std::strerror(error)));
-    into.reset();
-    std::string line;
-    for (char c = 0; line.find('\n') == std::string::npos && read(from.get(), &c, 1) == 1;) line += c;
-    const size_t on = line.find(" on ");
-    must(on != std::string::npos, "olmemserver has not started");
-    address = line.substr(on + 4, line.find('\n') - on - 4);
-  }
-  ~Daemon() {
-    kill(pid_, SIGTERM);
-    waitpid(pid_, nullptr, 0);
-  }
-  std::string address;
-
- private:
-  pid_t pid_ = 0;
-};
 
 /// Pinned memory as the pager has it: plain, no memfd.
 struct Frames {
@@ -238,14 +188,14 @@ class Session final : public Observer {
 };
 
 json row(const char* name, Choice choice, const MemserverOptions& options) {
-  Daemon daemon(choice == Choice::kShm ? "shm" : "tcp");
+  const Daemon daemon(choice == Choice::kShm ? "shm" : "tcp", 128ull << 20, 64ull << 20);
   transport::Options network;
   network.choice = choice;
   auto endpoint = transport::makeEndpoint(sessionTransport(network));
   must(endpoint.ok(), "no endpoint");
   json result = {{"path", name}};
-  Bare bare(*endpoint.value(), daemon.address);
-  Session session(*endpoint.value(), daemon.address);
+  Bare bare(*endpoint.value(), daemon.address());
+  Session session(*endpoint.value(), daemon.address());
   const struct {
     const char* name;
     bool write;

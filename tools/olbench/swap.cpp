@@ -10,19 +10,13 @@
 namespace olpager::tools::bench {
 namespace {
 
-struct Moved {
-  uint64_t in = 0, out = 0, faults = 0, prefetches = 0, in_place = 0;
-};
+using pager::valueOf;
 
-/// What the pager in this process has moved so far, by its counters.
-Moved moved() {
-  const auto reading = pager::readCounters(pager::countersFolders());
-  for (const auto& process : reading.processes) {
-    if (process.counters->pid != static_cast<uint32_t>(getpid())) continue;
-    const auto& device = process.counters->devices[0];
-    return {pager::valueOf(device.bytes_in), pager::valueOf(device.bytes_out), pager::valueOf(device.demand_faults),
-            pager::valueOf(device.prefetches_useful), pager::valueOf(device.launches_in_place)};
-  }
+/// What the pager in this process has counted so far.
+pager::DeviceCounters const& counted(pager::CountersReading& reading) {
+  reading = pager::readCounters(pager::countersFolders());
+  for (const auto& process : reading.processes)
+    if (process.counters->pid == static_cast<uint32_t>(getpid())) return process.counters->devices[0];
   throw std::runtime_error("the pager's counters of this process are not there: it does not run under the pager");
 }
 
@@ -63,12 +57,16 @@ nlohmann::json measureSwap(const Options& options) {
   walk();
   walk();
   driver.check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize");
-  const Moved before = moved();
+  pager::CountersReading first, last;
+  const pager::DeviceCounters& before = counted(first);
   begin = std::chrono::steady_clock::now();
   for (unsigned pass = 0; pass < options.passes; ++pass) walk();
   driver.check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize");
   const double seconds = secondsSince(begin);
-  const Moved after = moved();
+  const pager::DeviceCounters& after = counted(last);
+  pager::WaitHistogram waits{};
+  for (unsigned i = 0; i < pager::kWaitBuckets; ++i)
+    waits.buckets[i] = valueOf(after.fault_wait.buckets[i]) - valueOf(before.fault_wait.buckets[i]);
   uint32_t word = 0;
   const uint32_t walks = options.write ? options.passes + 2 : 0;
   for (uint64_t i = 0; i < count; ++i) {
@@ -79,11 +77,17 @@ nlohmann::json measureSwap(const Options& options) {
   return {{"seconds", seconds},
           {"fill_seconds", fill_seconds},
           {"walked_bytes", count * options.allocation * options.passes},
-          {"bytes_in", after.in - before.in},
-          {"bytes_out", after.out - before.out},
-          {"demand_faults", after.faults - before.faults},
-          {"prefetches_useful", after.prefetches - before.prefetches},
-          {"launches_in_place", after.in_place - before.in_place}};
+          {"bytes_in", valueOf(after.bytes_in) - valueOf(before.bytes_in)},
+          {"bytes_out", valueOf(after.bytes_out) - valueOf(before.bytes_out)},
+          {"remote_in", valueOf(after.remote_in) - valueOf(before.remote_in)},
+          {"remote_out", valueOf(after.remote_out) - valueOf(before.remote_out)},
+          {"demand_faults", valueOf(after.demand_faults) - valueOf(before.demand_faults)},
+          {"prefetches_useful", valueOf(after.prefetches_useful) - valueOf(before.prefetches_useful)},
+          {"launches", valueOf(after.launches) - valueOf(before.launches)},
+          {"launches_resident", valueOf(after.launches_resident) - valueOf(before.launches_resident)},
+          {"launches_in_place", valueOf(after.launches_in_place) - valueOf(before.launches_in_place)},
+          {"wait_p50_ns", pager::waitPercentile(waits, 0.50)},
+          {"wait_p99_ns", pager::waitPercentile(waits, 0.99)}};
 }
 
 nlohmann::json measureCopy(const Options& options) {

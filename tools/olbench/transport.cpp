@@ -456,6 +456,9 @@ class ShapedPair {
 
 }  // namespace
 
+double rawSocketRate(unsigned connections, double seconds) { return rawRate(connections, seconds, false); }
+double memcpyRate(double seconds) { return copyRate(seconds); }
+
 json measureTransport(const TransportOptions& options) {
   std::vector<NamedKey> named{{"olbench", {}}};
   randomBytes(named.front().secret);

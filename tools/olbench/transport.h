@@ -14,6 +14,11 @@ struct TransportOptions {
   bool encrypted = false;
 };
 
+/// Bytes a second of raw sockets over loopback (congestion control as the transport's there), one side only sends, the other only
+/// receives; and of one thread's memcpy. Limits to compare with. To be called while this process has one thread.
+double rawSocketRate(unsigned connections, double seconds);
+double memcpyRate(double seconds);
+
 nlohmann::json measureTransport(const TransportOptions& options);
 void printTransport(const nlohmann::json& result);
 
