@@ -263,7 +263,7 @@ void ChunkStore::giveVram(VramChunk* chunk) {
 
 HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock) {
   auto& free = free_host_[order];
-  if (free.empty() && !makeHostAhead(order, lock, true)) return nullptr;
+  if (free.empty() && !addHost(order, nullptr, lock)) return nullptr;
   if (free.empty()) return nullptr;  // another thread took it meanwhile
   HostChunk* chunk = free.back();
   free.pop_back();
@@ -271,10 +271,10 @@ HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock) {
   return chunk;
 }
 
-void ChunkStore::doomHost(uint64_t& excess, unsigned spared, ChunkStore& for_whom) {
+void ChunkStore::doomHost(uint64_t& excess, const HostCounts& keep, ChunkStore& for_whom) {
   for (unsigned order = 0; order < kOrders && excess > 0; ++order) {
     const uint64_t bytes = kPageBytes << order;
-    while (order != spared && !free_host_[order].empty() && excess > 0) {
+    while (free_host_[order].size() > keep[order] && excess > 0) {
       for_whom.doomed_host_.push_back(free_host_[order].back());
       free_host_[order].pop_back();
       countHost(host_made_ - bytes);
@@ -284,17 +284,30 @@ void ChunkStore::doomHost(uint64_t& excess, unsigned spared, ChunkStore& for_who
   }
 }
 
-bool ChunkStore::makeHostAhead(unsigned order, Lock& lock, bool demand) {
+bool ChunkStore::makeHostAhead(unsigned order, const HostCounts& keep, Lock& lock) {
+  return addHost(order, &keep, lock);
+}
+
+bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
   const uint64_t bytes = kPageBytes << order;
   if (host_.made + bytes > host_.limit) {
     uint64_t in_use = 0;
     for (const ChunkStore* store : host_.stores) in_use += store->hostInUse();
     if (in_use + bytes > host_.limit) return false;
     uint64_t excess = host_.made + bytes - host_.limit;
-    doomHost(excess, order, *this);
+    if (keep != nullptr) {
+      // Two orders that are both wanted must not be made of each other in turns.
+      uint64_t surplus = 0;
+      for (unsigned other = 0; other < kOrders; ++other)
+        surplus += (free_host_[other].size() - std::min<uint64_t>(free_host_[other].size(), (*keep)[other]))
+                   << other;
+      if (surplus * kPageBytes < excess) return false;
+    }
+    static constexpr HostCounts kNone{};
+    doomHost(excess, keep != nullptr ? *keep : kNone, *this);
     for (ChunkStore* store : host_.stores)
       // A pass of its device may read them.
-      if (demand && store != this && store->passes_ == 0) store->doomHost(excess, kOrders, *this);
+      if (keep == nullptr && store != this && store->passes_ == 0) store->doomHost(excess, kNone, *this);
     if (excess > 0) return false;
   }
   countHost(host_made_ + bytes);

@@ -26,6 +26,8 @@ inline constexpr size_t kMostPeers = 63;  // further devices that have access to
 /// VRAM that the driver did not have is asked for again after this time, then after twice as long, up to a minute.
 inline constexpr uint64_t kFirstRetryNs = 1'000'000'000;
 
+using HostCounts = std::array<uint64_t, kOrders>;  // host chunks, by order
+
 class ChunkStore;
 
 /// The host tier of a pool. Under PoolState::mutex.
@@ -69,9 +71,9 @@ class ChunkStore {
   /// A free host chunk or a new one. nullptr: the host tier is full, or the system gave none.
   HostChunk* takeHost(unsigned order, Lock& lock);
   void giveHost(HostChunk* chunk);
-  /// Makes a host chunk ahead of need and puts it among the free ones. `demand`: somebody needs it now; free chunks of other
-  /// devices go for it. False: limit reached or refused.
-  bool makeHostAhead(unsigned order, Lock& lock, bool demand = false);
+  /// Makes a host chunk ahead of need and puts it among the free ones. Of each order `keep` free ones are wanted: where the
+  /// limit is reached, only what is free beyond that goes for it. False: limit reached or refused.
+  bool makeHostAhead(unsigned order, const HostCounts& keep, Lock& lock);
 
   /// Bytes that takeVram can still give, counting free chunks.
   uint64_t vramAvailable() const { return vram_budget_ - (vram_made_ - vram_free_); }
@@ -111,12 +113,15 @@ class ChunkStore {
   VramChunk* makeVram(unsigned order, bool exported = false);
   void destroyVram(VramChunk* chunk);
   HostChunk* makeHost(unsigned order);
+  /// Makes one and puts it among the free ones. Free chunks of other orders go for it, all but `keep` of each; nullptr: as many
+  /// as it takes, those of other devices as well.
+  bool addHost(unsigned order, const HostCounts* keep, Lock& lock);
   void destroyHost(HostChunk* chunk);
   void destroyDoomed(Lock& lock);
   void countHost(uint64_t made);
   void setVramBudget(uint64_t bytes);
-  /// Free host chunks go to the doomed ones of `for_whom` until `excess` bytes have gone, but those of order `spared`.
-  void doomHost(uint64_t& excess, unsigned spared, ChunkStore& for_whom);
+  /// Free host chunks go to the doomed ones of `for_whom` until `excess` bytes have gone, all but `keep` of each order.
+  void doomHost(uint64_t& excess, const HostCounts& keep, ChunkStore& for_whom);
 
   const DriverApi& driver_;
   CUdevice device_;

@@ -427,12 +427,13 @@ void Engine::makeHostChunks() {
     bool made = false;
     // From three quarters of the budget on something will have to leave.
     if (allocated_ > chunks_.vramBudget() / 4 * 3 && !broken_) {
+      HostCounts ahead;
+      for (unsigned order = 0; order < kOrders; ++order)
+        ahead[order] = std::min<uint64_t>(without_host_[order], kHostAheadBytes / (kPageBytes << order));
       for (unsigned order = kOrders; order-- > 0 && !made;) {
-        const uint64_t bytes = kPageBytes << order;
-        const uint64_t ahead = std::min<uint64_t>(without_host_[order], std::max<uint64_t>(1, kHostAheadBytes / bytes));
-        if (chunks_.hostFreeOf(order) + host_making_[order] >= ahead) continue;
+        if (chunks_.hostFreeOf(order) + host_making_[order] >= ahead[order]) continue;
         ++host_making_[order];
-        made = chunks_.makeHostAhead(order, lock);
+        made = chunks_.makeHostAhead(order, ahead, lock);
         --host_making_[order];
         if (!made && host_full_ == false) {
           host_full_ = true;

@@ -162,3 +162,38 @@ TEST_CASE("threads that use, free and allocate while memory goes and comes", "[p
   CHECK(wrong == 0);
   CHECK(remote.tier->broken() == nullptr);
 }
+
+namespace {
+std::atomic<unsigned> host_chunks_made{0};
+
+void countHostChunks(DriverApi& api) {
+  api.cuMemCreate = [](CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties,
+                       unsigned long long flags) {
+    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) ++host_chunks_made;
+    return driver().api.cuMemCreate(handle, size, properties, flags);
+  };
+  api.cuMemHostAlloc = [](void** memory, size_t size, unsigned flags) {
+    ++host_chunks_made;
+    return driver().api.cuMemHostAlloc(memory, size, flags);
+  };
+}
+}  // namespace
+
+TEST_CASE("host chunks of two sizes that are both short are not made of each other in turns", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 32 * kMiB, .host = 64 * kMiB, .remote = remote.tier, .alter = countHostChunks});
+  constexpr uint64_t kSizes[] = {2 * kMiB, 4 * kMiB, 14 * kMiB};
+  std::vector<std::pair<CUdeviceptr, uint64_t>> pieces;
+  for (uint64_t i = 0; i < 30; ++i) {
+    pieces.emplace_back(rig.allocate(kSizes[i % 3]), kSizes[i % 3]);
+    rig.fill(pieces.back().first, pieces.back().second, 300 + i);
+  }
+  rig.synchronize();
+  CHECK(remote.tier->held() > 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // what was on its way has arrived
+  const unsigned before = host_chunks_made;
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  CHECK(host_chunks_made - before <= 4);
+  for (uint64_t i = 0; i < pieces.size(); ++i) CHECK(rig.holds(pieces[i].first, pieces[i].second, 300 + i));
+  CHECK(remote.tier->broken() == nullptr);
+}
