@@ -299,8 +299,7 @@ bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
       // Two orders that are both wanted must not be made of each other in turns.
       uint64_t surplus = 0;
       for (unsigned other = 0; other < kOrders; ++other)
-        surplus += (free_host_[other].size() - std::min<uint64_t>(free_host_[other].size(), (*keep)[other]))
-                   << other;
+        surplus += (free_host_[other].size() - std::min<uint64_t>(free_host_[other].size(), (*keep)[other])) << other;
       if (surplus * kPageBytes < excess) return false;
     }
     static constexpr HostCounts kNone{};

@@ -249,6 +249,7 @@ class Engine {
   void finishReceive(Extent& extent, const RemoteTier::Finished& finished);
   bool startReceive(Extent& extent, bool urgent, Lock& lock);
   bool prefetchRemote(Lock& lock);
+  uint64_t dropSpareCopies(uint64_t bytes);
   bool demote();
   void leaveHost(Extent& extent, const ContentHash& hash);
   bool swapArenas();

@@ -197,3 +197,28 @@ TEST_CASE("host chunks of two sizes that are both short are not made of each oth
   for (uint64_t i = 0; i < pieces.size(); ++i) CHECK(rig.holds(pieces[i].first, pieces[i].second, 300 + i));
   CHECK(remote.tier->broken() == nullptr);
 }
+
+TEST_CASE("host RAM holds what VRAM does not: no more than the rest comes over the network each round",
+          "[pager][remote]") {
+  const Remote remote;
+  constexpr uint64_t kVram = 32 * kMiB, kHost = 64 * kMiB, kReserve = kHost / 8;
+  Rig rig({.vram = kVram, .host = kHost, .remote = remote.tier});
+  constexpr unsigned kCount = 80;
+  const auto pieces = fillMany(rig, kCount, 900);
+  const auto round = [&] {
+    for (const CUdeviceptr piece : pieces) {
+      rig.launch(CU_STREAM_LEGACY, "addTo", piece, kPiece / 8 / kStep, kStep, uint64_t{0});
+      rig.synchronize();
+    }
+  };
+  for (int i = 0; i < 4; ++i) round();
+  const uint64_t before = valueOf(rig.figures().remote_in);
+  constexpr int kRounds = 4;
+  for (int i = 0; i < kRounds; ++i) round();
+  const uint64_t came = (valueOf(rig.figures().remote_in) - before) / kRounds;
+  const uint64_t least = kCount * kPiece - kVram - (kHost - kReserve);
+  INFO(came / kMiB << " MiB a round came, " << least / kMiB << " have to");
+  CHECK(came <= least + least / 3);
+  for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 900 + i));
+  CHECK(remote.tier->broken() == nullptr);
+}
