@@ -321,7 +321,7 @@ void Tier::startSend(Note& note) {
     finish(note.id, true, Outcome::kNoRoom, {});
     return;
   }
-  copy.hash = note.hash ? *note.hash : hashOf(note.memory, note.bytes);
+  copy.hash = note.hash ? *note.hash : hasher_.hash(note.memory, note.bytes);
   auto region = transport::registerMemory(domain_, {note.memory, note.bytes}, transport::kLocalOnly);
   if (!region.ok()) {
     base::logError("remote memory: %s", region.error().message.c_str());
@@ -437,7 +437,7 @@ void Tier::receivePassed(const Pass& pass) {
   Copy& copy = found->second;
   copy.reading = 0;
   if (pass.result == TransferResult::kOk) {
-    if (hashOf(copy.memory, copy.bytes) == copy.hash) {
+    if (hasher_.hash(copy.memory, copy.bytes) == copy.hash) {
       finish(pass.id, false, Outcome::kDone, copy.hash);
       return;
     }

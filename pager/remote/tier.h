@@ -27,6 +27,7 @@
 #include "memserver/client.h"
 #include "memserver/frame_pool.h"
 #include "pager/remote/endpoint_maker.h"
+#include "pager/remote/hasher.h"
 #include "pager/remote/remote_tier.h"
 
 namespace olpager::pager {
@@ -207,6 +208,7 @@ class Tier final : public RemoteTier {
   // The worker's own.
   std::unique_ptr<transport::Endpoint> endpoint_;
   transport::DomainPtr domain_;
+  Hasher hasher_;  // the worker's
   std::vector<std::unique_ptr<Server>> servers_;
   std::unordered_map<uint64_t, Copy> copies_;
   std::unordered_map<uint64_t, Pass> passes_;

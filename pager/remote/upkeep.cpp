@@ -265,7 +265,7 @@ void Tier::moveRead(const Pass& pass) {
     return;
   }
   Copy& copy = found->second;
-  if (hashOf(move.staging->memory, move.bytes) != copy.hash) {
+  if (hasher_.hash(move.staging->memory, move.bytes) != copy.hash) {
     // Its frames may be a newer replica's by now; else they are wrong. Whoever receives it finds out.
     base::logError("remote memory: memserver %s gave wrong bytes for %llu MiB that were to be copied",
                    servers_[pass.server]->address.c_str(), static_cast<unsigned long long>(move.bytes >> 20));
