@@ -51,6 +51,14 @@ std::string locateLibrary(std::string_view binary, std::string_view name) {
   return firstOf({prefix / OLPAGER_LIBDIR / name, prefix / OLPAGER_LIBDIR / "olpager" / name, prefix / "lib" / name});
 }
 
+std::string locateProgram(std::string_view binary, std::string_view name) {
+  if (const fs::path build = buildRootOf(binary); !build.empty()) {
+    return firstOf({build / "gpunode" / "worker" / name, build / "gpunode" / "supervisor" / name});
+  }
+  const fs::path prefix = prefixOf(binary);
+  return prefix.empty() ? std::string() : firstOf({prefix / "libexec" / "olpager" / name, prefix / "bin" / name});
+}
+
 std::string locateLinkFolder(std::string_view binary) {
   if (const fs::path build = buildRootOf(binary); !build.empty()) {
     return firstOf({build / "interpose" / "olpager-lib"});

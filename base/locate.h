@@ -12,6 +12,9 @@ namespace olpager::base {
 /// like.
 std::string locateLibrary(std::string_view binary, std::string_view name);
 
+/// A program that another of ours starts, beside `binary` in the build tree or installation; "" when it is not there.
+std::string locateProgram(std::string_view binary, std::string_view name);
+
 /// The folder that holds links named libcuda.so and libcuda.so.1 to libolpager.so, for LD_LIBRARY_PATH.
 std::string locateLinkFolder(std::string_view binary);
 

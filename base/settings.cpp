@@ -127,6 +127,30 @@ Status setTls(Settings& settings, std::string_view text) {
   return {};
 }
 
+Status setGpunode(Settings& settings, std::string_view text) {
+  if (text == "none") {
+    settings.gpunode.clear();
+    return {};
+  }
+  if (text.find(':') == std::string_view::npos || text.find(',') != std::string_view::npos)
+    return notAllowed(text, "host:port or [v6]:port of one gpunode, or none");
+  settings.gpunode = text;
+  return {};
+}
+
+Status setTransport(Settings& settings, std::string_view text) {
+  if (text == "auto") {
+    settings.transport = TransportSetting::kAuto;
+  } else if (text == "tcp") {
+    settings.transport = TransportSetting::kTcp;
+  } else if (text == "shm") {
+    settings.transport = TransportSetting::kShm;
+  } else {
+    return notAllowed(text, "auto, tcp or shm");
+  }
+  return {};
+}
+
 // The one list of settings.
 struct Key {
   const char* key;
@@ -148,6 +172,8 @@ constexpr Key kKeys[] = {
     {"replicas", "OL_REPLICAS", setReplicas, true},
     {"key", "OL_KEY", setKey, false},
     {"tls", "OL_TLS", setTls, false},
+    {"gpunode", "OL_GPUNODE", setGpunode, false},
+    {"transport", "OL_TRANSPORT", setTransport, false},
 };
 
 const Key* findKey(std::string_view name) {

@@ -5,6 +5,7 @@
 // Keys of the file and their variables (docs/settings.md):
 //   vram (OL_VRAM)  host (OL_HOST)  reach (OL_REACH)  report (OL_REPORT)  va_base (OL_VA_BASE)  va_size (OL_VA_SIZE)
 //   log (OL_LOG)  driver (OL_DRIVER)  memserver (OL_MEMSERVER)  replicas (OL_REPLICAS)  key (OL_KEY)  tls (OL_TLS)
+//   gpunode (OL_GPUNODE)  transport (OL_TRANSPORT)
 // Thread-safety: pure functions of their input. Errors: one line that names the file and line or the variable, the
 // value, and what is allowed. An OL_ variable that nobody knows is a warning only.
 #pragma once
@@ -28,8 +29,11 @@ enum class ReportSetting : uint8_t { kNode, kPool };
 /// exported, or the driver's, which never leaves VRAM.
 enum class ExportableSetting : uint8_t { kPager, kDriver };
 
-/// What goes to memservers encrypted.
+/// What goes to memservers and gpunodes encrypted.
 enum class TlsSetting : uint8_t { kAll, kControl, kOff };
+
+/// How a gpunode is spoken to: shared memory where both are on one host, else TCP; or one of them.
+enum class TransportSetting : uint8_t { kAuto, kTcp, kShm };
 
 inline constexpr uint64_t kSettingsPageBytes = 2ull << 20;  // the pager's page: no budget below it can work
 
@@ -44,8 +48,10 @@ struct Settings {
   LogLevel log = LogLevel::kWarn;
   std::vector<std::string> memservers;  // "host:port", "[v6]:port" or "unix:/path"
   unsigned replicas = 1;                // of what they hold: 1 or 2
-  std::string key;                      // absolute path of the file with the key for memservers; "": none
+  std::string key;                      // absolute path of the file with the key for memservers and gpunodes; "": none
   TlsSetting tls = TlsSetting::kAll;
+  std::string gpunode;  // "host:port": the program is forwarded there (docs/forwarding.md); "": local mode
+  TransportSetting transport = TransportSetting::kAuto;  // to the gpunode
   std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the loader's own search
   std::vector<std::string> warnings;  // one line each, for the log
 };

@@ -21,8 +21,6 @@ namespace {
 
 // Upper 32-bit words of addresses are 0x2A5D.. and up: no round number, so that pairs of small integers in a launch's
 // parameters or in memory do not look like addresses.
-constexpr uint64_t kDefaultVaBase = 0x2A5D'0000'0000;
-constexpr uint64_t kDefaultVaSize = 16ull << 40;
 constexpr uint64_t kArenaExtents = 32;  // of an arena, so many fit VRAM at least
 
 // How long an allocation that finds the pool full waits for memory that was freed in stream order. What is before such a

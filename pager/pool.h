@@ -48,6 +48,10 @@ struct Budget {
   bool given() const { return bytes != 0 || percent != 0; }
 };
 
+/// Where the range lies where nothing else is set: the same in every process that takes part.
+inline constexpr uint64_t kDefaultVaBase = 0x2A5D'0000'0000;
+inline constexpr uint64_t kDefaultVaSize = 16ull << 40;
+
 struct PoolOptions {
   uint64_t va_base = 0;  // 0: the built-in base (kDefaultVaBase)
   uint64_t va_size = 0;  // 0: 16 TiB

@@ -10,6 +10,7 @@ import os
 import sys
 
 import emit_docs
+import emit_forward
 import emit_local
 import emit_stubs
 import emit_tables
@@ -30,6 +31,9 @@ OUTPUTS = {
     "local_functions.h": emit_local.local_functions_h,
     "local_table.cpp": emit_local.local_table_cpp,
     "residency_wrappers.cpp": emit_local.residency_wrappers_cpp,
+    "forward_functions.h": emit_forward.forward_functions_h,
+    "forward_client.cpp": emit_forward.forward_client_cpp,
+    "forward_worker.cpp": emit_forward.forward_worker_cpp,
     "coverage.md": emit_docs.coverage_md,
 }
 

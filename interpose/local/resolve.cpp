@@ -10,6 +10,7 @@
 #include "interpose/api/local_functions.h"
 #include "interpose/api/local_runtime.h"
 #include "interpose/api/proc_address.h"
+#include "interpose/forward/symbols.h"
 #include "interpose/local/dlopen_hook.h"
 #include "interpose/local/driverless.h"
 #include "interpose/local/hook.h"
@@ -53,7 +54,7 @@ CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function
 }  // namespace
 
 void* resolve(api::Symbol symbol) {
-  if (!ensureDriver()) return driverlessFunction(symbol);
+  if (!ensureDriver()) return forwarded() ? forward::resolve(symbol) : driverlessFunction(symbol);
   void* native = driverSymbol(api::symbolName(symbol));
   // What the driver lacks is lacking here too, or ours would be promising what it can't do.
   if (native == nullptr) return nullptr;
@@ -64,6 +65,7 @@ void* resolve(api::Symbol symbol) {
 CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,
                         CUdriverProcAddressQueryResult* status) {
   if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!ensureDriver() && forwarded()) return forward::getProcAddress(name, function, version, flags, status);
   CUdriverProcAddressQueryResult why{};
   const std::optional<api::Symbol> symbol = api::lookupProcAddress(name, version, flags, &why);
   if (!ensureDriver()) return answer(symbol ? driverlessFunction(*symbol) : nullptr, why, function, status);

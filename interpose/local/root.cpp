@@ -1,6 +1,7 @@
 // States of the root, moved under Root::init_mutex:
 //
-//   fresh      nothing loaded                      -> loaded | driverless   (ensureDriver)
+//   fresh      nothing loaded                      -> loaded | driverless | forwarded   (ensureDriver)
+//   forwarded  the settings name a gpunode; final  interpose/forward has the program, nothing here does
 //   driverless the driver can't be had; final      cuInit answers CUDA_ERROR_NO_DEVICE or CUDA_ERROR_INVALID_VALUE
 //   loaded     the driver's functions are known    -> running | refused     (initialize)
 //   refused    settings or range are wrong; final  cuInit answers what went wrong; all else passes to the driver
@@ -24,6 +25,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "coherence/transport/trust/keys.h"
+#include "interpose/forward/session.h"
 #include "interpose/local/driver_loader.h"
 #include "interpose/local/ipc_exports.h"
 #include "pager/counters/counters.h"
@@ -59,6 +61,7 @@ Root& root() {
 }
 
 std::atomic<bool> g_driver_ready{false};
+std::atomic<bool> g_forwarded{false};  // final
 // The pool as the parent made it; the child finds it here after the gate was wiped.
 std::atomic<pager::Pool*> g_made{nullptr};
 std::atomic<bool> g_forked{false};
@@ -138,6 +141,11 @@ CUresult loadUnderLock(Root& state) {
   state.settings = std::move(settings).value();
   base::setLogLevel(state.settings.log);
   for (const std::string& warning : state.settings.warnings) base::logWarn("%s", warning.c_str());
+  if (!state.settings.gpunode.empty()) {
+    forward::Session::configure(state.settings);
+    g_forwarded.store(true, std::memory_order_release);
+    return CUDA_ERROR_NO_DEVICE;
+  }
   Result<LoadedDriver> loaded = loadDriver(state.settings.driver);
   if (!loaded.ok()) {
     complain(loaded.error().message);
@@ -223,10 +231,13 @@ const Runtime& localRuntime() noexcept {
 
 bool ensureDriver() {
   if (g_driver_ready.load(std::memory_order_acquire)) return true;
+  if (forwarded()) return false;
   Root& state = root();
   std::lock_guard lock(state.init_mutex);
   return loadOnce(state) == CUDA_SUCCESS;
 }
+
+bool forwarded() { return g_forwarded.load(std::memory_order_acquire); }
 
 bool inForkedChild() {
   return g_forked.load(std::memory_order_acquire) || (g_made.load() != nullptr && pool() == nullptr);

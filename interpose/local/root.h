@@ -35,6 +35,9 @@ inline const api::DriverTable& driver() { return detail::g_driver; }
 /// Loads the driver once; false when there is none (the reason was told on standard error). Thread-safe.
 bool ensureDriver();
 
+/// The settings name a gpunode: nothing of local mode is used (interpose/forward). Valid after ensureDriver(), which is false then.
+bool forwarded();
+
 /// What cuInit answers: starts everything once. Thread-safe.
 CUresult initialize(unsigned int flags);
 

@@ -58,8 +58,11 @@ struct CommandLine {
       {"--memserver", "memserver", "OL_MEMSERVER", "HOST:PORT,...",
        "Memory of other machines (olmemserver): below host RAM. As often as there are machines"},
       {"--replicas", "replicas", "OL_REPLICAS", "N", "Memservers that hold each page: 1 or 2 (default: 1)"},
-      {"--key", "key", "OL_KEY", "FILE", "Key for memservers (olctl keygen)"},
-      {"--tls", "tls", "OL_TLS", "WHAT", "What goes to memservers encrypted: all, control or off (default: all)"},
+      {"--gpunode", "gpunode", "OL_GPUNODE", "HOST:PORT",
+       "Run all GPU work on another machine (olgpunode): no GPU and no driver is needed here"},
+      {"--transport", "transport", "OL_TRANSPORT", "HOW", "To the gpunode: auto, tcp or shm (default: auto)"},
+      {"--key", "key", "OL_KEY", "FILE", "Key for memservers and gpunodes (olctl keygen)"},
+      {"--tls", "tls", "OL_TLS", "WHAT", "What goes to them encrypted: all, control or off (default: all)"},
       {"--log", "log", "OL_LOG", "LEVEL", "off, error, warn, info, debug or trace (default: warn)"},
       {"--driver", "driver", "OL_DRIVER", "DRIVER",
        "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
@@ -206,6 +209,7 @@ int run(int argc, char** argv) {
   std::string driver = settings.driver;
   if (driver == "sim") driver = base::locateLibrary(self, "libolsimcuda.so");
   if (settings.driver.empty()) driver = "libcuda.so.1";
+  const bool forwarded = !settings.gpunode.empty();
   if (line.check) return printFindings(tools::checkMachine(settings, library, link_folder, driver));
 
   const tools::Program program = tools::findProgram(line.program.front(), environment.get("PATH"));
@@ -213,16 +217,19 @@ int run(int argc, char** argv) {
     refuse(program.problem);
     return program.exit_code;
   }
-  if (driver.empty()) {
+  if (driver.empty() && !forwarded) {
     return refuse(fmt::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
   }
-  if (auto probed = tools::probeDriver(driver, false, library); !probed.ok()) {
+  // A forwarded program needs no driver here.
+  if (auto probed =
+          forwarded ? Result<tools::DriverFacts>(tools::DriverFacts{}) : tools::probeDriver(driver, false, library);
+      !probed.ok()) {
     return refuse(fmt::format("driver: {}; {}", probed.error().message,
                               settings.driver.empty() ? "install the NVIDIA driver, name it with --driver, or use the "
                                                         "simulated GPU: --driver sim"
                                                       : "--driver takes the path of a libcuda.so.1, or sim"));
   }
-  if (auto status = checkRange(settings); !status.ok()) return refuse(status.error().message);
+  if (auto status = forwarded ? Status{} : checkRange(settings); !status.ok()) return refuse(status.error().message);
   if (library.empty() || link_folder.empty()) {
     return refuse(fmt::format("{} is not in the build or installation of {}; build it: meson compile -C build",
                               library.empty() ? "libolpager.so" : "the folder olpager-lib", self));

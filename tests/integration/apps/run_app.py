@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Runs one program of tests/apps on the simulated GPU, alone or through the pager, and says how it went.
 
-run_app.py --mode native|fits|paged [options] PROGRAM
+run_app.py --mode native|fits|paged|forward [options] PROGRAM
 
   native  the program on the simulated GPU alone
   fits    through olrun, with a VRAM budget that holds everything
   paged   through olrun, with a quarter of --bytes; something has to have been in host memory
+  forward through olrun --gpunode, on an olgpunode of its own with the simulated GPU and room for everything; the program itself
+          has no driver. The session has to be gone from the gpunode soon after the program's end
 
 Exits with the program's status (77: skipped), 1 when it was silent, hung, or did not page in a paged run.
 """
@@ -23,7 +25,7 @@ MIB = 1 << 20
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=["native", "fits", "paged"], required=True)
+    parser.add_argument("--mode", choices=["native", "fits", "paged", "forward"], required=True)
     parser.add_argument("--bytes", type=int, default=32 * MIB, help="the program's working set")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--reach", default="traced")
@@ -38,6 +40,8 @@ def arguments():
     parser.add_argument("--pins", action="store_true", help="through the pager, something has to be pinned in VRAM")
     parser.add_argument("--timeout", type=float, default=45)
     parser.add_argument("--olrun")
+    parser.add_argument("--olgpunode")
+    parser.add_argument("--transport", default="auto", help="in mode forward: auto, tcp or shm")
     parser.add_argument("--sim-native", required=True, help="folder with the simulated GPU's libcuda.so.1")
     parser.add_argument("program")
     return parser.parse_args()
@@ -57,11 +61,60 @@ def environment(options, scratch):
     return env
 
 
-def command(options):
+class Gpunode:
+    """An olgpunode of this test's own, on loopback."""
+
+    def __init__(self, options, env, vram):
+        self.log = tempfile.TemporaryFile(mode="w+")
+        self.process = subprocess.Popen(
+            [options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", str(vram), "--memory", str(options.host)],
+            env=env, stdout=self.log, stderr=self.log)
+        self.address = self.wait_for(r"listening at (\S+)", 20)
+
+    def text(self):
+        self.log.flush()
+        self.log.seek(0)
+        return self.log.read()
+
+    def wait_for(self, pattern, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = re.search(pattern, self.text())
+            if found:
+                return found.group(1)
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        return None
+
+    def end(self):
+        """Ends it; what was wrong with it, or None."""
+        gone = self.wait_for(r"(session .*(?:ended|killed).*)", 10)
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return "the gpunode did not end"
+        if gone is None:
+            return "the session was not gone from the gpunode 10 s after the program's end"
+        if "killed" in gone:
+            return "the worker was killed"
+        return f"the gpunode ended with {status}" if status else None
+
+
+def budget(options):
+    return options.vram or (options.bytes // 4 if options.mode == "paged" else 2 * options.bytes + 64 * MIB)
+
+
+def command(options, gpunode=None):
     program = [options.program, "--bytes", str(options.bytes), "--seed", str(options.seed)]
     if options.mode == "native":
         return program
-    vram = options.vram or (options.bytes // 4 if options.mode == "paged" else 2 * options.bytes + 64 * MIB)
+    if options.mode == "forward":
+        return [options.olrun, "--gpunode", gpunode.address, "--transport", options.transport, "--"] + program
+    vram = budget(options)
     run = [options.olrun, "--driver", "sim", "--vram", str(vram), "--host", str(options.host), "--reach", options.reach]
     if options.va_base:
         run += ["--va-base", options.va_base]
@@ -79,9 +132,14 @@ def counted(errors, row):
 def main():
     options = arguments()
     with tempfile.TemporaryDirectory(prefix="olpager-app-") as scratch:
-        argv = command(options)
+        env = environment(options, scratch)
+        gpunode = Gpunode(options, env, budget(options)) if options.mode == "forward" else None
+        if gpunode is not None and gpunode.address is None:
+            print("the gpunode did not start:\n" + gpunode.text())
+            return 1
+        argv = command(options, gpunode)
         started = time.monotonic()
-        child = subprocess.Popen(argv, env=environment(options, scratch), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        child = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True, errors="replace", start_new_session=True)
         try:
             output, errors = child.communicate(timeout=options.timeout)
@@ -91,11 +149,17 @@ def main():
             os.killpg(child.pid, signal.SIGKILL)  # the session that this call started, and nothing else
             output, errors = child.communicate()
         took = time.monotonic() - started
+        wrong = gpunode.end() if gpunode is not None else None
+        if gpunode is not None:
+            errors += gpunode.text()
     print("$ " + " ".join(argv))
     sys.stdout.write(output)
     sys.stdout.write(errors)
     if hung:
         print(f"HUNG: no end within {options.timeout:g} s")
+        return 1
+    if wrong:
+        print(wrong)
         return 1
     status = child.returncode
     print(f"exit {status} after {took:.2f} s")

@@ -1,0 +1,73 @@
+// olgpunode: runs the GPU work of programs elsewhere. docs/forwarding.md.
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include "base/locate.h"
+#include "base/log.h"
+#include "gpunode/supervisor/options.h"
+#include "gpunode/supervisor/supervisor.h"
+
+namespace {
+
+int refuse(const std::string& why) {
+  fmt::print(stderr, "olgpunode: {}\n", why);
+  return 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace olpager;
+  // Before there is a second thread: signals are waited for, in one place.
+  sigset_t mine;
+  sigemptyset(&mine);
+  for (const int signal : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&mine, signal);
+  pthread_sigmask(SIG_BLOCK, &mine, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  CLI::App app("Runs the GPU work of programs on other machines (olrun --gpunode).", "olgpunode");
+  app.set_version_flag("--version", std::string("olgpunode ") + OLPAGER_VERSION);
+  std::map<std::string, std::string> given;
+  for (const auto& key : gpunode::supervisorKeys()) {
+    app.add_option(fmt::format("--{}", key.key), given[key.key],
+                   fmt::format("{} (default: {})", key.text, key.default_))
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& asked) {
+    return app.exit(asked);
+  } catch (const CLI::ParseError& failure) {
+    return refuse(fmt::format("{} (olgpunode --help lists the options)", failure.what()));
+  }
+  gpunode::SupervisorOptions options;
+  for (const auto& [key, text] : given) {
+    if (text.empty()) continue;
+    if (auto status = gpunode::applyOption(options, key, text); !status.ok())
+      return refuse(fmt::format("--{}: {}", key, status.error().message));
+  }
+  base::setLogLevel(options.log);
+
+  const std::string self = base::currentExecutable();
+  const std::string worker = base::locateProgram(self, "olgpunode-worker");
+  const std::string library = base::locateLibrary(self, "libolpager.so");
+  const std::string sim = base::locateLibrary(self, "libolsimcuda.so");
+  if (worker.empty() || library.empty())
+    return refuse(fmt::format("{} is not in the build or installation of {}",
+                              worker.empty() ? "olgpunode-worker" : "libolpager.so", self));
+  if (options.driver == "sim" && sim.empty())
+    return refuse(fmt::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
+  try {
+    gpunode::Supervisor supervisor(options, worker, library, sim);
+    if (auto started = supervisor.start(); !started.ok()) return refuse(started.error().message);
+    base::logInfo("listening at %s", supervisor.address().c_str());
+    return supervisor.run();
+  } catch (const std::exception& failure) {
+    return refuse(failure.what());
+  }
+}

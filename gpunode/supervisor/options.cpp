@@ -1,0 +1,98 @@
+#include "gpunode/supervisor/options.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "base/settings.h"
+
+namespace olpager::gpunode {
+namespace {
+
+Error notAllowed(std::string_view text, std::string_view allowed) {
+  return Error{fmt::format("'{}' is not allowed; allowed: {}", text, allowed)};
+}
+
+// What a session's own setting would take.
+Status checked(std::string_view key, std::string_view text, std::string& into) {
+  base::Settings probe;
+  if (auto status = base::applySetting(probe, key, text); !status.ok()) return status;
+  into = text;
+  return {};
+}
+
+Status number(std::string_view text, uint32_t least, uint32_t most, uint32_t& into) {
+  uint32_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
+    return notAllowed(text, fmt::format("{} to {}", least, most));
+  into = value;
+  return {};
+}
+
+Status setListen(SupervisorOptions& options, std::string_view text) {
+  if (text.find(':') == std::string_view::npos) return notAllowed(text, "host:port or [v6]:port");
+  options.listen = text;
+  return {};
+}
+Status setDriver(SupervisorOptions& options, std::string_view text) { return checked("driver", text, options.driver); }
+Status setVram(SupervisorOptions& options, std::string_view text) { return checked("vram", text, options.vram); }
+Status setMemory(SupervisorOptions& options, std::string_view text) { return checked("host", text, options.memory); }
+Status setKey(SupervisorOptions& options, std::string_view text) { return checked("key", text, options.key); }
+Status setTls(SupervisorOptions& options, std::string_view text) {
+  if (text != "all" && text != "control" && text != "off") return notAllowed(text, "all, control or off");
+  options.tls = text == "all"       ? transport::Tls::kAll
+                : text == "control" ? transport::Tls::kControl
+                                    : transport::Tls::kOff;
+  return {};
+}
+Status setTransport(SupervisorOptions& options, std::string_view text) {
+  if (text != "auto" && text != "tcp" && text != "shm") return notAllowed(text, "auto, tcp or shm");
+  options.choice = text == "tcp"   ? transport::Choice::kTcp
+                   : text == "shm" ? transport::Choice::kShm
+                                   : transport::Choice::kAuto;
+  return {};
+}
+Status setSessions(SupervisorOptions& options, std::string_view text) {
+  return number(text, 1, 1024, options.sessions);
+}
+Status setGrace(SupervisorOptions& options, std::string_view text) {
+  uint32_t seconds = 0;
+  if (auto status = number(text, 2, 3600, seconds); !status.ok()) return status;
+  options.grace_ms = seconds * 1000;
+  return {};
+}
+Status setLog(SupervisorOptions& options, std::string_view text) {
+  const auto level = base::parseLogLevel(text);
+  if (!level) return notAllowed(text, base::kLogLevels);
+  options.log = *level;
+  return {};
+}
+
+}  // namespace
+
+const std::vector<SupervisorKey>& supervisorKeys() {
+  static const std::vector<SupervisorKey> kKeys = {
+      {"listen", "Where clients are accepted, host:port", "127.0.0.1:7071", setListen},
+      {"driver", "The driver's libcuda.so.1 by its path, or sim for the simulated GPU", "as the loader finds it",
+       setDriver},
+      {"vram", "VRAM that a session may use of each device, in bytes or per cent", "what is free", setVram},
+      {"memory", "RAM that a session may use", "80 % of what is available", setMemory},
+      {"key", "The file with the keys of clients; needed beyond loopback", "none", setKey},
+      {"tls", "What is encrypted: all, control or off", "all", setTls},
+      {"transport", "auto, tcp or shm", "auto", setTransport},
+      {"sessions", "The most at a time", "64", setSessions},
+      {"grace", "Seconds for which a session without a connection is kept", "15", setGrace},
+      {"log", "off, error, warn, info, debug or trace", "info", setLog},
+  };
+  return kKeys;
+}
+
+Status applyOption(SupervisorOptions& options, std::string_view key, std::string_view text) {
+  for (const auto& known : supervisorKeys()) {
+    if (key == known.key) return known.set(options, text);
+  }
+  return Error{fmt::format("unknown option '{}'", key)};
+}
+
+}  // namespace olpager::gpunode

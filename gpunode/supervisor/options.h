@@ -1,0 +1,37 @@
+// What olgpunode may be told, on its command line. Errors: one line with the option, the value and what is allowed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/log.h"
+#include "base/result.h"
+#include "coherence/transport/options.h"
+
+namespace olpager::gpunode {
+
+struct SupervisorOptions {
+  std::string listen = "127.0.0.1:7071";
+  std::string driver;        // as the setting: "" finds the driver, "sim", or a path
+  std::string vram, memory;  // budgets of each session, as the settings vram and host
+  std::string key;
+  transport::Tls tls = transport::Tls::kAll;
+  transport::Choice choice = transport::Choice::kAuto;
+  uint32_t sessions = 64;
+  uint32_t grace_ms = 15'000;  // a worker without a link
+  base::LogLevel log = base::LogLevel::kInfo;
+  std::vector<std::string> environment;  // of workers, NAME=VALUE: further settings
+};
+
+struct SupervisorKey {
+  const char* key;
+  const char* text;
+  const char* default_;
+  Status (*set)(SupervisorOptions&, std::string_view);
+};
+const std::vector<SupervisorKey>& supervisorKeys();
+Status applyOption(SupervisorOptions& options, std::string_view key, std::string_view text);
+
+}  // namespace olpager::gpunode

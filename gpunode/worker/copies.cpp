@@ -1,0 +1,219 @@
+// Copies between the client and the device: the client's side is bytes of the call, or of the answer.
+#include "interpose/forward/copies.h"
+
+#include "gpunode/worker/services.h"
+#include "gpunode/worker/worker.h"
+
+namespace olpager::gpunode {
+namespace {
+
+using forward::CopyHead;
+using forward::CopyShape;
+
+// The stream that a copy is made in. A synchronous one of the legacy default stream goes by the driver's own synchronous function.
+struct Place {
+  CUstream stream = nullptr;
+  bool legacy = false;
+};
+
+Place placeOf(Invocation& in, const CopyHead& head) {
+  Place place;
+  place.stream = in.streamOf(head.stream, head.per_thread != 0);
+  place.legacy = head.in_order == 0 && place.stream == nullptr;
+  return place;
+}
+
+// Fills in the worker's side of a box: arrays by their handles, `near` in place of the client's memory.
+bool settleBox(Invocation& in, CUDA_MEMCPY3D& box, void* near) {
+  const auto side = [&](CUmemorytype type, CUarray& array, CUdeviceptr) {
+    if (type != CU_MEMORYTYPE_ARRAY) {
+      array = nullptr;
+      return type == CU_MEMORYTYPE_HOST || type == CU_MEMORYTYPE_DEVICE;
+    }
+    array = in.translated<CUarray>(bitsOf(array));
+    return array != nullptr;
+  };
+  if (!side(box.srcMemoryType, box.srcArray, box.srcDevice) || !side(box.dstMemoryType, box.dstArray, box.dstDevice))
+    return false;
+  box.reserved0 = nullptr;
+  box.reserved1 = nullptr;
+  box.srcHost = box.srcMemoryType == CU_MEMORYTYPE_HOST ? near : nullptr;
+  box.dstHost = box.dstMemoryType == CU_MEMORYTYPE_HOST ? near : nullptr;
+  return true;
+}
+
+// The packed side of a box has just as many bytes as are there.
+bool fits(const CopyHead& head, bool source) {
+  const CUDA_MEMCPY3D& box = head.box;
+  const auto type = source ? box.srcMemoryType : box.dstMemoryType;
+  const auto other = source ? box.dstMemoryType : box.srcMemoryType;
+  const uint64_t pitch = source ? box.srcPitch : box.dstPitch;
+  const uint64_t height = source ? box.srcHeight : box.dstHeight;
+  const uint64_t x = source ? box.srcXInBytes : box.dstXInBytes;
+  const uint64_t y = source ? box.srcY : box.dstY;
+  const uint64_t z = source ? box.srcZ : box.dstZ;
+  const uint64_t whole =
+      api::extract::saturatingProduct(box.WidthInBytes, api::extract::saturatingProduct(box.Height, box.Depth));
+  return type == CU_MEMORYTYPE_HOST && other != CU_MEMORYTYPE_HOST && pitch == box.WidthInBytes &&
+         height == box.Height && x == 0 && y == 0 && z == 0 && whole == head.bytes;
+}
+
+CUDA_MEMCPY2D flat(const CUDA_MEMCPY3D& box) {
+  CUDA_MEMCPY2D copy{};
+  copy.srcXInBytes = box.srcXInBytes, copy.srcY = box.srcY, copy.srcMemoryType = box.srcMemoryType;
+  copy.srcHost = box.srcHost, copy.srcDevice = box.srcDevice, copy.srcArray = box.srcArray;
+  copy.srcPitch = box.srcPitch;
+  copy.dstXInBytes = box.dstXInBytes, copy.dstY = box.dstY, copy.dstMemoryType = box.dstMemoryType;
+  copy.dstHost = box.dstHost, copy.dstDevice = box.dstDevice, copy.dstArray = box.dstArray;
+  copy.dstPitch = box.dstPitch;
+  copy.WidthInBytes = box.WidthInBytes, copy.Height = box.Height;
+  return copy;
+}
+
+CUresult copyBox(Invocation& in, const CopyHead& head, const Place& place) {
+  const api::DriverTable& driver = in.driver();
+  if (head.shape == CopyShape::kBox2d) {
+    const CUDA_MEMCPY2D copy = flat(head.box);
+    return place.legacy ? driver.cuMemcpy2DUnaligned_v2(&copy) : driver.cuMemcpy2DAsync_v2(&copy, place.stream);
+  }
+  return place.legacy ? driver.cuMemcpy3D_v2(&head.box) : driver.cuMemcpy3DAsync_v2(&head.box, place.stream);
+}
+
+// After a copy in a stream that the caller waits for.
+CUresult waitFor(Invocation& in, const CopyHead& head, const Place& place, CUresult result) {
+  if (result != CUDA_SUCCESS || place.legacy || head.in_order != 0) return result;
+  return in.driver().cuStreamSynchronize(place.stream);
+}
+
+// A captured copy would be made again with each launch of its graph, with bytes that are no longer here.
+bool captures(Invocation& in, const CopyHead& head, const Place& place) {
+  if (head.in_order == 0) return false;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return in.driver().cuStreamIsCapturing(place.stream, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+bool readHead(Invocation& in, CopyHead* head) {
+  *head = in.value<CopyHead>();
+  if (!in.ok() || head->bytes > forward::kMostBytes || head->shape > CopyShape::kBox3d) {
+    in.arguments().fail();
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+CUresult copyIn(Invocation& in) {
+  CopyHead head;
+  if (!readHead(in, &head)) return in.refusal();
+  const auto bytes = in.arguments().raw(head.bytes);
+  const Place place = placeOf(in, head);
+  if (!in.ok()) return in.refusal();
+  if (captures(in, head, place)) return CUDA_ERROR_NOT_SUPPORTED;
+  const api::DriverTable& driver = in.driver();
+  CUresult result = CUDA_SUCCESS;
+  if (head.shape != CopyShape::kLinear) {
+    if (!fits(head, true)) {
+      in.arguments().fail();
+      return in.refusal();
+    }
+    if (!settleBox(in, head.box, const_cast<std::byte*>(bytes.data()))) return CUDA_ERROR_INVALID_VALUE;
+    result = copyBox(in, head, place);
+  } else if (head.array != 0) {
+    const auto array = in.translated<CUarray>(head.device);
+    if (!in.ok()) return in.refusal();
+    result = place.legacy ? driver.cuMemcpyHtoA_v2(array, head.offset, bytes.data(), head.bytes)
+                          : driver.cuMemcpyHtoAAsync_v2(array, head.offset, bytes.data(), head.bytes, place.stream);
+  } else {
+    result = place.legacy ? driver.cuMemcpyHtoD_v2(head.device, bytes.data(), head.bytes)
+                          : driver.cuMemcpyHtoDAsync_v2(head.device, bytes.data(), head.bytes, place.stream);
+  }
+  return waitFor(in, head, place, result);
+}
+
+namespace {
+
+// A copy that nobody waits for, with the bytes on their way to the client behind it.
+struct Later {
+  Worker* worker;
+  uint32_t number;
+  std::vector<std::byte> bytes;
+};
+
+void CUDA_CB sendLater(void* data) {
+  const std::unique_ptr<Later> later(static_cast<Later*>(data));
+  later->worker->tell(forward::Answer::kBytes, later->number, CUDA_SUCCESS, later->bytes, true);
+}
+
+}  // namespace
+
+CUresult copyOut(Invocation& in) {
+  CopyHead head;
+  if (!readHead(in, &head)) return in.refusal();
+  const Place place = placeOf(in, head);
+  if (!in.ok()) return in.refusal();
+  const api::DriverTable& driver = in.driver();
+  // Where nothing will come after all the client is told, which counts on it.
+  const auto nothing = [&](CUresult why) {
+    if (head.number != 0) in.worker().tell(forward::Answer::kBytes, head.number, why, {}, true);
+    return why;
+  };
+  if (captures(in, head, place)) return nothing(CUDA_ERROR_NOT_SUPPORTED);
+  auto later = std::make_unique<Later>(Later{&in.worker(), head.number, std::vector<std::byte>(head.bytes)});
+  std::byte* const into = later->bytes.data();
+  CUresult result = CUDA_SUCCESS;
+  if (head.shape != CopyShape::kLinear) {
+    if (!fits(head, false)) {
+      in.arguments().fail();
+      return in.refusal();
+    }
+    if (!settleBox(in, head.box, into)) return nothing(CUDA_ERROR_INVALID_VALUE);
+    result = copyBox(in, head, place);
+  } else if (head.array != 0) {
+    const auto array = in.translated<CUarray>(head.device);
+    if (!in.ok()) return nothing(in.refusal());
+    result = place.legacy ? driver.cuMemcpyAtoH_v2(into, array, head.offset, head.bytes)
+                          : driver.cuMemcpyAtoHAsync_v2(into, array, head.offset, head.bytes, place.stream);
+  } else {
+    result = place.legacy ? driver.cuMemcpyDtoH_v2(into, head.device, head.bytes)
+                          : driver.cuMemcpyDtoHAsync_v2(into, head.device, head.bytes, place.stream);
+  }
+  if (head.number != 0) {
+    if (result == CUDA_SUCCESS) result = driver.cuLaunchHostFunc(place.stream, sendLater, later.get());
+    if (result != CUDA_SUCCESS) return nothing(result);
+    (void)later.release();
+    return result;
+  }
+  if (!place.legacy && result == CUDA_SUCCESS) result = driver.cuStreamSynchronize(place.stream);
+  if (result == CUDA_SUCCESS) in.results().bytes = std::move(later->bytes);
+  return result;
+}
+
+CUresult copyDevice(Invocation& in) {
+  const auto head = in.value<CopyHead>();
+  const Place place = placeOf(in, head);
+  if (!in.ok()) return in.refusal();
+  const api::DriverTable& driver = in.driver();
+  CopyHead box = head;
+  CUresult result = CUDA_SUCCESS;
+  if (head.shape != CopyShape::kLinear) {
+    if (head.box.srcMemoryType == CU_MEMORYTYPE_HOST || head.box.dstMemoryType == CU_MEMORYTYPE_HOST ||
+        !settleBox(in, box.box, nullptr))
+      return CUDA_ERROR_INVALID_VALUE;
+    result = copyBox(in, box, place);
+  } else {
+    result = place.legacy ? driver.cuMemcpyDtoD_v2(head.device, head.offset, head.bytes)
+                          : driver.cuMemcpyDtoDAsync_v2(head.device, head.offset, head.bytes, place.stream);
+  }
+  return waitFor(in, head, place, result);
+}
+
+CUresult synchronizeDefault(Invocation& in) {
+  const auto head = in.value<CopyHead>();
+  const Place place = placeOf(in, head);
+  if (!in.ok()) return in.refusal();
+  return in.driver().cuStreamSynchronize(place.stream);
+}
+
+}  // namespace olpager::gpunode

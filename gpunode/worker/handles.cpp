@@ -1,0 +1,45 @@
+#include "gpunode/worker/handles.h"
+
+namespace olpager::gpunode {
+
+uint64_t HandleTable::numberOf(HandleKind kind, uint64_t value) {
+  if (value == 0) return 0;
+  // The default streams have numbers that are the same everywhere.
+  if (kind == HandleKind::kStream && value <= 2) return value;
+  std::lock_guard lock(mutex_);
+  const auto [found, fresh] = numbers_.try_emplace({kind, value}, next_);
+  if (fresh) entries_[next_++] = {kind, value};
+  return found->second;
+}
+
+bool HandleTable::bind(uint64_t number, HandleKind kind, uint64_t value) {
+  if (!forward::isMarked(number) || (number & forward::kWorkersHandle) != 0 || value == 0) return false;
+  std::lock_guard lock(mutex_);
+  if (!entries_.try_emplace(number, Entry{kind, value}).second) return false;
+  numbers_[{kind, value}] = number;
+  return true;
+}
+
+bool HandleTable::find(uint64_t number, HandleKind kind, uint64_t* value) const {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(number);
+  if (found == entries_.end() || found->second.kind != kind) return false;
+  *value = found->second.value;
+  return true;
+}
+
+void HandleTable::forget(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(number);
+  if (found == entries_.end()) return;
+  const auto known = numbers_.find({found->second.kind, found->second.value});
+  if (known != numbers_.end() && known->second == number) numbers_.erase(known);
+  entries_.erase(found);
+}
+
+size_t HandleTable::size() const {
+  std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,128 @@
+// The handles that a session's client knows, and what they are here. Only what is in the table ever reaches the driver.
+// Thread-safety: any thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+#include "interpose/forward/wire.h"
+
+namespace olpager::gpunode {
+
+enum class HandleKind : uint8_t {
+  kContext = 1,
+  kModule,
+  kFunction,  // CUfunction and CUkernel: the runtime passes one in the other's place
+  kLibrary,
+  kArray,
+  kMipmappedArray,
+  kTexref,
+  kSurfref,
+  kEvent,
+  kStream,
+  kGraph,
+  kGraphNode,
+  kGraphExec,
+  kMemoryPool,
+  kUserObject,
+  kGreenContext,
+  kResourceDesc,
+  kLinkState,
+  kAllocation,
+  kOther,
+};
+
+template <typename T>
+constexpr HandleKind kKindOf = HandleKind::kOther;
+template <>
+inline constexpr HandleKind kKindOf<CUcontext> = HandleKind::kContext;
+template <>
+inline constexpr HandleKind kKindOf<CUmodule> = HandleKind::kModule;
+template <>
+inline constexpr HandleKind kKindOf<CUfunction> = HandleKind::kFunction;
+template <>
+inline constexpr HandleKind kKindOf<CUkernel> = HandleKind::kFunction;
+template <>
+inline constexpr HandleKind kKindOf<CUlibrary> = HandleKind::kLibrary;
+template <>
+inline constexpr HandleKind kKindOf<CUarray> = HandleKind::kArray;
+template <>
+inline constexpr HandleKind kKindOf<CUmipmappedArray> = HandleKind::kMipmappedArray;
+template <>
+inline constexpr HandleKind kKindOf<CUtexref> = HandleKind::kTexref;
+template <>
+inline constexpr HandleKind kKindOf<CUsurfref> = HandleKind::kSurfref;
+template <>
+inline constexpr HandleKind kKindOf<CUevent> = HandleKind::kEvent;
+template <>
+inline constexpr HandleKind kKindOf<CUstream> = HandleKind::kStream;
+template <>
+inline constexpr HandleKind kKindOf<CUgraph> = HandleKind::kGraph;
+template <>
+inline constexpr HandleKind kKindOf<CUgraphNode> = HandleKind::kGraphNode;
+template <>
+inline constexpr HandleKind kKindOf<CUgraphExec> = HandleKind::kGraphExec;
+template <>
+inline constexpr HandleKind kKindOf<CUmemoryPool> = HandleKind::kMemoryPool;
+template <>
+inline constexpr HandleKind kKindOf<CUuserObject> = HandleKind::kUserObject;
+template <>
+inline constexpr HandleKind kKindOf<CUgreenCtx> = HandleKind::kGreenContext;
+template <>
+inline constexpr HandleKind kKindOf<CUdevResourceDesc> = HandleKind::kResourceDesc;
+template <>
+inline constexpr HandleKind kKindOf<CUlinkState> = HandleKind::kLinkState;
+template <>
+inline constexpr HandleKind kKindOf<CUmemGenericAllocationHandle> = HandleKind::kAllocation;
+
+template <typename T>
+uint64_t bitsOf(T handle) {
+  static_assert(sizeof handle == sizeof(uint64_t));
+  uint64_t bits = 0;
+  std::memcpy(&bits, &handle, sizeof bits);
+  return bits;
+}
+template <typename T>
+T handleFrom(uint64_t bits) {
+  T handle;
+  std::memcpy(&handle, &bits, sizeof handle);
+  return handle;
+}
+
+class HandleTable {
+ public:
+  /// The number that the client knows `value` by; one is made at first need. 0 for 0.
+  uint64_t numberOf(HandleKind kind, uint64_t value);
+  /// Gives a number of the client's own its meaning. One that has a meaning already keeps it: false.
+  bool bind(uint64_t number, HandleKind kind, uint64_t value);
+  /// What a number means; false when it means nothing, or something of another kind.
+  bool find(uint64_t number, HandleKind kind, uint64_t* value) const;
+  void forget(uint64_t number);
+  size_t size() const;
+
+ private:
+  struct Entry {
+    HandleKind kind;
+    uint64_t value;
+  };
+  struct Key {
+    HandleKind kind;
+    uint64_t value;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    size_t operator()(const Key& key) const {
+      return key.value * 0x9e3779b97f4a7c15u ^ static_cast<size_t>(key.kind) << 56;
+    }
+  };
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, Entry> entries_;
+  std::unordered_map<Key, uint64_t, KeyHash> numbers_;
+  uint64_t next_ = forward::kHandleMark | forward::kWorkersHandle | 1;
+};
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,130 @@
+// The client's host memory and host functions as the driver here sees them.
+#include <memory>
+
+#include "gpunode/worker/services.h"
+#include "gpunode/worker/worker.h"
+#include "interpose/forward/pinned.h"
+
+namespace olpager::gpunode {
+
+CUresult hostAlloc(Invocation& in) {
+  const auto address = in.value<uint64_t>();
+  const auto bytes = in.value<uint64_t>();
+  const auto flags = in.value<unsigned>();
+  if (!in.ok()) return in.refusal();
+  if (!in.worker().hostMemory().map(address, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  (void)flags;  // who may use it and how it is cached matters on the client alone
+  const CUresult result = in.driver().cuMemHostRegister_v2(reinterpret_cast<void*>(address), bytes, kFlags);
+  if (result != CUDA_SUCCESS) (void)in.worker().hostMemory().unmap(address);
+  return result;
+}
+
+CUresult hostFree(Invocation& in) {
+  const auto address = in.value<uint64_t>();
+  if (!in.ok()) return in.refusal();
+  if (!in.worker().hostMemory().has(address, 1)) return CUDA_ERROR_INVALID_VALUE;
+  // As the driver's: after all that may still use it.
+  CUresult result = in.head().context != 0 ? in.driver().cuCtxSynchronize() : CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS) return result;
+  result = in.driver().cuMemHostUnregister(reinterpret_cast<void*>(address));
+  if (result == CUDA_SUCCESS && !in.worker().hostMemory().unmap(address)) return CUDA_ERROR_INVALID_VALUE;
+  return result;
+}
+
+CUresult hostBytes(Invocation& in) {
+  while (in.ok() && in.arguments().left() > 0) {
+    const auto address = in.value<uint64_t>();
+    const auto bytes = in.arguments().raw(in.value<uint64_t>());
+    if (!in.ok() || !in.worker().hostMemory().apply(address, bytes)) {
+      in.arguments().fail();
+      return in.refusal();
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+namespace {
+
+struct Function {
+  Worker* worker;
+  uint32_t number;
+};
+void CUDA_CB callFunction(void* data) {
+  const auto* const function = static_cast<Function*>(data);
+  function->worker->callClient(function->number, CUDA_SUCCESS);
+}
+void CUDA_CB callCallback(CUstream /*stream*/, CUresult status, void* data) {
+  const auto* const function = static_cast<Function*>(data);
+  function->worker->callClient(function->number, status);
+}
+
+struct Changes {
+  Worker* worker;
+  std::vector<uint64_t> blocks;
+};
+void CUDA_CB sendChanges(void* data) {
+  auto* const changes = static_cast<Changes*>(data);
+  std::vector<std::byte> runs;
+  for (const uint64_t block : changes->blocks) changes->worker->hostMemory().changes(block, runs);
+  changes->worker->tell(forward::Answer::kHostBytes, 0, CUDA_SUCCESS, runs, true);
+}
+
+}  // namespace
+
+// A function that is captured runs with each launch of its graph: what it needs stays as long as the session.
+CUresult hostFunction(Invocation& in) {
+  const auto given = in.value<uint64_t>();
+  const bool per_thread = in.value<uint8_t>() != 0;
+  const CUstream stream = in.streamOf(given, per_thread);
+  const bool with_status = in.value<uint8_t>() != 0;
+  const auto number = in.value<uint32_t>();
+  if (!in.ok()) return in.refusal();
+  auto function = std::make_unique<Function>(Function{&in.worker(), number});
+  const CUresult result = with_status ? in.driver().cuStreamAddCallback(stream, callCallback, function.get(), 0)
+                                      : in.driver().cuLaunchHostFunc(stream, callFunction, function.get());
+  if (result == CUDA_SUCCESS) (void)function.release();
+  return result;
+}
+
+CUresult hostFunctionDone(Invocation& in) {
+  const auto number = in.value<uint32_t>();
+  if (!in.ok()) return in.refusal();
+  in.worker().clientFunctionDone(number);
+  return CUDA_SUCCESS;
+}
+
+CUresult sendChangesBehind(Invocation& in, CUstream stream, std::vector<uint64_t> blocks) {
+  auto changes = std::make_unique<Changes>(Changes{&in.worker(), std::move(blocks)});
+  const CUresult result = in.driver().cuLaunchHostFunc(stream, sendChanges, changes.get());
+  if (result == CUDA_SUCCESS) (void)changes.release();
+  return result;
+}
+
+CUresult pointerAttribute(Invocation& in) {
+  constexpr uint32_t kMost = 64;
+  const bool plural = in.value<uint8_t>() != 0;
+  const auto address = in.value<CUdeviceptr>();
+  const auto count = in.value<uint32_t>();
+  if (count == 0 || count > kMost) in.arguments().fail();
+  CUpointer_attribute attributes[kMost];
+  uint64_t values[kMost][2] = {};
+  void* data[kMost];
+  for (uint32_t i = 0; in.ok() && i < count; ++i) {
+    attributes[i] = static_cast<CUpointer_attribute>(in.value<int32_t>());
+    data[i] = values[i];
+  }
+  if (!in.ok()) return in.refusal();
+  const CUresult result = plural ? in.driver().cuPointerGetAttributes(count, attributes, data, address)
+                                 : in.driver().cuPointerGetAttribute(values[0], attributes[0], address);
+  if (result != CUDA_SUCCESS) return result;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_CONTEXT) values[i][0] = in.numberFor(handleFrom<CUcontext>(values[i][0]));
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
+      values[i][0] = in.numberFor(handleFrom<CUmemoryPool>(values[i][0]));
+    in.results().raw(values[i], forward::attributeBytes(attributes[i]));
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,70 @@
+#include "gpunode/worker/host_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "interpose/forward/runs.h"
+#include "interpose/forward/wire.h"
+
+namespace olpager::gpunode {
+
+bool HostMemory::map(uint64_t address, uint64_t bytes) {
+  constexpr uint64_t kPage = 4096;
+  if (address % kPage != 0 || bytes == 0 || bytes % kPage != 0 || bytes > forward::kWindowBytes) return false;
+  if (address < forward::kWindow || address - forward::kWindow > forward::kWindowBytes - bytes) return false;
+  std::lock_guard lock(mutex_);
+  auto* const wanted = reinterpret_cast<void*>(address);
+  if (mmap(wanted, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != wanted)
+    return false;
+  blocks_[address] = {bytes, {}};
+  return true;
+}
+
+bool HostMemory::unmap(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  const auto found = blocks_.find(address);
+  if (found == blocks_.end()) return false;
+  munmap(reinterpret_cast<void*>(address), found->second.bytes);
+  blocks_.erase(found);
+  return true;
+}
+
+HostMemory::Block* HostMemory::find(uint64_t address, uint64_t* base) {
+  auto after = blocks_.upper_bound(address);
+  if (after == blocks_.begin()) return nullptr;
+  --after;
+  if (address - after->first >= after->second.bytes) return nullptr;
+  *base = after->first;
+  return &after->second;
+}
+
+bool HostMemory::has(uint64_t address, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  uint64_t base = 0;
+  const Block* block = find(address, &base);
+  return block != nullptr && bytes <= block->bytes - (address - base);
+}
+
+bool HostMemory::apply(uint64_t address, std::span<const std::byte> bytes) {
+  std::lock_guard lock(mutex_);
+  uint64_t base = 0;
+  Block* block = find(address, &base);
+  if (block == nullptr || bytes.size() > block->bytes - (address - base)) return false;
+  if (block->agreed.empty()) block->agreed.resize(block->bytes);
+  std::memcpy(block->agreed.data() + (address - base), bytes.data(), bytes.size());
+  std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
+  return true;
+}
+
+void HostMemory::changes(uint64_t address, std::vector<std::byte>& into) {
+  std::lock_guard lock(mutex_);
+  uint64_t base = 0;
+  Block* block = find(address, &base);
+  if (block == nullptr) return;
+  if (block->agreed.empty()) block->agreed.resize(block->bytes);
+  forward::appendChanges(base, reinterpret_cast<const std::byte*>(base), block->agreed, into);
+}
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,144 @@
+// One call of a client as the worker makes it: arguments out of the record, each checked; results into the answer. What the
+// generated decoders are written with.
+// Thread-safety: an Invocation belongs to the thread that makes the call. Memory of its arrays lives as long as it.
+#pragma once
+
+#include <cuda.h>
+
+#include <memory>
+#include <vector>
+
+#include "gpunode/worker/handles.h"
+#include "interpose/api/driver_table.h"
+#include "interpose/api/range_extractors.h"
+#include "interpose/forward/wire.h"
+
+namespace olpager::gpunode {
+
+class Worker;
+
+class Invocation {
+ public:
+  Invocation(Worker& worker, const forward::CallHead& head, forward::Reader arguments)
+      : worker_(worker), head_(head), in_(arguments) {}
+
+  // --- arguments
+  template <typename T>
+  T value() {
+    return in_.value<T>();
+  }
+  template <typename T>
+  T peek() const {
+    return in_.peek<T>();
+  }
+  template <typename T>
+  T handle() {
+    return translated<T>(in_.value<uint64_t>());
+  }
+  template <typename T>
+  T translated(uint64_t number) {
+    if (number == 0) return T{};
+    uint64_t value = 0;
+    if (!find(number, kKindOf<T>, &value)) {
+      bad_handle_ = true;
+      return T{};
+    }
+    return handleFrom<T>(value);
+  }
+  /// A stream as the call means it: the default stream of a thread is one that the worker made for it.
+  CUstream stream(bool per_thread) { return streamOf(in_.value<uint64_t>(), per_thread); }
+  CUstream streamOf(uint64_t number, bool per_thread);
+  CUstream defaultStream(bool per_thread) { return streamOf(0, per_thread); }
+  template <typename T>
+  T* array(uint64_t count) {
+    if (in_.value<uint8_t>() == 0) return nullptr;
+    const uint64_t bytes = api::extract::saturatingProduct(count, sizeof(T));
+    const auto found = in_.raw(bytes);
+    auto* const copy = static_cast<T*>(memory(bytes));
+    if (!found.empty() && copy != nullptr) std::memcpy(static_cast<void*>(copy), found.data(), bytes);
+    return copy;
+  }
+  template <typename T>
+  T* handles(uint64_t count) {
+    T* const all = array<T>(count);
+    for (uint64_t i = 0; ok() && all != nullptr && i < count; ++i) all[i] = translated<T>(bitsOf(all[i]));
+    return all;
+  }
+  const char* string();
+  /// Room for `count` results, zeroed; null when the client wants none.
+  template <typename T>
+  T* wanted(uint64_t count) {
+    if (in_.value<uint8_t>() == 0) return nullptr;
+    return static_cast<T*>(memory(api::extract::saturatingProduct(count, sizeof(T))));
+  }
+  forward::Reader& arguments() { return in_; }
+  /// False: the call can't be made, refusal() says as what it fails. Nonsense ends the session.
+  bool ok() const { return in_.ok() && !bad_handle_ && !too_much_; }
+  CUresult refusal() const;
+
+  // --- results
+  template <typename T>
+  void put(const T* from, uint64_t count) {
+    if (from != nullptr) out_.raw(from, count * sizeof(T));
+  }
+  template <typename T>
+  void putHandles(const T* from, uint64_t count) {
+    for (uint64_t i = 0; from != nullptr && i < count; ++i)
+      out_.value(number(kKindOf<std::remove_const_t<T>>, bitsOf(from[i])));
+  }
+  void putText(const char* const* text);
+  template <typename T>
+  void putKept(T* const* from, uint64_t count) {
+    if (from == nullptr) return;
+    constexpr uint64_t kBytes = forward::kElement<T>;
+    const uint64_t bytes = *from != nullptr ? api::extract::saturatingProduct(count, kBytes) : 0;
+    out_.value(bytes > forward::kMostBytes ? uint64_t{0} : bytes);
+    if (bytes <= forward::kMostBytes) out_.raw(*from, bytes);
+  }
+  template <typename T>
+  void putKeptHandles(T* const* from, uint64_t count) {
+    if (from == nullptr) return;
+    if (*from == nullptr) count = 0;
+    out_.value(count * sizeof(uint64_t));
+    putHandles(*from, count);
+  }
+  forward::Writer& results() { return out_; }
+  template <typename T>
+  void bind(uint64_t number, T value) {
+    bindNumber(number, kKindOf<T>, bitsOf(value));
+  }
+  template <typename T>
+  uint64_t numberFor(T value) {
+    return number(kKindOf<T>, bitsOf(value));
+  }
+  void gone(uint64_t number);
+
+  const api::DriverTable& driver() const;
+  Worker& worker() { return worker_; }
+  const forward::CallHead& head() const { return head_; }
+
+ private:
+  bool find(uint64_t number, HandleKind kind, uint64_t* value) const;
+  uint64_t number(HandleKind kind, uint64_t value);
+  void bindNumber(uint64_t number, HandleKind kind, uint64_t value);
+  void* memory(uint64_t bytes);
+
+  Worker& worker_;
+  const forward::CallHead head_;
+  forward::Reader in_;
+  forward::Writer out_;
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
+  alignas(16) std::byte small_[1024];
+  size_t small_used_ = 0;
+  uint64_t memory_bytes_ = 0;
+  bool bad_handle_ = false, too_much_ = false;
+};
+
+using Serve = CUresult (*)(Invocation&);
+
+/// The generated decoder of a symbol; null where there is none.
+Serve generatedService(size_t function);
+/// What is written by hand, by forward::Operation; null where there is none.
+Serve writtenService(size_t operation);
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,91 @@
+// Kernels: their parameters' places, and their launches from one block of parameters.
+#include <algorithm>
+
+#include "gpunode/worker/services.h"
+#include "gpunode/worker/worker.h"
+#include "interpose/forward/launch_wire.h"
+
+namespace olpager::gpunode {
+
+using forward::LaunchHead;
+using forward::LaunchKind;
+
+CUresult parameters(Invocation& in) {
+  const auto function = in.handle<CUfunction>();
+  if (!in.ok()) return in.refusal();
+  const api::DriverTable& driver = in.driver();
+  std::vector<forward::ParameterPlace> places;
+  for (size_t i = 0; i < forward::kMostParameters; ++i) {
+    size_t offset = 0, bytes = 0;
+    // Which of the two the handle is, it does not say.
+    CUresult result = driver.cuKernelGetParamInfo(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
+    if (result != CUDA_SUCCESS) result = driver.cuFuncGetParamInfo(function, i, &offset, &bytes);
+    if (result == CUDA_ERROR_INVALID_VALUE) break;
+    if (result != CUDA_SUCCESS) return result;
+    places.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(bytes)});
+  }
+  in.results().value(static_cast<uint32_t>(places.size()));
+  for (const auto& place : places) in.results().value(place);
+  return CUDA_SUCCESS;
+}
+
+CUresult launch(Invocation& in) {
+  const auto head = in.value<LaunchHead>();
+  if (!in.ok() || head.attributes > forward::kMostAttributes || head.kind > LaunchKind::kEx) {
+    in.arguments().fail();
+    return in.refusal();
+  }
+  CUlaunchAttribute attributes[forward::kMostAttributes];
+  for (uint32_t i = 0; i < head.attributes; ++i) {
+    attributes[i] = in.value<CUlaunchAttribute>();
+    if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
+        attributes[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT ||
+        attributes[i].id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE)
+      in.arguments().fail();
+  }
+  const auto sent = in.arguments().raw(head.parameter_bytes);
+  const auto function = in.translated<CUfunction>(head.function);
+  const CUstream stream = in.streamOf(head.stream, head.per_thread != 0);
+  std::vector<uint64_t> pinned(head.pinned);
+  for (auto& block : pinned) block = in.value<uint64_t>();
+  if (!in.ok() || head.parameter_bytes > forward::kMostParameterBytes) return in.refusal();
+  alignas(16) std::byte small[1024];
+  std::vector<std::byte> large;
+  std::byte* block = small;
+  if (sent.size() > sizeof small) {
+    large.resize(sent.size());
+    block = large.data();
+  }
+  if (!sent.empty()) std::memcpy(block, sent.data(), sent.size());
+  size_t bytes = sent.size();
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
+  const api::DriverTable& driver = in.driver();
+  CUresult result = CUDA_SUCCESS;
+  if (head.kind == LaunchKind::kKernel || (head.kind == LaunchKind::kEx && head.attributes == 0)) {
+    result = driver.cuLaunchKernel(function, head.grid[0], head.grid[1], head.grid[2], head.block[0], head.block[1],
+                                   head.block[2], head.shared, stream, nullptr, bytes != 0 ? extra : nullptr);
+  } else {
+    CUlaunchConfig config{};
+    config.gridDimX = head.grid[0], config.gridDimY = head.grid[1], config.gridDimZ = head.grid[2];
+    config.blockDimX = head.block[0], config.blockDimY = head.block[1], config.blockDimZ = head.block[2];
+    config.sharedMemBytes = head.shared;
+    config.hStream = stream;
+    if (head.kind == LaunchKind::kCooperative) {
+      attributes[0] = {};
+      attributes[0].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+      attributes[0].value.cooperative = 1;
+      config.numAttrs = 1;
+    } else {
+      config.numAttrs = head.attributes;
+    }
+    config.attrs = attributes;
+    result = driver.cuLaunchKernelEx(&config, function, nullptr, bytes != 0 ? extra : nullptr);
+  }
+  if (head.pinned == 0) return result;
+  // Told in any case: the client counts on it.
+  if (result != CUDA_SUCCESS || sendChangesBehind(in, stream, std::move(pinned)) != CUDA_SUCCESS)
+    in.worker().tell(forward::Answer::kHostBytes, 0, CUDA_SUCCESS, {}, true);
+  return result;
+}
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,153 @@
+// olgpunode-worker: one session's GPU work. Started by olgpunode, never by hand.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <mutex>
+
+#include "base/log.h"
+#include "base/settings.h"
+#include "coherence/calls/greeting.h"
+#include "coherence/transport/trust/keys.h"
+#include "gpunode/worker/setup.h"
+#include "gpunode/worker/worker.h"
+#include "interpose/forward/session_protocol.h"
+#include "pager/pool.h"
+
+namespace {
+
+using namespace olpager;
+using namespace std::chrono_literals;
+using gpunode::WorkerReady;
+using gpunode::WorkerSetup;
+
+constexpr auto kFirstLink = 30s;
+constexpr auto kGreeting = 5s;
+
+/// Links that the client has made, each with a queue of its own, until one is taken.
+class Arrivals {
+ public:
+  void add(transport::QueuePtr queue) {
+    std::lock_guard lock(mutex_);
+    queues_.push_back(std::move(queue));
+    arrived_.notify_one();
+  }
+
+  /// Joins the next link that answers to the channel; false when none did in time.
+  bool join(calls::Channel& channel, std::chrono::milliseconds timeout) {
+    const auto end = std::chrono::steady_clock::now() + timeout;
+    std::unique_lock lock(mutex_);
+    while (arrived_.wait_until(lock, end, [&] { return !queues_.empty(); })) {
+      auto queue = std::move(queues_.front());
+      queues_.pop_front();
+      lock.unlock();
+      if (take(channel, queue)) return true;
+      lock.lock();
+    }
+    return false;
+  }
+
+ private:
+  static bool take(calls::Channel& channel, const transport::QueuePtr& queue) {
+    transport::Completion up[1];
+    if (queue->wait(up, kGreeting) == 0 || up[0].kind != transport::Completion::Kind::kUp) return false;
+    const auto link = up[0].link;
+    const auto heard = calls::answerGreeting(*link, *queue, channel.taken(), kGreeting);
+    if (!heard.ok()) return false;
+    const auto attached = channel.attach(link, queue, heard.value());
+    if (!attached.ok()) base::logWarn("%s", attached.error().message.c_str());
+    return attached.ok();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<transport::QueuePtr> queues_;
+};
+
+void say(uint32_t failed, const std::string& text) {
+  WorkerReady ready{failed, {}};
+  std::strncpy(ready.text, text.c_str(), sizeof ready.text - 1);
+  (void)!send(gpunode::kSetupFd, &ready, sizeof ready, MSG_NOSIGNAL);
+}
+
+int fail(const std::string& why) {
+  base::logError("%s", why.c_str());
+  say(1, why);
+  return 1;
+}
+
+int run() {
+  WorkerSetup setup;
+  if (recv(gpunode::kSetupFd, &setup, sizeof setup, 0) != sizeof setup) {
+    std::fprintf(stderr, "olgpunode-worker is started by olgpunode\n");
+    return 2;
+  }
+  setup.listen[sizeof setup.listen - 1] = '\0';
+  setup.library[sizeof setup.library - 1] = '\0';
+  (void)fcntl(gpunode::kSetupFd, F_SETFD, FD_CLOEXEC);
+  const auto settings = base::loadSettings();
+  if (!settings.ok()) return fail(settings.error().message);
+  base::setLogLevel(settings.value().log);
+
+  gpunode::WorkerOptions options;
+  options.library = setup.library;
+  options.va_base = settings.value().va_base != 0 ? settings.value().va_base : pager::kDefaultVaBase;
+  options.va_size = settings.value().va_size != 0 ? settings.value().va_size : pager::kDefaultVaSize;
+  auto* const worker = new gpunode::Worker(options);  // its threads may outlive this function
+  if (auto started = worker->start(); !started.ok()) return fail(started.error().message);
+
+  transport::Options network;
+  network.choice = static_cast<transport::Choice>(setup.transport);
+  network.tls = static_cast<transport::Tls>(setup.tls);
+  network.limits.links = 16;
+  transport::NamedKey key{forward::kSessionKeyName, {}};
+  std::memcpy(key.secret.data(), setup.key, sizeof setup.key);
+  explicit_bzero(setup.key, sizeof setup.key);
+  network.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
+  auto node = transport::makeEndpoint(network);
+  if (!node.ok()) return fail(node.error().message);
+  auto* const arrivals = new Arrivals;
+  transport::Endpoint& endpoint = *node.value();
+  auto listener = endpoint.listen(setup.listen, [&](const transport::PeerInfo&) -> Result<transport::Accepted> {
+    auto queue = endpoint.makeQueue();
+    arrivals->add(queue);
+    return transport::Accepted{transport::makeDomain(), queue};
+  });
+  if (!listener.ok()) return fail(listener.error().message);
+  say(0, listener.value()->address());
+
+  if (!arrivals->join(worker->channel(), kFirstLink)) {
+    base::logWarn("session %llu: the client did not come", static_cast<unsigned long long>(setup.session));
+    return 1;
+  }
+  const std::chrono::milliseconds grace(setup.grace_ms);
+  const std::string why = worker->serve([&] { return arrivals->join(worker->channel(), grace); });
+  base::logInfo("session %llu ended: %s", static_cast<unsigned long long>(setup.session), why.c_str());
+  worker->channel().close("the session has ended");
+  return 0;
+}
+
+}  // namespace
+
+int main() {
+  // Whoever started it may be gone already.
+  (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+  (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  if (getppid() == 1) return 1;
+  (void)signal(SIGPIPE, SIG_IGN);
+  int status = 1;
+  try {
+    status = run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "olgpunode-worker: %s\n", error.what());
+  }
+  std::fflush(stderr);
+  // Threads may be in the driver: memory goes with the process.
+  _exit(status);
+}

@@ -1,0 +1,146 @@
+// Modules and libraries from images in the call. A library's image is kept as long as the session: the driver may read it later.
+#include <algorithm>
+#include <deque>
+#include <mutex>
+
+#include "base/fatbin/fatbin.h"
+#include "gpunode/worker/services.h"
+#include "gpunode/worker/worker.h"
+
+namespace olpager::gpunode {
+namespace {
+
+constexpr uint32_t kMostOptions = 64;
+constexpr size_t kLogBytes = 16384;
+
+// What a program registers; the driver takes a container by it.
+struct Wrapper {
+  uint32_t magic = 0x466243b1;
+  uint32_t version = 1;
+  const void* data = nullptr;
+  void* unused = nullptr;
+};
+
+struct Image {
+  std::vector<std::byte> bytes;
+  Wrapper wrapper;
+};
+
+/// Options of the compiler; logs are made here and their texts go back.
+struct Options {
+  std::vector<CUjit_option> names;
+  std::vector<void*> values;
+  std::vector<std::vector<char>> logs;
+};
+
+bool isLog(CUjit_option option) { return option == CU_JIT_INFO_LOG_BUFFER || option == CU_JIT_ERROR_LOG_BUFFER; }
+bool isLogSize(CUjit_option option) {
+  return option == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES || option == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
+}
+// Numbers alone; everything else holds pointers.
+bool isNumber(CUjit_option option) {
+  switch (option) {
+    case CU_JIT_GLOBAL_SYMBOL_NAMES:
+    case CU_JIT_GLOBAL_SYMBOL_ADDRESSES:
+    case CU_JIT_REFERENCED_KERNEL_NAMES:
+    case CU_JIT_REFERENCED_VARIABLE_NAMES:
+      return false;
+    default:
+      return option >= 0 && option < CU_JIT_NUM_OPTIONS;
+  }
+}
+
+bool readOptions(Invocation& in, Options& options) {
+  const auto count = in.value<uint32_t>();
+  if (count > kMostOptions) return false;
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto name = static_cast<CUjit_option>(in.value<int32_t>());
+    const auto value = in.value<uint64_t>();
+    if (!isNumber(name)) return false;
+    options.names.push_back(name);
+    options.logs.emplace_back(isLog(name) ? kLogBytes : 0);
+    options.values.push_back(isLog(name)       ? options.logs.back().data()
+                             : isLogSize(name) ? handleFrom<void*>(kLogBytes - 1)
+                                               : handleFrom<void*>(value));
+  }
+  return in.ok();
+}
+
+// An image that the bytes are, whole; null when they are none.
+std::unique_ptr<Image> readImage(Invocation& in) {
+  const auto bytes = in.arguments().raw(in.value<uint64_t>());
+  if (bytes.empty()) return nullptr;
+  auto image = std::make_unique<Image>();
+  image->bytes.assign(bytes.begin(), bytes.end());
+  image->bytes.resize(bytes.size() + 1);  // text ends with a NUL, whatever was sent
+  image->wrapper.data = image->bytes.data();
+  return image;
+}
+
+bool isContainer(const Image& image) {
+  uint32_t magic = 0;
+  if (image.bytes.size() > sizeof magic) std::memcpy(&magic, image.bytes.data(), sizeof magic);
+  return magic == 0xba55ed50;
+}
+
+// The container's own length has to be within what was sent: the driver believes it.
+bool isWhole(const Image& image) {
+  const auto found = fatbin::identify({reinterpret_cast<const uint8_t*>(image.bytes.data()), image.bytes.size() - 1});
+  return found.ok();
+}
+
+void answer(Invocation& in, const Options& options, CUresult status, uint64_t number) {
+  in.results().value(static_cast<int32_t>(status));
+  in.results().value(number);
+  for (size_t i = 0; i < options.names.size(); ++i) {
+    in.results().value(isLog(options.names[i]) ? uint64_t{0} : bitsOf(options.values[i]));
+    const auto& log = options.logs[i];
+    in.results().text({log.data(), log.empty() ? 0 : strnlen(log.data(), log.size())});
+  }
+}
+
+void keep(std::unique_ptr<Image> image) {
+  static auto* const mutex = new std::mutex;
+  static auto* const all = new std::deque<std::unique_ptr<Image>>;
+  std::lock_guard lock(*mutex);
+  all->push_back(std::move(image));
+}
+
+}  // namespace
+
+CUresult loadModule(Invocation& in) {
+  Options options;
+  if (!readOptions(in, options)) in.arguments().fail();
+  auto image = readImage(in);
+  if (!in.ok()) return in.refusal();
+  if (image == nullptr || !isWhole(*image)) return CUDA_ERROR_INVALID_IMAGE;
+  CUmodule module = nullptr;
+  const CUresult status =
+      options.names.empty()
+          ? in.driver().cuModuleLoadData(&module, image->bytes.data())
+          : in.driver().cuModuleLoadDataEx(&module, image->bytes.data(), static_cast<unsigned>(options.names.size()),
+                                           options.names.data(), options.values.data());
+  answer(in, options, status, status == CUDA_SUCCESS ? in.numberFor(module) : 0);
+  if (status == CUDA_SUCCESS) keep(std::move(image));
+  return CUDA_SUCCESS;
+}
+
+CUresult loadLibrary(Invocation& in) {
+  Options options;
+  if (!readOptions(in, options)) in.arguments().fail();
+  auto image = readImage(in);
+  if (!in.ok()) return in.refusal();
+  if (image == nullptr || !isWhole(*image)) return CUDA_ERROR_INVALID_IMAGE;
+  CUlibrary library = nullptr;
+  const void* const code = isContainer(*image) ? static_cast<const void*>(&image->wrapper) : image->bytes.data();
+  CUlibraryOption preserved[] = {CU_LIBRARY_BINARY_IS_PRESERVED};
+  void* preserved_value[] = {handleFrom<void*>(1)};
+  const CUresult status =
+      in.driver().cuLibraryLoadData(&library, code, options.names.data(), options.values.data(),
+                                    static_cast<unsigned>(options.names.size()), preserved, preserved_value, 1);
+  answer(in, options, status, status == CUDA_SUCCESS ? in.numberFor(library) : 0);
+  if (status == CUDA_SUCCESS) keep(std::move(image));
+  return CUDA_SUCCESS;
+}
+
+}  // namespace olpager::gpunode

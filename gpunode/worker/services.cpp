@@ -1,0 +1,104 @@
+#include "gpunode/worker/services.h"
+
+#include "gpunode/worker/worker.h"
+#include "interpose/api/driver_symbols.h"
+#include "interpose/api/forward_functions.h"
+
+namespace olpager::gpunode {
+
+using forward::Operation;
+
+Serve writtenService(size_t operation) {
+  switch (static_cast<Operation>(operation)) {
+    case Operation::kDescribe:
+      return describe;
+    case Operation::kGoodbye:
+      return goodbye;
+    case Operation::kParameters:
+      return parameters;
+    case Operation::kLaunch:
+      return launch;
+    case Operation::kCopyIn:
+      return copyIn;
+    case Operation::kCopyOut:
+      return copyOut;
+    case Operation::kCopyDevice:
+      return copyDevice;
+    case Operation::kLoadModule:
+      return loadModule;
+    case Operation::kLoadLibrary:
+      return loadLibrary;
+    case Operation::kHostAlloc:
+      return hostAlloc;
+    case Operation::kHostFree:
+      return hostFree;
+    case Operation::kHostBytes:
+      return hostBytes;
+    case Operation::kHostFunction:
+      return hostFunction;
+    case Operation::kHostFunctionDone:
+      return hostFunctionDone;
+    case Operation::kPointerAttribute:
+      return pointerAttribute;
+    case Operation::kContextCreate:
+      return contextCreate;
+    case Operation::kPrimaryRetain:
+      return primaryRetain;
+    case Operation::kSynchronizeDefault:
+      return synchronizeDefault;
+  }
+  return nullptr;
+}
+
+CUresult describe(Invocation& in) {
+  Worker& worker = in.worker();
+  forward::Description description{};
+  description.specification = forward::kSpecification;
+  (void)in.driver().cuDriverGetVersion(&description.driver_version);
+  description.devices = worker.devices();
+  description.va_base = worker.options().va_base;
+  description.va_size = worker.options().va_size;
+  description.window = forward::kWindow;
+  description.window_bytes = forward::kWindowBytes;
+  in.results().value(description);
+  for (size_t i = 0; i < api::kSymbolCount; ++i) {
+    const auto symbol = static_cast<api::Symbol>(i);
+    in.results().value(static_cast<uint8_t>(api::isDeclared(symbol) && worker.hasSymbol(api::symbolName(symbol))));
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult goodbye(Invocation& in) {
+  in.worker().goodbye();
+  return CUDA_SUCCESS;
+}
+
+// The context is current where it was made; what is current is the client's to know.
+CUresult contextCreate(Invocation& in) {
+  const auto flags = in.value<unsigned>();
+  const auto device = in.value<CUdevice>();
+  if (!in.ok()) return in.refusal();
+  CUcontext made = nullptr;
+  CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+  if (in.driver().cuCtxCreate_v2 != nullptr) {
+    result = in.driver().cuCtxCreate_v2(&made, flags, device);
+  } else if (in.driver().cuCtxCreate_v4 != nullptr) {
+    result = in.driver().cuCtxCreate_v4(&made, nullptr, flags, device);
+  }
+  if (result != CUDA_SUCCESS) return result;
+  CUcontext popped = nullptr;
+  (void)in.driver().cuCtxPopCurrent_v2(&popped);
+  in.results().value(in.numberFor(made));
+  return result;
+}
+
+CUresult primaryRetain(Invocation& in) {
+  const auto device = in.value<CUdevice>();
+  if (!in.ok()) return in.refusal();
+  CUcontext context = nullptr;
+  const CUresult result = in.driver().cuDevicePrimaryCtxRetain(&context, device);
+  if (result == CUDA_SUCCESS) in.bind(forward::primaryHandle(device), context);
+  return result;
+}
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,37 @@
+// What the worker does that no decoder can be generated for; by operation (interpose/forward/wire.h), and by subject in files of
+// their own. Each takes its arguments from the call, checks them, and puts its results.
+#pragma once
+
+#include <cuda.h>
+
+#include "gpunode/worker/invocation.h"
+
+namespace olpager::gpunode {
+
+CUresult describe(Invocation& in);
+CUresult goodbye(Invocation& in);
+CUresult contextCreate(Invocation& in);
+CUresult primaryRetain(Invocation& in);
+
+CUresult copyIn(Invocation& in);
+CUresult copyOut(Invocation& in);
+CUresult copyDevice(Invocation& in);
+CUresult synchronizeDefault(Invocation& in);
+
+CUresult loadModule(Invocation& in);
+CUresult loadLibrary(Invocation& in);
+
+CUresult parameters(Invocation& in);
+CUresult launch(Invocation& in);
+
+CUresult hostAlloc(Invocation& in);
+CUresult hostFree(Invocation& in);
+CUresult hostBytes(Invocation& in);
+CUresult hostFunction(Invocation& in);
+CUresult hostFunctionDone(Invocation& in);
+CUresult pointerAttribute(Invocation& in);
+
+/// Enqueues what sends the changes of the pinned blocks named to the client, in stream order.
+CUresult sendChangesBehind(Invocation& in, CUstream stream, std::vector<uint64_t> blocks);
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,225 @@
+#include "gpunode/worker/worker.h"
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <thread>
+
+#include "base/log.h"
+#include "gpunode/worker/invocation.h"
+#include "interpose/api/driver_symbols.h"
+
+namespace olpager::gpunode {
+namespace {
+
+using namespace std::chrono_literals;
+using forward::Answer;
+using forward::AnswerHead;
+using forward::CallHead;
+
+constexpr auto kSlice = 500ms;
+constexpr auto kLook = 3ms;  // how long a call may wait with the lead
+
+void* resolveIn(void* handle, const char* name) { return dlsym(handle, name); }
+
+// The current context as the last call of this thread left it.
+thread_local CUcontext t_current = nullptr;
+thread_local bool t_current_known = false;
+
+}  // namespace
+
+Worker::Worker(const WorkerOptions& options) : options_(options) {}
+
+Status Worker::start() {
+  library_ = dlopen(options_.library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library_ == nullptr) return Error{std::string("the worker can't load libolpager.so: ") + dlerror()};
+  api::loadDriverTable(driver_, resolveIn, library_);
+  const CUresult result = driver_.cuInit != nullptr ? driver_.cuInit(0) : CUDA_ERROR_NOT_INITIALIZED;
+  if (result != CUDA_SUCCESS)
+    return Error{"the driver at the gpunode can't start (CUDA error " + std::to_string(result) +
+                 "); the gpunode's log says why"};
+  if (driver_.cuDeviceGetCount(&devices_) != CUDA_SUCCESS || devices_ == 0)
+    return Error{"the gpunode has no CUDA device"};
+  text_.start([this](std::string_view bytes) {
+    tell(Answer::kText, 0, CUDA_SUCCESS, std::as_bytes(std::span(bytes.data(), bytes.size())), true);
+  });
+  return {};
+}
+
+bool Worker::hasSymbol(const char* name) const { return dlsym(library_, name) != nullptr; }
+
+// --- the lead ----------------------------------------------------------------------------------------------------------
+
+std::string Worker::serve(const std::function<bool()>& rejoined) {
+  {
+    std::lock_guard lock(lead_mutex_);
+    threads_ = 1;
+  }
+  startThread(rejoined);  // the one that looks whether the leader waits
+  lead(0, rejoined);
+  std::unique_lock lock(lead_mutex_);
+  return why_.empty() ? "the program ended" : why_;
+}
+
+void Worker::startThread(const std::function<bool()>& rejoined) {
+  std::lock_guard lock(lead_mutex_);
+  ++threads_;
+  std::thread([this, &rejoined] { lead(0, rejoined); }).detach();
+}
+
+// Waits for the lead: until nobody has it, or its holder waits for too long.
+bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
+  ++followers_;
+  while (!ended_ && leader_ != 0) {
+    const uint64_t waits = waits_;
+    const bool waiting = leader_waits_;
+    lead_free_.wait_for(lock, waiting ? kLook : kSlice);
+    if (leader_ != 0 && leader_waits_ && waiting && waits_ == waits) break;
+  }
+  --followers_;
+  if (ended_) return false;
+  leader_ = self;
+  leader_waits_ = false;
+  return true;
+}
+
+void Worker::lead(uint64_t self, const std::function<bool()>& rejoined) {
+  std::vector<std::byte> record;
+  std::unique_lock lock(lead_mutex_);
+  self = next_thread_++;
+  while (takeLead(lock, self)) {
+    while (!ended_ && leader_ == self) {
+      lock.unlock();
+      const auto got = channel_.read(record, kSlice);
+      if (got == calls::Channel::Read::kDown && !ended_ && !rejoined()) {
+        lock.lock();
+        if (why_.empty()) why_ = "the client is gone: " + channel_.reason();
+        ended_.store(true);
+        break;
+      }
+      if (got != calls::Channel::Read::kRecord) {
+        lock.lock();
+        continue;
+      }
+      CallHead head{};
+      if (record.size() >= sizeof head) std::memcpy(&head, record.data(), sizeof head);
+      if ((head.flags & forward::kMayWait) == 0) {
+        make(record);
+        lock.lock();
+        continue;
+      }
+      lock.lock();
+      ++waits_;
+      leader_waits_ = true;
+      if ((head.flags & forward::kOthersCall) != 0) {
+        leader_ = 0;
+        const bool nobody = followers_ == 0;
+        lock.unlock();
+        if (nobody) startThread(rejoined);
+        lead_free_.notify_one();
+      } else {
+        lock.unlock();
+        lead_free_.notify_one();  // begins to look at the clock
+      }
+      make(record);
+      lock.lock();
+      if (leader_ == self) leader_waits_ = false;
+    }
+  }
+  lead_free_.notify_all();
+  --threads_;
+}
+
+void Worker::nonsense(const CallHead& head) {
+  {
+    std::lock_guard lock(lead_mutex_);
+    if (why_.empty()) why_ = "the client sends nonsense (function " + std::to_string(head.function) + ")";
+  }
+  ended_.store(true);
+}
+
+void Worker::make(const std::vector<std::byte>& record) {
+  forward::Reader reader(record);
+  const auto head = reader.value<CallHead>();
+  Invocation in(*this, head, reader);
+  if (!reader.ok()) {
+    nonsense(head);
+    return;
+  }
+  const bool operation = head.function >= static_cast<uint16_t>(forward::Operation::kDescribe);
+  const Serve service = operation ? writtenService(head.function) : generatedService(head.function);
+  CUresult result = CUDA_SUCCESS;
+  // The context that was current in the client's thread.
+  uint64_t context = 0;
+  if (head.context != 0 && !handles_.find(head.context, HandleKind::kContext, &context)) {
+    // A primary context that nobody retained yet: as if there were none.
+    context = 0;
+  }
+  if (const auto wanted = handleFrom<CUcontext>(context); !t_current_known || wanted != t_current) {
+    t_current_known = driver_.cuCtxSetCurrent(wanted) == CUDA_SUCCESS;
+    t_current = wanted;
+  }
+  if (service == nullptr) {
+    result = CUDA_ERROR_NOT_SUPPORTED;
+  } else {
+    try {
+      result = service(in);
+    } catch (const std::exception& error) {
+      base::logError("a call failed: %s", error.what());
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  }
+  if (head.reply == 0) {
+    if (result != CUDA_SUCCESS && head.thread != 0) {
+      const AnswerHead failed{Answer::kFailed, head.thread, result, head.function};
+      (void)channel_.write({std::as_bytes(std::span(&failed, 1))});
+    }
+    return;
+  }
+  if ((head.flags & forward::kMayWait) != 0) text_.drain();
+  const auto& results = in.results().bytes;
+  const AnswerHead reply{Answer::kReply, head.reply, result, result == CUDA_SUCCESS ? 1u : 0u};
+  (void)channel_.write({std::as_bytes(std::span(&reply, 1)), results}, true);
+}
+
+void Worker::tell(Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes, bool flush) {
+  const AnswerHead head{kind, number, result, 0};
+  (void)channel_.write({std::as_bytes(std::span(&head, 1)), bytes}, flush);
+}
+
+// --- streams of threads, host functions ----------------------------------------------------------------------------------
+
+CUresult Worker::threadStream(uint32_t thread, uint64_t context, CUstream* stream) {
+  std::lock_guard lock(streams_mutex_);
+  CUstream& known = thread_streams_[{context, thread}];
+  if (known == nullptr) {
+    const CUresult result = driver_.cuStreamCreate(&known, CU_STREAM_DEFAULT);
+    if (result != CUDA_SUCCESS) {
+      known = nullptr;
+      return result;
+    }
+  }
+  *stream = known;
+  return CUDA_SUCCESS;
+}
+
+void Worker::contextGone(uint64_t context) {
+  std::lock_guard lock(streams_mutex_);
+  std::erase_if(thread_streams_, [&](const auto& entry) { return entry.first.first == context; });
+}
+
+void Worker::callClient(uint32_t number, CUresult status) {
+  tell(Answer::kHostFunction, number, status, {}, true);
+  std::unique_lock lock(client_mutex_);
+  // Without the client the stream must go on, or nothing of the session could be taken down.
+  while (!ended_ && done_[number] == 0) client_done_.wait_for(lock, kSlice);
+  if (done_[number] != 0) --done_[number];
+}
+
+void Worker::clientFunctionDone(uint32_t number) {
+  std::lock_guard lock(client_mutex_);
+  ++done_[number];
+  client_done_.notify_all();
+}
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,101 @@
+// A session's worker: takes the client's calls in their order and makes them through the driver (libolpager.so in local mode).
+//
+// Threads. One thread at a time leads: it takes records and makes the calls. Before a call that may wait (for the GPU, or for
+// the client) it gives the lead away when the client has other threads or host functions; when it had none at that moment but the
+// call still waits after a few milliseconds, the lead is taken from it. Calls that were taken before are made before: a call of
+// the leader's is over, or waits, when the next one is taken.
+//
+// Locks: lead_mutex_ (who leads); the tables' own; none is held while the driver is called.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "coherence/calls/channel.h"
+#include "gpunode/worker/handles.h"
+#include "gpunode/worker/host_memory.h"
+#include "gpunode/worker/text.h"
+#include "interpose/api/driver_table.h"
+#include "interpose/forward/wire.h"
+
+namespace olpager::gpunode {
+
+struct WorkerOptions {
+  std::string library;  // libolpager.so
+  uint64_t va_base = 0, va_size = 0;
+};
+
+class Worker {
+ public:
+  explicit Worker(const WorkerOptions& options);
+
+  /// Loads the driver and starts it. The Error is one line.
+  Status start();
+  /// Makes calls until the client says goodbye, sends nonsense, or is gone for longer than the grace time (`rejoined` waits for it and
+  /// returns false then). Returns why it ended.
+  std::string serve(const std::function<bool()>& rejoined);
+
+  calls::Channel& channel() { return channel_; }
+  const api::DriverTable& driver() const { return driver_; }
+  HandleTable& handles() { return handles_; }
+  HostMemory& hostMemory() { return host_memory_; }
+  const WorkerOptions& options() const { return options_; }
+  int devices() const { return devices_; }
+  bool hasSymbol(const char* name) const;
+
+  /// The stream that stands for a client thread's default stream.
+  CUresult threadStream(uint32_t thread, uint64_t context, CUstream* stream);
+  /// The context goes, with the streams in it.
+  void contextGone(uint64_t context);
+
+  /// Something for the client that nobody waits for.
+  void tell(forward::Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes, bool flush);
+  /// A host function of the client's: tells it and waits until it is done.
+  void callClient(uint32_t number, CUresult status);
+  void clientFunctionDone(uint32_t number);
+
+  void nonsense(const forward::CallHead& head);
+  void goodbye() { ended_.store(true); }
+
+ private:
+  void lead(uint64_t self, const std::function<bool()>& rejoined);
+  void make(const std::vector<std::byte>& record);
+  void startThread(const std::function<bool()>& rejoined);
+  bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);
+
+  const WorkerOptions options_;
+  calls::Channel channel_;
+  void* library_ = nullptr;
+  api::DriverTable driver_{};
+  int devices_ = 0;
+  HandleTable handles_;
+  HostMemory host_memory_;
+  Text text_;
+
+  std::mutex streams_mutex_;
+  std::map<std::pair<uint64_t, uint32_t>, CUstream> thread_streams_;  // by context and thread
+
+  std::mutex lead_mutex_;
+  std::condition_variable lead_free_, threads_gone_;
+  uint64_t leader_ = 0;        // 0: nobody
+  bool leader_waits_ = false;  // in a call that may wait
+  uint64_t waits_ = 0;
+  uint32_t followers_ = 0, threads_ = 0;
+  uint64_t next_thread_ = 1;
+  std::atomic<bool> ended_{false};
+  std::string why_;
+
+  std::mutex client_mutex_;
+  std::condition_variable client_done_;
+  std::map<uint32_t, uint32_t> done_;  // by function: how often it is done and was not waited for
+};
+
+}  // namespace olpager::gpunode

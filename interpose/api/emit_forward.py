@@ -1,0 +1,361 @@
+"""Forwarded mode: the client's encoders and the worker's decoders of every function whose parameters tell all that is needed.
+
+Both sides put the arguments in the same order (encoded_order): values first, then single elements, then arrays, so that the size of an
+array is known when it comes. docs/forwarding.md has the whole; interpose/forward/call.h and gpunode/worker/invocation.h what
+the generated code calls.
+"""
+
+import hashlib
+import re
+
+from specification import Expression
+from emit_tables import LEGACY_TYPES, NOTE
+
+# Handles that travel as they are: kernels get them as parameters, where nobody can tell them from numbers.
+VERBATIM_HANDLES = frozenset(("CUtexObject", "CUsurfObject", "CUgraphConditionalHandle", "CUlogIterator"))
+
+# Structures with pointers to host memory or handles in them: what they mean is written by hand or not there.
+DEEP_TYPES = frozenset(
+    """CUDA_MEMCPY2D CUDA_MEMCPY3D CUDA_MEMCPY3D_PEER CUDA_MEMCPY3D_BATCH_OP CUDA_RESOURCE_DESC CUgraphNodeParams
+    CUDA_MEM_ALLOC_NODE_PARAMS CUctxCreateParams CUgraphExecUpdateResultInfo CUarrayMapInfo CUlaunchConfig
+    CUDA_GRAPH_INSTANTIATE_PARAMS CUlaunchAttributeValue CUkernelNodeAttrValue CUgraphKernelNodeUpdate CUDA_KERNEL_NODE_PARAMS
+    CUDA_KERNEL_NODE_PARAMS_v1 CUDA_HOST_NODE_PARAMS CUDA_BATCH_MEM_OP_NODE_PARAMS CUDA_LAUNCH_PARAMS
+    CUDA_CONDITIONAL_NODE_PARAMS CUdevResource CUasyncNotificationInfo CUcheckpointLockArgs CUcheckpointCheckpointArgs
+    CUcheckpointRestoreArgs CUcheckpointUnlockArgs CUeglFrame CUmemPoolProps CUmemDecompressParams""".split())
+
+# Of what is `cached`: what changes without a call that says so, and is asked each time.
+CHANGING = re.compile(
+    r"^(cuGraph|cuPointer|cuMem(?!GetAllocationGranularity)|cuTexRef|cuSurfRef|cuDevicePrimaryCtxGetState$|cuCtxGetFlags$"
+    r"|cuFuncIsLoaded$|cuThreadExchange|cuDeviceGetMemPool$|cuCtxGetExecAffinity$|cuStreamGetCtx|cuStreamGetDevice)")
+# Answers that depend on no context: the same whichever is current.
+CONTEXT_FREE = re.compile(r"^(cuDevice|cuGetError|cuDriverGetVersion$|cuModuleGetLoadingMode$)")
+# What makes remembered answers wrong.
+FORGETS = re.compile(r"^(cu(Func|Kernel)Set|cuParamSet|cuModuleUnload|cuLibraryUnload|cuCtxSet|cuDevicePrimaryCtxRe|cuCtxDestroy|cuStreamCopyAttributes"
+                     r"|cuStreamSetAttribute|cuDeviceSet)")
+
+NOT_GENERIC = ("nested", "kernel", "callback", "opaque", "host", "each")
+
+
+def is_translated(parameter):
+    """A handle that the worker's table translates."""
+    return parameter.is_handle and parameter.base_type not in VERBATIM_HANDLES
+
+
+def why_not(form):
+    """Why the code of a form can't be generated; None when it can."""
+    if form.function.forward == "refuse":
+        return "refused"
+    for parameter in form.parameters:
+        for word in NOT_GENERIC:
+            if parameter.get(word):
+                return f"{parameter.name} is {word}"
+        if parameter.base_type in DEEP_TYPES or parameter.base_type.endswith("_v1"):
+            return f"{parameter.name} is a {parameter.base_type}"
+        direction = parameter.get("in") or parameter.get("out") or parameter.get("inout")
+        if parameter.is_pointer and direction is None:
+            return f"{parameter.name} has no direction"
+        if parameter.is_pointer and (parameter.get("read") or parameter.get("write")):
+            return f"{parameter.name} may be host or device memory"
+        if parameter.type.count("*") > 1 and not parameter.get("static"):
+            return f"{parameter.name} is a pointer to pointers"
+        for annotation in parameter.annotations:
+            for expression in (annotation.bracket, annotation.parenthesis):
+                if expression is not None and annotation.word != "ranges" and expression.calls():
+                    return f"{parameter.name} has a size that only the caller's memory tells"
+    if len([p for p in form.parameters if p.base_type == "CUdeviceptr" and (p.get("read") or p.get("write"))]) > 1 and \
+            form.function.name in ("cuMemcpy", "cuMemcpyAsync"):
+        return "either side may be host memory"
+    if any(s.per_thread and s.name.endswith("_ptds") for s in form.symbols) and not form.function.name.startswith("cuMemset"):
+        return "it runs in the calling thread's default stream and names none"
+    return None
+
+
+def count_of(parameter):
+    """The expression for the number of elements behind a pointer."""
+    for word in ("in", "out", "inout", "static"):
+        note = parameter.get(word)
+        if note and note.bracket:
+            return note.bracket
+    return None
+
+
+def guarded(expression):
+    """Its C++, 0 where a pointer in it is null."""
+    pointers = sorted({n for n in _dereferenced(expression.tree)})
+    text = f"uint64_t({expression.cpp()})"
+    return f"({' && '.join(p + ' != nullptr' for p in pointers)} ? {text} : 0)" if pointers else text
+
+
+def _dereferenced(node):
+    if node[0] == "deref" and node[1][0] == "name":
+        yield node[1][1]
+    if node[0] == "member" and node[1][0] == "name":
+        yield node[1][1]
+    for part in node[1:]:
+        if isinstance(part, tuple):
+            yield from _dereferenced(part)
+        elif isinstance(part, list):
+            for one in part:
+                yield from _dereferenced(one)
+
+
+def encoded_order(form):
+    """The parameters in the order in which they travel."""
+    values = [p for p in form.parameters if not p.is_pointer]
+    single = [p for p in form.parameters if p.is_pointer and count_of(p) is None]
+    arrays = [p for p in form.parameters if p.is_pointer and count_of(p) is not None]
+    return values + single + arrays
+
+
+def outs(form):
+    return [p for p in form.parameters if p.get("out") or p.get("inout")]
+
+
+def is_numbered(form, parameter):
+    """A handle that the client numbers by itself."""
+    return form.function.forward == "async" and parameter.get("new") and parameter.get("out") and is_translated(parameter)
+
+
+def is_one_way(form):
+    return form.function.forward == "async" and not form.function.blocking and \
+        all(is_numbered(form, p) for p in outs(form))
+
+
+def how(symbol):
+    form = symbol.form
+    if is_one_way(form):
+        return "oneWay"
+    if form.function.forward == "cached" and not CHANGING.match(form.function.name):
+        return "cached"
+    return "sync"
+
+
+def _client_function(symbol):
+    form = symbol.form
+    mode = how(symbol)
+    out = f'extern "C" CUresult ol_forward_generated_{symbol.name}({form.signature()}) {{\n'
+    out += f"  Call call(Symbol::{symbol.enumerator});\n"
+    if CONTEXT_FREE.match(form.function.name):
+        out += "  call.needsNoContext();\n"
+    for p in encoded_order(form):
+        count = count_of(p)
+        number = guarded(count) if count else "1"
+        if not p.is_pointer:
+            out += f"  call.value({p.name});\n"
+        elif p.get("string") and p.get("in"):
+            out += f"  call.string({p.name});\n"
+        elif is_numbered(form, p) and mode == "oneWay":
+            out += f"  if ({p.name} == nullptr) return CUDA_ERROR_INVALID_VALUE;\n"
+            out += f"  *{p.name} = call.number<{p.base_type}>();\n"
+        elif p.get("in") or p.get("inout"):
+            out += f"  call.array({p.name}, {number});\n"
+        else:
+            out += f"  call.wants({p.name});\n"
+    if FORGETS.match(form.function.name):
+        out += "  call.forgetsAnswers();\n"
+    if mode == "oneWay":
+        return out + "  return call.oneWay();\n}\n"
+    if form.function.blocking:
+        out += "  call.mayWait();\n"
+    results = outs(form)
+    for p in results:
+        if count_of(p) and not p.get("static"):
+            out += f"  const uint64_t count_{p.name} = {guarded(count_of(p))};\n"
+    out += f"  const CUresult result = call.{mode}();\n"
+    if results:
+        out += "  if (!call.answered()) return result;\n"
+    for p in results:
+        if p.get("static") and p.get("string"):
+            out += f"  call.takeText({p.name});\n"
+        elif p.get("static"):
+            out += f"  call.takeKept({p.name});\n"
+        else:
+            out += f"  call.take({p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
+    return out + "  return result;\n}\n"
+
+
+def _element(parameter):
+    """The type of what a pointer points to."""
+    inner = parameter.type.replace("const ", "", 1).strip()
+    assert inner.endswith("*")
+    inner = inner[:-1].strip()
+    return "std::byte" if inner == "void" else inner
+
+
+def _worker_function(symbol):
+    form = symbol.form
+    mode = how(symbol)
+    per_thread = "true" if symbol.per_thread else "false"
+    out = f"CUresult serve_{symbol.name}(Invocation& in) {{\n"
+    gone = []
+    for p in encoded_order(form):
+        count = count_of(p)
+        number = guarded(count) if count else "1"
+        if not p.is_pointer:
+            if p.base_type == "CUstream" and not p.get("gone"):
+                out += f"  const CUstream {p.name} = in.stream({per_thread});\n"
+            elif is_translated(p):
+                if p.get("gone"):
+                    out += f"  const uint64_t number_{p.name} = in.peek<uint64_t>();\n"
+                    gone.append(p)
+                out += f"  const auto {p.name} = in.handle<{p.type}>();\n"
+            else:
+                out += f"  const auto {p.name} = in.value<{p.type}>();\n"
+        elif p.get("string") and p.get("in"):
+            out += f"  const char* {p.name} = in.string();\n"
+        elif is_numbered(form, p) and mode == "oneWay":
+            out += f"  const uint64_t number_{p.name} = in.value<uint64_t>();\n"
+            out += f"  {p.base_type} made_{p.name}{{}};\n  {p.base_type}* {p.name} = &made_{p.name};\n"
+        elif p.get("in") or p.get("inout"):
+            kind = "handles" if is_translated(p) else "array"
+            out += f"  auto* {p.name} = in.{kind}<{_element(p)}>({number});\n"
+        elif p.get("static"):
+            inner = p.type.replace("const ", "", 1).strip()[:-1].strip()
+            inner = ("const " if p.type.startswith("const ") else "") + inner
+            out += f"  auto* {p.name} = in.wanted<{inner}>(1);\n"
+        else:
+            out += f"  auto* {p.name} = in.wanted<{_element(p)}>({number});\n"
+    out += "  if (!in.ok()) return in.refusal();\n"
+    results = outs(form)
+    for p in results:
+        if count_of(p) and not p.get("static"):
+            out += f"  const uint64_t count_{p.name} = {guarded(count_of(p))};\n"
+    called, arguments = symbol.name, [p.name for p in form.parameters]
+    if symbol.name.endswith("_ptds"):  # a memset: the same in a stream
+        called = re.sub(r"(_v2)?_ptds$", "Async", symbol.name)
+        arguments.append("in.defaultStream(true)")
+    out += f"  const auto call = in.driver().{called};\n  if (call == nullptr) return CUDA_ERROR_NOT_SUPPORTED;\n"
+    out += f"  const CUresult result = call({', '.join(arguments)});\n"
+    for p in gone:
+        out += f"  if (result == CUDA_SUCCESS) in.gone(number_{p.name});\n"
+    if mode == "oneWay":
+        for p in results:
+            out += f"  if (result == CUDA_SUCCESS) in.bind(number_{p.name}, made_{p.name});\n"
+        return out + "  return result;\n}\n"
+    if results:
+        out += "  if (result != CUDA_SUCCESS) return result;\n"
+    for p in results:
+        if p.get("static") and p.get("string"):
+            out += f"  in.putText({p.name});\n"
+        elif p.get("static"):
+            kind = "putKeptHandles" if is_translated(p) else "putKept"
+            out += f"  in.{kind}({p.name}, {guarded(count_of(p))});\n"
+        else:
+            kind = "putHandles" if is_translated(p) else "put"
+            out += f"  in.{kind}({p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
+    return out + "  return result;\n}\n"
+
+
+def generic_symbols(spec):
+    return [s for s in spec.symbols() if why_not(s.form) is None]
+
+
+def forward_functions_h(spec):
+    declared = "".join(f"CUresult ol_forward_{s.name}({s.form.signature()});\n" for s in spec.symbols())
+    declared += "".join(f"CUresult ol_forward_generated_{s.name}({s.form.signature()});\n" for s in generic_symbols(spec))
+    digest = hashlib.sha256(spec.text().encode()).hexdigest()[:16]
+    return f"""{NOTE}// What forwarded mode puts in the driver's place. Those of ol_forward_* that are not
+// written by hand are null; ol_forward_generated_* are the generated encoders.
+#pragma once
+
+#include <cuda.h>
+#include <cudaProfiler.h>
+
+#include "interpose/api/driver_symbols.h"
+{LEGACY_TYPES}
+#pragma GCC visibility push(hidden)
+extern "C" {{
+{declared}}}
+#pragma GCC visibility pop
+
+namespace olpager::forward {{
+
+/// Both ends of a session have the same, or don't understand each other.
+inline constexpr uint64_t kSpecification = 0x{digest}ull;
+
+/// What `symbol` leads to in forwarded mode: written by hand, generated, or a refusal that names itself. Never null for a
+/// function of cuda.h.
+void* forwardFunction(api::Symbol symbol);
+
+}}  // namespace olpager::forward
+"""
+
+
+def forward_client_cpp(spec):
+    generic = {s.name for s in generic_symbols(spec)}
+    functions = "\n".join(_client_function(s) for s in generic_symbols(spec))
+    weak = "".join(f"#pragma weak ol_forward_{s.name}\n" for s in spec.symbols())
+    guards, rows = "", ""
+    for name in spec.all_names():
+        if not hasattr(name, "form"):
+            rows += "      nullptr,\n"
+            continue
+        signature, names = name.form.signature(), ", ".join(p.name for p in name.form.parameters)
+        guards += f"CUresult guarded_{name.name}({signature}) {{\n"
+        guards += f"  return guarded(\"{name.name}\", [&] {{ return ol_forward_{name.name}({names}); }});\n}}\n"
+        if name.name in generic:
+            guards += f"CUresult otherwise_{name.name}({signature}) {{\n"
+            guards += f"  return guarded(\"{name.name}\", [&] {{ return ol_forward_generated_{name.name}({names}); }});\n}}\n"
+        else:
+            never = "true" if name.function.forward == "refuse" else "false"
+            guards += f"CUresult otherwise_{name.name}() {{ return refused(\"{name.name}\", {never}); }}\n"
+        rows += f"      choose(&ol_forward_{name.name}, &guarded_{name.name}, &otherwise_{name.name}),\n"
+    return f"""{NOTE}// The client's side of forwarded mode.
+#define __CUDA_API_VERSION_INTERNAL
+#include "interpose/forward/call.h"
+#include "interpose/api/forward_functions.h"
+
+{weak}
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions are C functions
+using olpager::api::Symbol;
+using olpager::api::extract::saturatingProduct;
+
+#pragma GCC visibility push(hidden)
+{functions}
+#pragma GCC visibility pop
+
+namespace {{
+
+// What the program calls: no exception of ours goes into it.
+{guards}
+template <typename Written, typename Guarded, typename Otherwise>
+void* choose(Written written, Guarded guarded, Otherwise otherwise) {{
+  return written != nullptr ? reinterpret_cast<void*>(guarded) : reinterpret_cast<void*>(otherwise);
+}}
+
+}}  // namespace
+
+void* olpager::forward::forwardFunction(Symbol symbol) {{
+  static void* const kFunctions[olpager::api::kSymbolCount] = {{
+{rows}  }};
+  return kFunctions[static_cast<size_t>(symbol)];
+}}
+"""
+
+
+def forward_worker_cpp(spec):
+    generic = generic_symbols(spec)
+    functions = "\n".join(_worker_function(s) for s in generic)
+    names = {s.name for s in generic}
+    rows = ""
+    for name in spec.all_names():
+        rows += f"    &serve_{name.name},\n" if name.name in names else "    nullptr,\n"
+    return f"""{NOTE}// The worker's side of forwarded mode.
+#define __CUDA_API_VERSION_INTERNAL
+#include "gpunode/worker/invocation.h"
+
+namespace olpager::gpunode {{
+namespace {{
+
+using api::extract::saturatingProduct;
+
+{functions}
+constexpr Serve kServe[api::kSymbolCount] = {{
+{rows}}};
+
+}}  // namespace
+
+Serve generatedService(size_t function) {{ return function < api::kSymbolCount ? kServe[function] : nullptr; }}
+
+}}  // namespace olpager::gpunode
+"""

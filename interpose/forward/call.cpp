@@ -1,0 +1,126 @@
+#include "interpose/forward/call.h"
+
+#include <map>
+#include <mutex>
+#include <new>
+#include <set>
+#include <string>
+
+#include "base/log.h"
+#include "interpose/forward/per_thread.h"
+
+namespace olpager::forward {
+namespace {
+
+// Buffers of calls that are over, for the next ones of the thread.
+using Buffers = std::vector<std::vector<std::byte>>;
+Buffers& buffers() {
+  struct Tag;
+  return PerThread<Buffers, Tag>::get();
+}
+
+const char* keep(std::string_view text) {
+  static auto* const mutex = new std::mutex;
+  static auto* const all = new std::set<std::string, std::less<>>;
+  std::lock_guard lock(*mutex);
+  const auto found = all->find(text);
+  return (found != all->end() ? found : all->emplace(text).first)->c_str();
+}
+
+}  // namespace
+
+CUresult refused(const char* function, bool never) {
+  base::warnOnce(
+      function,
+      never ? "%s is not offered in forwarded mode" : "%s is not there yet in forwarded mode: CUDA_ERROR_NOT_SUPPORTED",
+      function);
+  return Session::inForkedChild() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult failedWith(const char* function, const std::exception& error) noexcept {
+  base::logError("%s failed: %s", function, error.what());
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
+}
+
+Call::Call(uint16_t function) : session_(Session::get()) {
+  if (Buffers& free = buffers(); !free.empty()) {
+    out_.bytes = std::move(free.back());
+    free.pop_back();
+  }
+  out_.bytes.clear();
+  out_.value(CallHead{function, 0, 0, currentContext(), 0, 0});
+}
+
+Call::~Call() {
+  constexpr size_t kFree = 4, kLargest = 64 << 10;
+  if (Buffers& free = buffers(); free.size() < kFree && out_.bytes.capacity() <= kLargest)
+    free.push_back(std::move(out_.bytes));
+}
+
+uint64_t Call::newNumber() { return session_ != nullptr ? session_->newNumber() : 0; }
+
+void Call::string(const char* text) {
+  value(static_cast<uint8_t>(text != nullptr));
+  if (text != nullptr) out_.text(text);
+}
+
+CUresult Call::ready() {
+  if (session_ == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!session_->initialized() && !before_init_ && head().context != 0) return CUDA_ERROR_NOT_INITIALIZED;
+  return too_long_ ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult Call::begin(bool flush) {
+  if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
+  return session_->begin(out_.bytes, bulk_, wait_, flush) ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+CUresult Call::finish() {
+  const CUresult result = session_->finish(wait_);
+  reply_ = Reader(wait_.record);
+  if (wait_.done) (void)reply_.value<AnswerHead>();
+  if (forgets_) session_->forgetAnswers();
+  if (result != CUDA_SUCCESS) return result;
+  return session_->takeFailure();
+}
+
+CUresult Call::sync() {
+  const CUresult begun = begin(true);
+  return begun == CUDA_SUCCESS ? finish() : begun;
+}
+
+CUresult Call::cached() {
+  if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
+  if (session_->remembered(out_.bytes, wait_)) {
+    reply_ = Reader(wait_.record);
+    (void)reply_.value<AnswerHead>();
+    return CUDA_SUCCESS;
+  }
+  const CUresult result = sync();
+  if (result == CUDA_SUCCESS && wait_.answered) session_->remember(out_.bytes, wait_);
+  return result;
+}
+
+CUresult Call::oneWay() {
+  if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
+  if (forgets_) session_->forgetAnswers();
+  return session_->post(out_.bytes, bulk_);
+}
+
+void Call::takeText(const char** into) {
+  if (into == nullptr) return;
+  const bool there = reply_.value<uint8_t>() != 0;
+  *into = there ? keep(reply_.text()) : nullptr;
+}
+
+const void* Call::keptArray() {
+  struct Tag;
+  auto& kept = PerThread<std::map<std::pair<uint16_t, size_t>, std::vector<std::byte>>, Tag>::get();
+  const auto bytes = reply_.raw(reply_.value<uint64_t>());
+  if (bytes.empty()) return nullptr;
+  auto& place = kept[{head().function, reply_.left()}];
+  place.assign(bytes.begin(), bytes.end());
+  return place.data();
+}
+
+}  // namespace olpager::forward

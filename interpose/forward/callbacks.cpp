@@ -1,0 +1,44 @@
+// Host functions: run here, when the worker's stream comes to them; the stream goes on when they have returned.
+#include <vector>
+
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
+
+namespace olpager::forward {
+namespace {
+
+CUresult enqueue(CUstream stream, bool per_thread, bool with_status, std::function<void(CUresult)> run) {
+  Session* const session = Session::get();
+  if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  Call call(Operation::kHostFunction);
+  call.value(reinterpret_cast<uint64_t>(stream));
+  call.value(static_cast<uint8_t>(per_thread));
+  call.value(static_cast<uint8_t>(with_status));
+  // Captured, it is called each time that the graph runs: the worker says whether it is.
+  call.value(session->expectFunction(std::move(run), false));
+  return call.oneWay();
+}
+
+}  // namespace
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+#define OL_CALLBACK(suffix, per_thread)                                                                   \
+  CUresult ol_forward_cuLaunchHostFunc##suffix(CUstream stream, CUhostFn function, void* data) {          \
+    if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;                                             \
+    return enqueue(stream, per_thread, false, [function, data](CUresult) { function(data); });            \
+  }                                                                                                       \
+  CUresult ol_forward_cuStreamAddCallback##suffix(CUstream stream, CUstreamCallback function, void* data, \
+                                                  unsigned flags) {                                       \
+    if (function == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;                               \
+    return enqueue(stream, per_thread, true,                                                              \
+                   [function, data, stream](CUresult status) { function(stream, status, data); });        \
+  }
+OL_CALLBACK(, false)
+OL_CALLBACK(_ptsz, true)
+#undef OL_CALLBACK
+
+}  // extern "C"

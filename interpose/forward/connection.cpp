@@ -1,0 +1,128 @@
+#include "interpose/forward/connection.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <thread>
+
+#include "coherence/calls/greeting.h"
+#include "coherence/transport/trust/keys.h"
+#include "interpose/api/forward_functions.h"
+
+namespace olpager::forward {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kAnswer = 30s;  // a worker starts its driver meanwhile
+constexpr auto kGreeting = 5s;
+constexpr auto kRetry = 50ms;
+
+transport::Options optionsFrom(const base::Settings& settings) {
+  transport::Options options;
+  options.tls = settings.tls == base::TlsSetting::kAll       ? transport::Tls::kAll
+                : settings.tls == base::TlsSetting::kControl ? transport::Tls::kControl
+                                                             : transport::Tls::kOff;
+  options.choice = settings.transport == base::TransportSetting::kTcp   ? transport::Choice::kTcp
+                   : settings.transport == base::TransportSetting::kShm ? transport::Choice::kShm
+                                                                        : transport::Choice::kAuto;
+  return options;
+}
+
+std::string textOf(const char* text, size_t most) { return {text, strnlen(text, most)}; }
+
+std::string withPort(const std::string& address, uint32_t port) {
+  return address.substr(0, address.rfind(':')) + ":" + std::to_string(port);
+}
+
+}  // namespace
+
+Result<SessionReply> Connection::ask(SessionRequest request) {
+  transport::Options options = optionsFrom(settings_);
+  options.choice = transport::Choice::kTcp;  // a message each way: no shared memory for that
+  if (!settings_.key.empty()) {
+    auto keys = transport::loadKeys(settings_.key);
+    if (!keys.ok()) return keys.error();
+    options.keys = std::move(keys).value();
+  }
+  auto node = transport::makeEndpoint(options);
+  if (!node.ok()) return node.error();
+  auto queue = node.value()->makeQueue();
+  auto link = node.value()->connect(settings_.gpunode, {transport::makeDomain(), queue, ""});
+  if (!link.ok()) return Error{"gpunode " + settings_.gpunode + ": " + link.error().message};
+  if (link.value()->send(transport::MessageClass::kRequest, std::as_bytes(std::span(&request, 1))) !=
+      transport::Outcome::kOk)
+    return Error{"gpunode " + settings_.gpunode + ": " + link.value()->reason()};
+  const auto end = std::chrono::steady_clock::now() + kAnswer;
+  for (;;) {
+    transport::Completion one[1];
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return Error{"gpunode " + settings_.gpunode + " did not answer in time"};
+    if (queue->wait(one, left) == 0) continue;
+    if (one[0].kind == transport::Completion::Kind::kDown)
+      return Error{"gpunode " + settings_.gpunode + ": " + link.value()->reason()};
+    if (one[0].kind != transport::Completion::Kind::kMessage) continue;
+    SessionReply reply;
+    if (one[0].message.bytes().size() != sizeof reply) return Error{settings_.gpunode + " is no gpunode"};
+    std::memcpy(&reply, one[0].message.bytes().data(), sizeof reply);
+    if (reply.magic != kSessionMagic) return Error{settings_.gpunode + " is no gpunode"};
+    one[0] = {};
+    link.value()->close("done");
+    return reply;
+  }
+}
+
+Status Connection::open(calls::Channel& channel) {
+  SessionRequest request;
+  request.process = static_cast<uint32_t>(getpid());
+  request.specification = kSpecification;
+  std::strncpy(request.program, program_invocation_short_name, sizeof request.program - 1);
+  auto reply = ask(request);
+  if (!reply.ok()) return reply.error();
+  session_ = reply.value();
+  if (session_.refused != 0)
+    return Error{"gpunode " + settings_.gpunode + " refuses: " + textOf(session_.text, sizeof session_.text)};
+  worker_address_ =
+      session_.port != 0 ? withPort(settings_.gpunode, session_.port) : textOf(session_.text, sizeof session_.text);
+  transport::Options options = optionsFrom(settings_);
+  transport::NamedKey key{kSessionKeyName, {}};
+  static_assert(sizeof key.secret == sizeof session_.key);
+  std::memcpy(key.secret.data(), session_.key, sizeof session_.key);
+  // On loopback without keys nothing is encrypted either; the session's key only proves who is there.
+  if (settings_.key.empty()) options.tls = transport::Tls::kOff;
+  options.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
+  options.connect_ms = 5000;
+  auto node = transport::makeEndpoint(options);
+  if (!node.ok()) return node.error();
+  node_ = std::move(node).value();
+  return join(channel);
+}
+
+Status Connection::join(calls::Channel& channel) {
+  auto queue = node_->makeQueue();
+  auto link = node_->connect(worker_address_, {transport::makeDomain(), queue, link_});
+  if (!link.ok()) return Error{"worker at " + worker_address_ + ": " + link.error().message};
+  auto heard = calls::greet(*link.value(), *queue, channel.taken(), kGreeting);
+  if (!heard.ok()) return Error{"worker at " + worker_address_ + ": " + heard.error().message};
+  link_ = link.value()->id();
+  return channel.attach(link.value(), queue, heard.value());
+}
+
+Status Connection::reopen(calls::Channel& channel) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(session_.grace_ms);
+  Status last = Error{"no time to connect again"};
+  while (std::chrono::steady_clock::now() < end) {
+    last = join(channel);
+    if (last.ok()) return last;
+    SessionRequest request;
+    request.ask = SessionAsk::kWhatBecameOf;
+    request.session = session_.session;
+    if (auto reply = ask(request); reply.ok() && reply.value().refused != 0)
+      return Error{textOf(reply.value().text, sizeof reply.value().text)};
+    std::this_thread::sleep_for(kRetry);
+  }
+  return last;
+}
+
+}  // namespace olpager::forward

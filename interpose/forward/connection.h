@@ -1,0 +1,37 @@
+// How a session's link is had, and had again: the supervisor is asked once, the worker is connected to with the session's key.
+// Thread-safety: one thread at a time.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "base/settings.h"
+#include "coherence/calls/channel.h"
+#include "coherence/transport/transport.h"
+#include "interpose/forward/session_protocol.h"
+
+namespace olpager::forward {
+
+class Connection {
+ public:
+  explicit Connection(const base::Settings& settings) : settings_(settings) {}
+
+  /// Asks the gpunode for a session and connects to its worker. The Error is one line.
+  Status open(calls::Channel& channel);
+  /// Connects to the worker again, until it succeeds, the grace time is over or the gpunode says that the worker is gone.
+  Status reopen(calls::Channel& channel);
+  const std::string& address() const { return worker_address_; }
+
+ private:
+  Result<SessionReply> ask(SessionRequest request);
+  Status join(calls::Channel& channel);
+
+  const base::Settings settings_;
+  std::unique_ptr<transport::Endpoint> node_;
+  SessionReply session_;
+  std::string worker_address_;
+  std::string link_;  // the last one's id
+};
+
+}  // namespace olpager::forward

@@ -1,0 +1,205 @@
+// Contexts as a client knows them: which there are, of which device, and each thread's stack of current ones. Contexts are made
+// and destroyed at the worker; what is current never leaves the client, but travels with each call.
+#include "interpose/forward/contexts.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/per_thread.h"
+#include "interpose/forward/symbols.h"
+
+namespace olpager::forward {
+namespace {
+
+struct Contexts {
+  std::mutex mutex;
+  std::map<uint64_t, CUdevice> device_of;  // made by the program; primary ones are known by their number
+};
+Contexts& contexts() {
+  static auto* instance = new Contexts;
+  return *instance;
+}
+
+// The calling thread's contexts, the current one last.
+std::vector<uint64_t>& stack() {
+  struct Tag;
+  return PerThread<std::vector<uint64_t>, Tag>::get();
+}
+
+CUcontext handleOf(uint64_t number) { return reinterpret_cast<CUcontext>(number); }
+uint64_t numberOf(CUcontext context) { return reinterpret_cast<uint64_t>(context); }
+
+int deviceCount() {
+  const Session* session = Session::get();
+  return session != nullptr ? session->description().devices : 0;
+}
+
+CUresult create(CUcontext* out, unsigned flags, CUdevice device) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Call call(Operation::kContextCreate);
+  call.value(flags);
+  call.value(device);
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  const auto made = call.reply().value<uint64_t>();
+  {
+    Contexts& all = contexts();
+    std::lock_guard lock(all.mutex);
+    all.device_of[made] = device;
+  }
+  stack().push_back(made);
+  *out = handleOf(made);
+  return result;
+}
+
+void destroyed(uint64_t context) {
+  {
+    Contexts& all = contexts();
+    std::lock_guard lock(all.mutex);
+    all.device_of.erase(context);
+  }
+  if (!stack().empty() && stack().back() == context) stack().pop_back();
+}
+
+CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
+  Call call(symbol);
+  call.value(device);
+  call.needsNoContext();
+  call.forgetsAnswers();
+  if (reset) {
+    call.mayWait();
+    // What libraries attached to it goes first, as the driver does it.
+    contextGone(handleOf(primaryHandle(device)));
+  }
+  return call.sync();
+}
+
+}  // namespace
+
+uint64_t currentContext() {
+  const auto& all = stack();
+  return all.empty() ? 0 : all.back();
+}
+
+bool deviceOf(uint64_t context, CUdevice* device) {
+  if (context > kHandleMark && context <= primaryHandle(deviceCount() - 1)) {
+    *device = static_cast<CUdevice>(context - primaryHandle(0));
+    return true;
+  }
+  Contexts& all = contexts();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.device_of.find(context);
+  if (found == all.device_of.end()) return false;
+  *device = found->second;
+  return true;
+}
+
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+CUresult ol_forward_cuInit(unsigned flags) {
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (Session::inForkedChild()) return CUDA_ERROR_NOT_INITIALIZED;
+  Session* session = Session::get();
+  if (session == nullptr) return CUDA_ERROR_NO_DEVICE;
+  session->setInitialized();
+  return CUDA_SUCCESS;
+}
+
+CUresult ol_forward_cuCtxGetCurrent(CUcontext* context) {
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (const Session* session = Session::existing(); session == nullptr || !session->initialized())
+    return CUDA_ERROR_NOT_INITIALIZED;
+  *context = handleOf(currentContext());
+  return CUDA_SUCCESS;
+}
+
+CUresult ol_forward_cuCtxSetCurrent(CUcontext context) {
+  CUdevice device = 0;
+  if (context != nullptr && !deviceOf(numberOf(context), &device)) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stack().empty()) stack().pop_back();
+  if (context != nullptr) stack().push_back(numberOf(context));
+  return CUDA_SUCCESS;
+}
+
+CUresult ol_forward_cuCtxPushCurrent_v2(CUcontext context) {
+  CUdevice device = 0;
+  if (context == nullptr || !deviceOf(numberOf(context), &device)) return CUDA_ERROR_INVALID_CONTEXT;
+  stack().push_back(numberOf(context));
+  return CUDA_SUCCESS;
+}
+CUresult ol_forward_cuCtxPushCurrent(CUcontext context) { return ol_forward_cuCtxPushCurrent_v2(context); }
+
+CUresult ol_forward_cuCtxPopCurrent_v2(CUcontext* context) {
+  if (stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context != nullptr) *context = handleOf(stack().back());
+  stack().pop_back();
+  return CUDA_SUCCESS;
+}
+CUresult ol_forward_cuCtxPopCurrent(CUcontext* context) { return ol_forward_cuCtxPopCurrent_v2(context); }
+
+CUresult ol_forward_cuCtxGetDevice_v2(CUdevice* device, CUcontext context) {
+  if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t number = context != nullptr ? numberOf(context) : currentContext();
+  return number != 0 && deviceOf(number, device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+CUresult ol_forward_cuCtxGetDevice(CUdevice* device) { return ol_forward_cuCtxGetDevice_v2(device, nullptr); }
+
+CUresult ol_forward_cuCtxCreate(CUcontext* context, unsigned flags, CUdevice device) {
+  return create(context, flags, device);
+}
+CUresult ol_forward_cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
+  return create(context, flags, device);
+}
+CUresult ol_forward_cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* params, int count, unsigned flags,
+                                   CUdevice device) {
+  if (params != nullptr && count != 0) return refused("cuCtxCreate with an execution affinity", false);
+  return create(context, flags, device);
+}
+CUresult ol_forward_cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* params, unsigned flags, CUdevice device) {
+  if (params != nullptr && (params->numExecAffinityParams != 0 || params->cigParams != nullptr))
+    return refused("cuCtxCreate with parameters", false);
+  return create(context, flags, device);
+}
+
+CUresult ol_forward_cuCtxDestroy_v2(CUcontext context) {
+  CUdevice device = 0;
+  if (context == nullptr || !deviceOf(numberOf(context), &device)) return CUDA_ERROR_INVALID_CONTEXT;
+  contextGone(context);
+  const CUresult result = ol_forward_generated_cuCtxDestroy_v2(context);
+  if (result == CUDA_SUCCESS) destroyed(numberOf(context));
+  return result;
+}
+CUresult ol_forward_cuCtxDestroy(CUcontext context) { return ol_forward_cuCtxDestroy_v2(context); }
+
+CUresult ol_forward_cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Call call(Operation::kPrimaryRetain);
+  call.needsNoContext();
+  call.value(device);
+  const CUresult result = call.sync();
+  if (result == CUDA_SUCCESS) *context = handleOf(primaryHandle(device));
+  return result;
+}
+
+CUresult ol_forward_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  return release(device, false, olpager::api::Symbol::kCuDevicePrimaryCtxRelease_v2);
+}
+CUresult ol_forward_cuDevicePrimaryCtxRelease(CUdevice device) {
+  return release(device, false, olpager::api::Symbol::kCuDevicePrimaryCtxRelease_v2);
+}
+CUresult ol_forward_cuDevicePrimaryCtxReset_v2(CUdevice device) {
+  return release(device, true, olpager::api::Symbol::kCuDevicePrimaryCtxReset_v2);
+}
+CUresult ol_forward_cuDevicePrimaryCtxReset(CUdevice device) {
+  return release(device, true, olpager::api::Symbol::kCuDevicePrimaryCtxReset_v2);
+}
+
+}  // extern "C"

@@ -1,0 +1,351 @@
+// Copies between the client's memory and the worker's. Bytes to the GPU go with the call. Bytes to pageable memory, and those of
+// synchronous copies, come in the reply; asynchronous copies to pinned memory are followed by Answer::kBytes in stream order.
+#include "interpose/forward/copies.h"
+
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/memory.h"
+
+namespace olpager::forward {
+namespace {
+
+constexpr uint64_t kPiece = 4ull << 20;  // of a long copy
+constexpr size_t kUnderWay = 4;          // pieces
+
+struct Where {
+  CUstream stream = nullptr;
+  bool per_thread = false;
+  bool async = false;
+};
+
+CopyHead headOf(const Where& where) {
+  CopyHead head;
+  head.stream = reinterpret_cast<uint64_t>(where.stream);
+  head.per_thread = where.per_thread ? 1 : 0;
+  head.in_order = where.async ? 1 : 0;
+  return head;
+}
+
+// One end of a linear copy at the worker.
+struct Far {
+  uint64_t device;
+  bool array = false;
+  uint64_t offset = 0;
+};
+
+CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& where) {
+  if (bytes == 0) return CUDA_SUCCESS;
+  if (from == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::deque<std::unique_ptr<Call>> under_way;
+  CUresult first = CUDA_SUCCESS;
+  const auto finish = [&] {
+    const CUresult result = under_way.front()->finish();
+    under_way.pop_front();
+    if (first == CUDA_SUCCESS) first = result;
+  };
+  for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += kPiece) {
+    CopyHead head = headOf(where);
+    head.device = to.device;
+    head.array = to.array ? 1 : 0;
+    head.offset = to.offset + at;
+    if (!to.array) head.device += at, head.offset = 0;
+    head.bytes = std::min(kPiece, bytes - at);
+    auto call = std::make_unique<Call>(Operation::kCopyIn);
+    call->value(head);
+    call->bulk({static_cast<const std::byte*>(from) + at, head.bytes});
+    if (where.async) {
+      first = call->oneWay();
+      continue;
+    }
+    call->mayWait();
+    if (under_way.size() == kUnderWay) finish();
+    if (first == CUDA_SUCCESS) first = call->begin(true);
+    if (first == CUDA_SUCCESS) under_way.push_back(std::move(call));
+  }
+  while (!under_way.empty()) finish();
+  return first;
+}
+
+CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& where) {
+  if (bytes == 0) return CUDA_SUCCESS;
+  if (into == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const bool later = where.async && isPinned(into, bytes);
+  struct Piece {
+    std::unique_ptr<Call> call;
+    std::byte* into;
+    uint64_t bytes;
+  };
+  std::deque<Piece> under_way;
+  CUresult first = CUDA_SUCCESS;
+  const auto finish = [&] {
+    Piece piece = std::move(under_way.front());
+    under_way.pop_front();
+    const CUresult result = piece.call->finish();
+    if (piece.call->answered()) piece.call->take(piece.into, piece.bytes);
+    if (first == CUDA_SUCCESS) first = result;
+  };
+  for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += kPiece) {
+    CopyHead head = headOf(where);
+    head.device = from.device;
+    head.array = from.array ? 1 : 0;
+    head.offset = from.offset + at;
+    if (!from.array) head.device += at, head.offset = 0;
+    head.bytes = std::min(kPiece, bytes - at);
+    auto* const target = static_cast<std::byte*>(into) + at;
+    if (later) head.number = Session::get() != nullptr ? Session::get()->expectBytes(target, head.bytes) : 0;
+    auto call = std::make_unique<Call>(Operation::kCopyOut);
+    call->value(head);
+    if (later) {
+      first = call->oneWay();
+      continue;
+    }
+    call->mayWait();
+    if (under_way.size() == kUnderWay) finish();
+    if (first == CUDA_SUCCESS) first = call->begin(true);
+    if (first == CUDA_SUCCESS) under_way.push_back({std::move(call), target, head.bytes});
+  }
+  while (!under_way.empty()) finish();
+  return first;
+}
+
+CUresult copyDevice(uint64_t to, uint64_t from, uint64_t bytes, const Where& where) {
+  CopyHead head = headOf(where);
+  head.device = to;
+  head.offset = from;
+  head.bytes = bytes;
+  Call call(Operation::kCopyDevice);
+  call.value(head);
+  if (where.async) return call.oneWay();
+  call.mayWait();
+  return call.sync();
+}
+
+// Both sides may be either.
+CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& where) {
+  const bool to_device = isDeviceMemory(to);
+  const bool from_device = isDeviceMemory(from);
+  if (to_device && from_device) return copyDevice(to, from, bytes, where);
+  if (to_device) return copyIn({to}, reinterpret_cast<const void*>(from), bytes, where);
+  if (from_device) return copyOut(reinterpret_cast<void*>(to), {from}, bytes, where);
+  // Host to host: after what is before it in the stream.
+  Call wait(Operation::kSynchronizeDefault);
+  wait.value(headOf(where));
+  wait.mayWait();
+  const CUresult result = wait.sync();
+  if (result == CUDA_SUCCESS) std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  return result;
+}
+
+// --- boxes -------------------------------------------------------------------------------------------------------------
+
+// The rows of one side of a box in the client's memory.
+struct Rows {
+  std::byte* first;
+  uint64_t width, pitch, height, layer;  // bytes of a row, between rows, rows, bytes between layers
+  uint64_t depth;
+
+  template <typename Each>
+  void forEach(Each each) const {
+    for (uint64_t z = 0; z < depth; ++z) {
+      for (uint64_t y = 0; y < height; ++y) each(first + z * layer + y * pitch);
+    }
+  }
+  uint64_t bytes() const { return width * height * depth; }
+};
+
+Rows rowsOf(const void* base, const CUDA_MEMCPY3D& box, bool source) {
+  const uint64_t given_pitch = source ? box.srcPitch : box.dstPitch;
+  const uint64_t given_height = source ? box.srcHeight : box.dstHeight;
+  const uint64_t pitch = given_pitch != 0 ? given_pitch : box.WidthInBytes;
+  const uint64_t layer_rows = given_height != 0 ? given_height : box.Height;
+  const uint64_t x = source ? box.srcXInBytes : box.dstXInBytes;
+  const uint64_t y = source ? box.srcY : box.dstY;
+  const uint64_t z = source ? box.srcZ : box.dstZ;
+  auto* const start = static_cast<std::byte*>(const_cast<void*>(base)) + (z * layer_rows + y) * pitch + x;
+  return {start, box.WidthInBytes, pitch, box.Height, pitch * layer_rows, box.Depth};
+}
+
+// Unified addresses become host or device ones.
+void settle(CUmemorytype& type, const void*& host, CUdeviceptr device) {
+  if (type != CU_MEMORYTYPE_UNIFIED) return;
+  type = isDeviceMemory(device) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+  host = reinterpret_cast<const void*>(device);
+}
+
+CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
+  if (box.WidthInBytes == 0 || box.Height == 0 || box.Depth == 0) return CUDA_SUCCESS;
+  settle(box.srcMemoryType, box.srcHost, box.srcDevice);
+  const void* target = box.dstHost;
+  settle(box.dstMemoryType, target, box.dstDevice);
+  box.dstHost = const_cast<void*>(target);
+  const bool from_host = box.srcMemoryType == CU_MEMORYTYPE_HOST;
+  const bool to_host = box.dstMemoryType == CU_MEMORYTYPE_HOST;
+  CopyHead head = headOf(where);
+  head.shape = shape;
+  head.box = box;
+  head.box.srcHost = nullptr;
+  head.box.dstHost = nullptr;
+  if (!from_host && !to_host) {
+    Call call(Operation::kCopyDevice);
+    call.value(head);
+    if (where.async) return call.oneWay();
+    call.mayWait();
+    return call.sync();
+  }
+  const void* const near = from_host ? box.srcHost : box.dstHost;
+  if (near == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const Rows rows = rowsOf(near, box, from_host);
+  if (box.WidthInBytes > kMostBytes || rows.bytes() > kMostBytes)
+    return refused("a 2D or 3D copy of more than 48 MiB to or from host memory", false);
+  if (from_host && to_host) {
+    const Rows into = rowsOf(box.dstHost, box, false);
+    Call wait(Operation::kSynchronizeDefault);
+    wait.value(headOf(where));
+    wait.mayWait();
+    if (const CUresult result = wait.sync(); result != CUDA_SUCCESS) return result;
+    uint64_t at = 0;
+    std::vector<std::byte*> targets;
+    into.forEach([&](std::byte* row) { targets.push_back(row); });
+    rows.forEach([&](const std::byte* row) { std::memmove(targets[at++], row, rows.width); });
+    return CUDA_SUCCESS;
+  }
+  head.bytes = rows.bytes();
+  // The packed side: rows behind one another, from the start.
+  auto& pitch = from_host ? head.box.srcPitch : head.box.dstPitch;
+  auto& height = from_host ? head.box.srcHeight : head.box.dstHeight;
+  pitch = box.WidthInBytes;
+  height = box.Height;
+  (from_host ? head.box.srcXInBytes : head.box.dstXInBytes) = 0;
+  (from_host ? head.box.srcY : head.box.dstY) = 0;
+  (from_host ? head.box.srcZ : head.box.dstZ) = 0;
+  std::vector<std::byte> packed;
+  if (from_host) {
+    packed.reserve(rows.bytes());
+    rows.forEach([&](const std::byte* row) { packed.insert(packed.end(), row, row + rows.width); });
+    Call call(Operation::kCopyIn);
+    call.value(head);
+    call.bulk(packed);
+    if (where.async) return call.oneWay();
+    call.mayWait();
+    return call.sync();
+  }
+  head.in_order = 0;  // the rows are put in place by this thread
+  Call call(Operation::kCopyOut);
+  call.value(head);
+  call.mayWait();
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  const auto bytes = call.reply().raw(head.bytes);
+  if (bytes.empty()) return CUDA_ERROR_UNKNOWN;
+  uint64_t at = 0;
+  rows.forEach([&](std::byte* row) {
+    std::memcpy(row, bytes.data() + at, rows.width);
+    at += rows.width;
+  });
+  return result;
+}
+
+CUDA_MEMCPY3D boxOf(const CUDA_MEMCPY2D& copy) {
+  CUDA_MEMCPY3D box{};
+  box.srcXInBytes = copy.srcXInBytes;
+  box.srcY = copy.srcY;
+  box.srcMemoryType = copy.srcMemoryType;
+  box.srcHost = copy.srcHost;
+  box.srcDevice = copy.srcDevice;
+  box.srcArray = copy.srcArray;
+  box.srcPitch = copy.srcPitch;
+  box.dstXInBytes = copy.dstXInBytes;
+  box.dstY = copy.dstY;
+  box.dstMemoryType = copy.dstMemoryType;
+  box.dstHost = copy.dstHost;
+  box.dstDevice = copy.dstDevice;
+  box.dstArray = copy.dstArray;
+  box.dstPitch = copy.dstPitch;
+  box.WidthInBytes = copy.WidthInBytes;
+  box.Height = copy.Height;
+  box.Depth = 1;
+  return box;
+}
+
+CUresult copy2d(const CUDA_MEMCPY2D* copy, const Where& where) {
+  return copy != nullptr ? copyBox(boxOf(*copy), CopyShape::kBox2d, where) : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult copy3d(const CUDA_MEMCPY3D* copy, const Where& where) {
+  return copy != nullptr ? copyBox(*copy, CopyShape::kBox3d, where) : CUDA_ERROR_INVALID_VALUE;
+}
+
+Far arrayAt(CUarray array, size_t offset) { return {reinterpret_cast<uint64_t>(array), true, offset}; }
+
+}  // namespace
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+#define OL_COPY(suffix, per_thread)                                                                        \
+  CUresult ol_forward_cuMemcpy##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes) {                   \
+    return copyAny(to, from, bytes, {nullptr, per_thread, false});                                         \
+  }                                                                                                        \
+  CUresult ol_forward_cuMemcpyHtoD_v2##suffix(CUdeviceptr to, const void* from, size_t bytes) {            \
+    return copyIn({to}, from, bytes, {nullptr, per_thread, false});                                        \
+  }                                                                                                        \
+  CUresult ol_forward_cuMemcpyDtoH_v2##suffix(void* to, CUdeviceptr from, size_t bytes) {                  \
+    return copyOut(to, {from}, bytes, {nullptr, per_thread, false});                                       \
+  }                                                                                                        \
+  CUresult ol_forward_cuMemcpyDtoD_v2##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes) {            \
+    return copyDevice(to, from, bytes, {nullptr, per_thread, false});                                      \
+  }                                                                                                        \
+  CUresult ol_forward_cuMemcpyHtoA_v2##suffix(CUarray to, size_t offset, const void* from, size_t bytes) { \
+    return copyIn(arrayAt(to, offset), from, bytes, {nullptr, per_thread, false});                         \
+  }                                                                                                        \
+  CUresult ol_forward_cuMemcpyAtoH_v2##suffix(void* to, CUarray from, size_t offset, size_t bytes) {       \
+    return copyOut(to, arrayAt(from, offset), bytes, {nullptr, per_thread, false});                        \
+  }                                                                                                        \
+  CUresult ol_forward_cuMemcpy2D_v2##suffix(const CUDA_MEMCPY2D* copy) {                                   \
+    return copy2d(copy, {nullptr, per_thread, false});                                                     \
+  }                                                                                                        \
+  CUresult ol_forward_cuMemcpy2DUnaligned_v2##suffix(const CUDA_MEMCPY2D* copy) {                          \
+    return copy2d(copy, {nullptr, per_thread, false});                                                     \
+  }                                                                                                        \
+  CUresult ol_forward_cuMemcpy3D_v2##suffix(const CUDA_MEMCPY3D* copy) {                                   \
+    return copy3d(copy, {nullptr, per_thread, false});                                                     \
+  }
+OL_COPY(, false)
+OL_COPY(_ptds, true)
+#undef OL_COPY
+
+#define OL_COPY(suffix, per_thread)                                                                                   \
+  CUresult ol_forward_cuMemcpyAsync##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {        \
+    return copyAny(to, from, bytes, {stream, per_thread, true});                                                      \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemcpyHtoDAsync_v2##suffix(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) { \
+    return copyIn({to}, from, bytes, {stream, per_thread, true});                                                     \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemcpyDtoHAsync_v2##suffix(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {       \
+    return copyOut(to, {from}, bytes, {stream, per_thread, true});                                                    \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemcpyHtoAAsync_v2##suffix(CUarray to, size_t offset, const void* from, size_t bytes,         \
+                                                   CUstream stream) {                                                 \
+    return copyIn(arrayAt(to, offset), from, bytes, {stream, per_thread, true});                                      \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemcpyAtoHAsync_v2##suffix(void* to, CUarray from, size_t offset, size_t bytes,               \
+                                                   CUstream stream) {                                                 \
+    return copyOut(to, arrayAt(from, offset), bytes, {stream, per_thread, true});                                     \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemcpy2DAsync_v2##suffix(const CUDA_MEMCPY2D* copy, CUstream stream) {                        \
+    return copy2d(copy, {stream, per_thread, true});                                                                  \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemcpy3DAsync_v2##suffix(const CUDA_MEMCPY3D* copy, CUstream stream) {                        \
+    return copy3d(copy, {stream, per_thread, true});                                                                  \
+  }
+OL_COPY(, false)
+OL_COPY(_ptsz, true)
+#undef OL_COPY
+
+}  // extern "C"

@@ -1,0 +1,26 @@
+// How a copy between the client's memory and the worker's travels.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace olpager::forward {
+
+enum class CopyShape : uint8_t { kLinear, kBox2d, kBox3d };
+
+/// Arguments of kCopyIn, kCopyOut and kCopyDevice. The client's side of a box is packed: its rows follow one another.
+struct CopyHead {
+  uint64_t stream = 0;
+  uint32_t number = 0;  // kCopyOut that nobody waits for: Answer::kBytes comes with it
+  CopyShape shape = CopyShape::kLinear;
+  uint8_t per_thread = 0;  // the default stream is the thread's
+  uint8_t in_order = 0;    // in stream order, else when the stream is done
+  uint8_t array = 0;       // kLinear: `device` is an array's handle, `offset` bytes into it
+  uint64_t device = 0;     // kLinear
+  uint64_t offset = 0;
+  uint64_t bytes = 0;   // of the client's side
+  CUDA_MEMCPY3D box{};  // host pointers mean nothing in it
+};
+
+}  // namespace olpager::forward

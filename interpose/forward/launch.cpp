@@ -1,0 +1,180 @@
+// Launches: the parameters are put into one block, by a layout that the worker is asked for once for each kernel, and sent one
+// way. What the program changed in pinned memory that they name goes before.
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "base/log.h"
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/launch.h"
+#include "interpose/forward/launch_wire.h"
+#include "interpose/forward/memory.h"
+
+namespace olpager::forward {
+namespace {
+
+struct Layouts {
+  std::shared_mutex mutex;
+  std::unordered_map<uint64_t, std::shared_ptr<const ParameterLayout>> of;
+};
+Layouts& layouts() {
+  static auto* instance = new Layouts;
+  return *instance;
+}
+
+CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* out) {
+  Call call(Operation::kParameters);
+  call.value(reinterpret_cast<uint64_t>(function));
+  const CUresult result = call.sync();
+  if (!call.answered()) return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_HANDLE;
+  auto made = std::make_shared<ParameterLayout>();
+  const auto count = call.reply().value<uint32_t>();
+  for (uint32_t i = 0; i < count && call.reply().ok(); ++i) {
+    const auto place = call.reply().value<ParameterPlace>();
+    if (place.offset > kMostParameterBytes || place.bytes > kMostParameterBytes) return CUDA_ERROR_UNKNOWN;
+    made->places.push_back(place);
+    made->bytes = std::max(made->bytes, place.offset + place.bytes);
+  }
+  *out = made;
+  Layouts& all = layouts();
+  std::unique_lock lock(all.mutex);
+  all.of[reinterpret_cast<uint64_t>(function)] = made;
+  return result;
+}
+
+bool stays(const CUlaunchAttribute& attribute) {
+  switch (attribute.id) {
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+    case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+    case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+      return false;  // they hold handles
+    default:
+      return true;
+  }
+}
+
+CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** parameters, void** extra) {
+  if (head.function == 0) return CUDA_ERROR_INVALID_HANDLE;
+  for (int i = 0; i < 3; ++i) {
+    if (head.grid[i] == 0 || head.block[i] == 0) return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (head.attributes > kMostAttributes) return CUDA_ERROR_INVALID_VALUE;
+  ParameterBlock block;
+  const CUresult packed = packParameters(reinterpret_cast<CUfunction>(head.function), parameters, extra, block);
+  if (packed != CUDA_SUCCESS) return packed;
+  head.parameter_bytes = static_cast<uint32_t>(block.bytes());
+  uint64_t pinned[kMostBlocks];
+  head.pinned = static_cast<uint8_t>(sendPinned(block.data(), block.bytes(), pinned));
+  Call call(Operation::kLaunch);
+  call.value(head);
+  for (uint32_t i = 0; i < head.attributes; ++i) {
+    if (!stays(attributes[i])) return refused("a launch with an event or a node in its attributes", false);
+    call.value(attributes[i]);
+  }
+  call.raw(block.data(), block.bytes());
+  call.raw(pinned, head.pinned * sizeof pinned[0]);
+  if (head.pinned != 0) {
+    if (Session* session = Session::existing()) session->somethingComesOnce();
+  }
+  return call.oneWay();
+}
+
+LaunchHead headOf(LaunchKind kind, CUfunction f, CUstream stream, bool per_thread, unsigned gx, unsigned gy,
+                  unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared) {
+  LaunchHead head;
+  head.kind = kind;
+  head.function = reinterpret_cast<uint64_t>(f);
+  head.stream = reinterpret_cast<uint64_t>(stream);
+  head.per_thread = per_thread ? 1 : 0;
+  head.grid[0] = gx, head.grid[1] = gy, head.grid[2] = gz;
+  head.block[0] = bx, head.block[1] = by, head.block[2] = bz;
+  head.shared = shared;
+  return head;
+}
+
+CUresult launchEx(const CUlaunchConfig* config, CUfunction f, bool per_thread, void** parameters, void** extra) {
+  if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  LaunchHead head =
+      headOf(LaunchKind::kEx, f, config->hStream, per_thread, config->gridDimX, config->gridDimY, config->gridDimZ,
+             config->blockDimX, config->blockDimY, config->blockDimZ, config->sharedMemBytes);
+  head.attributes = config->attrs != nullptr ? config->numAttrs : 0;
+  return launch(head, config->attrs, parameters, extra);
+}
+
+}  // namespace
+
+void forgetLayouts() {
+  Layouts& all = layouts();
+  std::unique_lock lock(all.mutex);
+  all.of.clear();
+}
+
+CUresult layoutOf(CUfunction function, std::shared_ptr<const ParameterLayout>* out) {
+  Layouts& all = layouts();
+  {
+    std::shared_lock lock(all.mutex);
+    const auto found = all.of.find(reinterpret_cast<uint64_t>(function));
+    if (found != all.of.end()) {
+      *out = found->second;
+      return CUDA_SUCCESS;
+    }
+  }
+  return askLayout(function, out);
+}
+
+CUresult packParameters(CUfunction function, void* const* parameters, void* const* extra, ParameterBlock& block) {
+  if (parameters == nullptr) {
+    const void* from = nullptr;
+    size_t bytes = 0;
+    for (; extra != nullptr && extra[0] != CU_LAUNCH_PARAM_END; extra += 2) {
+      if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) from = extra[1];
+      if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE && extra[1] != nullptr) std::memcpy(&bytes, extra[1], sizeof bytes);
+    }
+    if (from == nullptr) bytes = 0;
+    if (bytes > kMostParameterBytes) return CUDA_ERROR_INVALID_VALUE;
+    block.resize(bytes);
+    if (bytes != 0) std::memcpy(block.data(), from, bytes);
+    return CUDA_SUCCESS;
+  }
+  std::shared_ptr<const ParameterLayout> layout;
+  if (const CUresult error = layoutOf(function, &layout); error != CUDA_SUCCESS) return error;
+  block.resize(layout->bytes);
+  for (size_t i = 0; i < layout->places.size(); ++i) {
+    if (parameters[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    std::memcpy(block.data() + layout->places[i].offset, parameters[i], layout->places[i].bytes);
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+#define OL_LAUNCH(suffix, per_thread)                                                                               \
+  CUresult ol_forward_cuLaunchKernel##suffix(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,      \
+                                             unsigned by, unsigned bz, unsigned shared, CUstream stream,            \
+                                             void** parameters, void** extra) {                                     \
+    return launch(headOf(LaunchKind::kKernel, f, stream, per_thread, gx, gy, gz, bx, by, bz, shared), nullptr,      \
+                  parameters, extra);                                                                               \
+  }                                                                                                                 \
+  CUresult ol_forward_cuLaunchCooperativeKernel##suffix(CUfunction f, unsigned gx, unsigned gy, unsigned gz,        \
+                                                        unsigned bx, unsigned by, unsigned bz, unsigned shared,     \
+                                                        CUstream stream, void** parameters) {                       \
+    return launch(headOf(LaunchKind::kCooperative, f, stream, per_thread, gx, gy, gz, bx, by, bz, shared), nullptr, \
+                  parameters, nullptr);                                                                             \
+  }                                                                                                                 \
+  CUresult ol_forward_cuLaunchKernelEx##suffix(const CUlaunchConfig* config, CUfunction f, void** parameters,       \
+                                               void** extra) {                                                      \
+    return launchEx(config, f, per_thread, parameters, extra);                                                      \
+  }
+OL_LAUNCH(, false)
+OL_LAUNCH(_ptsz, true)
+#undef OL_LAUNCH
+
+}  // extern "C"

@@ -1,0 +1,40 @@
+// Parameters of kernels as launches and graphs send them. Thread-safety: any thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <memory>
+#include <vector>
+
+#include "interpose/forward/launch_wire.h"
+
+namespace olpager::forward {
+
+struct ParameterLayout {
+  std::vector<ParameterPlace> places;
+  uint32_t bytes = 0;
+};
+
+/// A kernel's parameters, each at its place. Small ones live on the stack.
+class ParameterBlock {
+ public:
+  void resize(size_t bytes) {
+    bytes_ = bytes;
+    if (bytes > sizeof small_) large_.resize(bytes);
+  }
+  std::byte* data() { return bytes_ > sizeof small_ ? large_.data() : small_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte small_[512] = {};
+  std::vector<std::byte> large_;
+  size_t bytes_ = 0;
+};
+
+CUresult layoutOf(CUfunction function, std::shared_ptr<const ParameterLayout>* out);
+/// From an array of pointers, or the buffer that `extra` names.
+CUresult packParameters(CUfunction function, void* const* parameters, void* const* extra, ParameterBlock& block);
+/// Handles may be given out again for other kernels.
+void forgetLayouts();
+
+}  // namespace olpager::forward

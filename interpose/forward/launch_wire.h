@@ -1,0 +1,34 @@
+// A launch on its way.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace olpager::forward {
+
+enum class LaunchKind : uint8_t { kKernel, kCooperative, kEx };
+
+/// Arguments of kLaunch; behind it the attributes (kEx), the block of parameters, and the addresses of pinned blocks that it names.
+struct LaunchHead {
+  uint64_t function = 0;
+  uint64_t stream = 0;
+  uint32_t grid[3] = {}, block[3] = {};
+  uint32_t shared = 0;
+  uint32_t attributes = 0;
+  uint32_t parameter_bytes = 0;
+  LaunchKind kind = LaunchKind::kKernel;
+  uint8_t per_thread = 0;
+  uint8_t pinned = 0;
+  uint8_t reserved = 0;
+};
+static_assert(sizeof(LaunchHead) == 56);
+
+/// Of the reply to kParameters, one for each parameter.
+struct ParameterPlace {
+  uint32_t offset = 0, bytes = 0;
+};
+
+inline constexpr uint32_t kMostAttributes = 64, kMostParameters = 4096, kMostParameterBytes = 32764;
+
+}  // namespace olpager::forward

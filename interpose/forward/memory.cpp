@@ -1,0 +1,318 @@
+// Pinned host memory: blocks in the window, at the same addresses here and at the worker. A block has a copy of what both sides
+// last agreed on (`agreed`); what differs from it is what the program changed, and goes to the worker before a kernel that
+// names the block. What a kernel changed comes back in stream order behind it (Answer::kHostBytes, session.cpp).
+#include "interpose/forward/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/log.h"
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/pinned.h"
+#include "interpose/forward/runs.h"
+
+namespace olpager::forward {
+namespace {
+
+constexpr uint64_t kGrain = 4096;        // of what is compared and sent
+constexpr uint64_t kAlign = 2ull << 20;  // of blocks in the window, with a guard behind each
+
+struct Block {
+  uint64_t bytes;
+  unsigned flags;
+  bool registered;                // memory of the program's own, elsewhere
+  std::vector<std::byte> agreed;  // empty until a kernel names it
+};
+
+// Changes go in the order in which they were seen: send_mutex. It is taken before mutex, and alone while something is sent, so that
+// what comes from the worker meanwhile can be put in place.
+struct Memory {
+  std::mutex send_mutex;
+  std::mutex mutex;
+  std::map<uint64_t, Block> blocks;        // by address
+  std::map<CUdeviceptr, uint64_t> device;  // outside of the pool
+  uint64_t next = kWindow;
+};
+Memory& memory() {
+  static auto* instance = new Memory;
+  return *instance;
+}
+
+uint64_t rounded(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
+
+Block* find(Memory& all, uint64_t address, uint64_t* base) {
+  auto after = all.blocks.upper_bound(address);
+  if (after == all.blocks.begin()) return nullptr;
+  --after;
+  if (address - after->first >= after->second.bytes) return nullptr;
+  *base = after->first;
+  return &after->second;
+}
+
+CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
+  if (out == nullptr || bytes == 0 || bytes > kWindowBytes / 2) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t mapped = rounded(bytes, kGrain);
+  uint64_t address = 0;
+  {
+    Memory& all = memory();
+    std::lock_guard lock(all.mutex);
+    if (all.next + rounded(mapped, kAlign) + kAlign > kWindow + kWindowBytes) return CUDA_ERROR_OUT_OF_MEMORY;
+    address = all.next;
+    all.next += rounded(mapped, kAlign) + kAlign;
+  }
+  auto* const wanted = reinterpret_cast<void*>(address);
+  void* const got =
+      mmap(wanted, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  Call call(Operation::kHostAlloc);
+  call.value(address);
+  call.value(mapped);
+  call.value(flags);
+  const CUresult result = call.sync();
+  if (result != CUDA_SUCCESS) {
+    munmap(got, mapped);
+    return result;
+  }
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  all.blocks[address] = {bytes, flags, false, {}};
+  *out = got;
+  return CUDA_SUCCESS;
+}
+
+CUresult release(void* pointer) {
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  uint64_t mapped = 0;
+  {
+    Memory& all = memory();
+    std::lock_guard lock(all.mutex);
+    const auto found = all.blocks.find(address);
+    if (found == all.blocks.end() || found->second.registered) return CUDA_ERROR_INVALID_VALUE;
+    mapped = rounded(found->second.bytes, kGrain);
+  }
+  Call call(Operation::kHostFree);
+  call.value(address);
+  call.mayWait();
+  const CUresult result = call.sync();
+  if (result != CUDA_SUCCESS) return result;
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  all.blocks.erase(address);
+  munmap(pointer, mapped);
+  return result;
+}
+
+CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
+  if (pointer == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  const auto after = all.blocks.lower_bound(address + bytes);
+  if (after != all.blocks.begin()) {
+    const auto before = std::prev(after);
+    if (before->first + before->second.bytes > address) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  }
+  all.blocks[address] = {bytes, flags, true, {}};
+  return CUDA_SUCCESS;
+}
+
+// What the program changed in a block, as runs; agreed on from now on.
+void takeChanges(uint64_t base, Block& block, std::vector<std::byte>& runs) {
+  if (block.agreed.empty()) block.agreed.resize(block.bytes);
+  appendChanges(base, reinterpret_cast<const std::byte*>(base), block.agreed, runs);
+}
+
+// Whole runs to a call, as many as it holds.
+void sendRuns(const std::vector<std::byte>& runs) {
+  for (Reader reader(runs); reader.left() > 0;) {
+    Call call(Operation::kHostBytes);
+    uint64_t sent = 0;
+    while (reader.left() > 0 && sent < kMostBytes / 2) {
+      const auto address = reader.value<uint64_t>();
+      const auto bytes = reader.raw(reader.value<uint64_t>());
+      call.value(address);
+      call.value(static_cast<uint64_t>(bytes.size()));
+      call.raw(bytes.data(), bytes.size());
+      sent += bytes.size() + 16;
+    }
+    (void)call.oneWay();
+  }
+}
+
+}  // namespace
+
+void noteDeviceMemory(CUdeviceptr address, uint64_t bytes) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  all.device[address] = bytes;
+}
+
+bool isDeviceMemory(uint64_t address) {
+  const Session* session = Session::existing();
+  if (session == nullptr) return false;
+  const Description& description = session->description();
+  if (address - description.va_base < description.va_size) return true;
+  {
+    Memory& all = memory();
+    std::lock_guard lock(all.mutex);
+    uint64_t base = 0;
+    if (find(all, address, &base) != nullptr) return false;
+    const auto after = all.device.upper_bound(address);
+    if (after != all.device.begin() && address - std::prev(after)->first < std::prev(after)->second) return true;
+  }
+  // Device memory of the driver's own is nothing that this process has mapped.
+  unsigned char there = 0;
+  const uint64_t page = address / kGrain * kGrain;
+  return mincore(reinterpret_cast<void*>(page), kGrain, &there) != 0;
+}
+
+bool isPinned(const void* pointer, uint64_t bytes) {
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const Block* block = find(all, address, &base);
+  return block != nullptr && bytes <= block->bytes - (address - base);
+}
+
+int sendPinned(const void* words, uint64_t bytes, uint64_t* blocks) {
+  int count = 0;
+  std::vector<std::byte> runs;
+  std::unique_lock order(memory().send_mutex, std::defer_lock);
+  for (uint64_t at = 0; at + sizeof(uint64_t) <= bytes && count < kMostBlocks; at += 4) {
+    uint64_t word = 0;
+    std::memcpy(&word, static_cast<const std::byte*>(words) + at, sizeof word);
+    if (word - kWindow >= kWindowBytes) continue;
+    if (!order.owns_lock()) order.lock();
+    Memory& all = memory();
+    std::lock_guard lock(all.mutex);
+    uint64_t base = 0;
+    Block* block = find(all, word, &base);
+    if (block == nullptr || std::find(blocks, blocks + count, base) != blocks + count) continue;
+    blocks[count++] = base;
+    takeChanges(base, *block, runs);
+  }
+  if (!runs.empty()) sendRuns(runs);
+  return count;
+}
+
+void sendAllPinned() {
+  Memory& all = memory();
+  std::lock_guard order(all.send_mutex);
+  std::vector<std::byte> runs;
+  {
+    std::lock_guard lock(all.mutex);
+    for (auto& [base, block] : all.blocks) {
+      if (!block.registered && !block.agreed.empty()) takeChanges(base, block, runs);
+    }
+  }
+  if (!runs.empty()) sendRuns(runs);
+}
+
+void takePinned(uint64_t address, std::span<const std::byte> bytes) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  Block* block = find(all, address, &base);
+  if (block == nullptr || block->registered || bytes.size() > block->bytes - (address - base)) return;
+  std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
+  if (!block->agreed.empty()) std::memcpy(block->agreed.data() + (address - base), bytes.data(), bytes.size());
+}
+
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+CUresult ol_forward_cuMemHostAlloc(void** out, size_t bytes, unsigned flags) { return allocate(out, bytes, flags); }
+CUresult ol_forward_cuMemAllocHost_v2(void** out, size_t bytes) { return allocate(out, bytes, 0); }
+CUresult ol_forward_cuMemAllocHost(void** out, unsigned bytes) { return allocate(out, bytes, 0); }
+CUresult ol_forward_cuMemFreeHost(void* pointer) { return release(pointer); }
+
+CUresult ol_forward_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
+  return registerMemory(pointer, bytes, flags);
+}
+CUresult ol_forward_cuMemHostRegister(void* pointer, size_t bytes, unsigned flags) {
+  return registerMemory(pointer, bytes, flags);
+}
+CUresult ol_forward_cuMemHostUnregister(void* pointer) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.blocks.find(reinterpret_cast<uint64_t>(pointer));
+  if (found == all.blocks.end() || !found->second.registered) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  all.blocks.erase(found);
+  return CUDA_SUCCESS;
+}
+
+CUresult ol_forward_cuMemHostGetFlags(unsigned* flags, void* pointer) {
+  if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const Block* block = find(all, reinterpret_cast<uint64_t>(pointer), &base);
+  if (block == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *flags = block->flags | CU_MEMHOSTALLOC_DEVICEMAP;
+  return CUDA_SUCCESS;
+}
+
+CUresult ol_forward_cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* pointer, unsigned flags) {
+  if (device == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  const Block* block = find(all, address, &base);
+  if (block == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (block->registered)
+    return refused("a device pointer of memory that the program registered (cuMemHostRegister)", false);
+  *device = address;
+  return CUDA_SUCCESS;
+}
+
+// Of memory that the program registered the worker knows nothing.
+CUresult ol_forward_cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
+                                           CUdeviceptr address) {
+  if (count == 0 || attributes == nullptr || data == nullptr || count > 64) return CUDA_ERROR_INVALID_VALUE;
+  Call call(Operation::kPointerAttribute);
+  call.value(static_cast<uint8_t>(1));
+  call.value(address);
+  call.value(count);
+  for (unsigned i = 0; i < count; ++i) call.value(static_cast<int32_t>(attributes[i]));
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  for (unsigned i = 0; i < count; ++i) {
+    const auto value = call.reply().raw(attributeBytes(attributes[i]));
+    if (data[i] != nullptr && !value.empty()) std::memcpy(data[i], value.data(), value.size());
+  }
+  return result;
+}
+
+CUresult ol_forward_cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+  if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Call call(Operation::kPointerAttribute);
+  call.value(static_cast<uint8_t>(0));
+  call.value(address);
+  call.value(1u);
+  call.value(static_cast<int32_t>(attribute));
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  if (const auto value = call.reply().raw(attributeBytes(attribute)); !value.empty())
+    std::memcpy(data, value.data(), value.size());
+  return result;
+}
+
+CUresult ol_forward_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr /*address*/) {
+  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;  // synchronous copies are, always
+}
+
+}  // extern "C"

@@ -1,0 +1,25 @@
+// What the client knows of addresses: pinned memory of its own, and device memory outside of the pool's range.
+// Thread-safety: any thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace olpager::forward {
+
+/// Device memory that is not in the pool's range (variables of modules).
+void noteDeviceMemory(CUdeviceptr address, uint64_t bytes);
+/// Whether an address that may be either is device memory: in the pool's range, noted, or nothing of this process's.
+bool isDeviceMemory(uint64_t address);
+/// Whether [address, + bytes) is pinned: allocated by cuMemHostAlloc or registered.
+bool isPinned(const void* address, uint64_t bytes);
+
+/// Before a launch whose parameters name addresses: what the program changed in pinned memory that they name goes to the
+/// worker. `words` are the parameters. Returns how many pinned blocks are named; their numbers in `blocks` (kMostBlocks).
+inline constexpr int kMostBlocks = 16;
+int sendPinned(const void* words, uint64_t bytes, uint64_t* blocks);
+/// The same for all blocks that were ever named: before a graph, whose kernels may name any of them.
+void sendAllPinned();
+
+}  // namespace olpager::forward

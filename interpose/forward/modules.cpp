@@ -1,0 +1,183 @@
+// Modules and libraries: the image that a pointer names is found and sent as it is (a container, a cubin, PTX); options of the
+// compiler go along as far as they are numbers, its logs come back.
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "base/fatbin/fatbin.h"
+#include "base/log.h"
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/memory.h"
+
+namespace olpager::forward {
+namespace {
+
+bool isLog(CUjit_option option) { return option == CU_JIT_INFO_LOG_BUFFER || option == CU_JIT_ERROR_LOG_BUFFER; }
+
+// Options whose values are pointers to more than a log.
+bool isDeep(CUjit_option option) {
+  return option == CU_JIT_GLOBAL_SYMBOL_NAMES || option == CU_JIT_GLOBAL_SYMBOL_ADDRESSES ||
+         option == CU_JIT_REFERENCED_KERNEL_NAMES || option == CU_JIT_REFERENCED_VARIABLE_NAMES;
+}
+
+/// An image on its way, with the compiler's options.
+struct Load {
+  std::span<const std::byte> image;
+  std::string owned;  // where the image had to be made
+  unsigned count = 0;
+  CUjit_option* options = nullptr;
+  void** values = nullptr;
+};
+
+CUresult locate(const void* code, Load& load) {
+  if (code == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const auto found = fatbin::locate(code);
+  if (!found.ok()) {
+    base::logDebug("an image that can't be read: %s", found.error().message.c_str());
+    return CUDA_ERROR_INVALID_IMAGE;
+  }
+  const fatbin::Image& image = found.value();
+  if (image.form == fatbin::Image::Form::ptx) {
+    load.owned.assign(reinterpret_cast<const char*>(image.bytes.data()), image.bytes.size());
+    load.owned.push_back('\0');
+    load.image = std::as_bytes(std::span(load.owned));
+  } else {
+    load.image = {reinterpret_cast<const std::byte*>(image.bytes.data()), image.bytes.size()};
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult send(Operation operation, const Load& load, void** out) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (load.image.size() > kMostBytes) return refused("a module above 48 MiB", false);
+  Call call(operation);
+  call.beforeInit();
+  call.forgetsAnswers();
+  call.value(static_cast<uint32_t>(load.count));
+  for (unsigned i = 0; i < load.count; ++i) {
+    if (isDeep(load.options[i])) return refused("a module load with names of symbols in its options", false);
+    call.value(static_cast<int32_t>(load.options[i]));
+    call.value(isLog(load.options[i]) ? uint64_t{0} : reinterpret_cast<uint64_t>(load.values[i]));
+  }
+  call.value(static_cast<uint64_t>(load.image.size()));
+  call.bulk(load.image);
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  Reader& reply = call.reply();
+  const auto status = static_cast<CUresult>(reply.value<int32_t>());
+  const auto handle = reply.value<uint64_t>();
+  for (unsigned i = 0; i < load.count; ++i) {
+    const auto value = reply.value<uint64_t>();
+    const auto text = reply.text();
+    if (isLog(load.options[i])) {
+      // Its size is given by the option for it, which may stand anywhere.
+      const auto size_option = load.options[i] == CU_JIT_INFO_LOG_BUFFER ? CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES
+                                                                         : CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
+      uint64_t room = 0;
+      for (unsigned j = 0; j < load.count; ++j) {
+        if (load.options[j] == size_option) room = reinterpret_cast<uint64_t>(load.values[j]) & UINT32_MAX;
+      }
+      auto* const into = static_cast<char*>(load.values[i]);
+      if (into == nullptr || room == 0) continue;
+      const size_t bytes = std::min<size_t>(text.size(), room - 1);
+      std::memcpy(into, text.data(), bytes);
+      into[bytes] = '\0';
+    }
+    (void)value;
+  }
+  if (status == CUDA_SUCCESS) *out = reinterpret_cast<void*>(handle);
+  return status;
+}
+
+CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options, void** values, void** out) {
+  if (count != 0 && (options == nullptr || values == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  Load one;
+  one.count = count;
+  one.options = options;
+  one.values = values;
+  if (const CUresult error = locate(code, one); error != CUDA_SUCCESS) return error;
+  return send(operation, one, out);
+}
+
+CUresult loadFile(Operation operation, const char* path, unsigned count, CUjit_option* options, void** values,
+                  void** out) {
+  if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
+  std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  bytes.push_back('\0');  // PTX text ends so
+  return load(operation, bytes.data(), count, options, values, out);
+}
+
+}  // namespace
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+CUresult ol_forward_cuModuleLoadData(CUmodule* module, const void* image) {
+  return load(Operation::kLoadModule, image, 0, nullptr, nullptr, reinterpret_cast<void**>(module));
+}
+CUresult ol_forward_cuModuleLoadFatBinary(CUmodule* module, const void* image) {
+  return load(Operation::kLoadModule, image, 0, nullptr, nullptr, reinterpret_cast<void**>(module));
+}
+CUresult ol_forward_cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned count, CUjit_option* options,
+                                       void** values) {
+  return load(Operation::kLoadModule, image, count, options, values, reinterpret_cast<void**>(module));
+}
+CUresult ol_forward_cuModuleLoad(CUmodule* module, const char* path) {
+  return loadFile(Operation::kLoadModule, path, 0, nullptr, nullptr, reinterpret_cast<void**>(module));
+}
+
+// The library's own options say what may be done with `code` (kept, or copied): here it has been sent when the call returns.
+CUresult ol_forward_cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* options, void** values,
+                                      unsigned count, CUlibraryOption* /*library_options*/, void** /*library_values*/,
+                                      unsigned /*library_count*/) {
+  return load(Operation::kLoadLibrary, code, count, options, values, reinterpret_cast<void**>(library));
+}
+CUresult ol_forward_cuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_option* options, void** values,
+                                          unsigned count, CUlibraryOption* /*library_options*/,
+                                          void** /*library_values*/, unsigned /*library_count*/) {
+  return loadFile(Operation::kLoadLibrary, path, count, options, values, reinterpret_cast<void**>(library));
+}
+
+CUresult ol_forward_cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
+  CUdeviceptr found = 0;
+  size_t size = 0;
+  const CUresult result = ol_forward_generated_cuModuleGetGlobal_v2(&found, &size, module, name);
+  if (result != CUDA_SUCCESS) return result;
+  noteDeviceMemory(found, size);
+  if (address != nullptr) *address = found;
+  if (bytes != nullptr) *bytes = size;
+  return result;
+}
+
+CUresult ol_forward_cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
+  CUdeviceptr found = 0;
+  size_t size = 0;
+  const CUresult result = ol_forward_generated_cuLibraryGetGlobal(&found, &size, library, name);
+  if (result != CUDA_SUCCESS) return result;
+  noteDeviceMemory(found, size);
+  if (address != nullptr) *address = found;
+  if (bytes != nullptr) *bytes = size;
+  return result;
+}
+
+CUresult ol_forward_cuLibraryGetManaged(CUdeviceptr* /*address*/, size_t* /*bytes*/, CUlibrary /*library*/,
+                                        const char* name) {
+  olpager::base::warnOnce(name != nullptr ? name : "",
+                          "__managed__ variable %s: managed memory is not there yet in forwarded mode",
+                          name != nullptr ? name : "");
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult ol_forward_cuMemAllocManaged(CUdeviceptr* /*address*/, size_t /*bytes*/, unsigned /*flags*/) {
+  return refused("cuMemAllocManaged", false);
+}
+
+}  // extern "C"

@@ -1,0 +1,469 @@
+// The session's states: none -> up (connect) -> ended (lost, or the program's end); final. In a forked child a session of its
+// parent is out of reach, and one is made anew only where the parent had not called cuInit yet.
+#include "interpose/forward/session.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <exception>
+
+#include "base/log.h"
+#include "interpose/api/driver_symbols.h"
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/connection.h"
+#include "interpose/forward/launch.h"
+#include "interpose/forward/pinned.h"
+
+namespace olpager::forward {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kSlice = 100ms;  // of a wait: looks at the session's end in between
+constexpr auto kBatch = 50us;   // what nobody waits for is sent after so long
+constexpr auto kAwake = 2ms;    // without calls before the attendant sleeps
+constexpr size_t kMostRemembered = 65536;
+
+struct Root {
+  std::mutex mutex;
+  base::Settings settings;
+  bool configured = false;
+  bool tried = false;
+};
+Root& root() {
+  static Root* instance = new Root;
+  return *instance;
+}
+std::atomic<Session*> g_session{nullptr};
+std::atomic<bool> g_forked{false};
+
+void childAfterFork() {
+  Session* const parents = g_session.exchange(nullptr);
+  // The parent's lock may be held by a thread that the child does not have: a root of its own.
+  new (&root().mutex) std::mutex;
+  root().tried = false;
+  if (parents != nullptr && parents->initialized()) g_forked.store(true);
+}
+
+std::string functionName(uint32_t function) {
+  return function < api::kSymbolCount ? api::symbolName(static_cast<api::Symbol>(function))
+                                      : "operation " + std::to_string(function);
+}
+
+// After the program's own exit handlers and destructors, which may still call. Nothing of ours is destroyed.
+__attribute__((destructor)) void end() {
+  if (Session* session = g_session.load(); session != nullptr && !g_forked.load()) session->atExit();
+}
+
+}  // namespace
+
+bool Session::inForkedChild() { return g_forked.load(std::memory_order_relaxed); }
+
+Session* Session::existing() { return g_session.load(std::memory_order_acquire); }
+
+bool Session::configure(const base::Settings& settings) {
+  Root& state = root();
+  std::lock_guard lock(state.mutex);
+  state.settings = settings;
+  state.configured = true;
+  return true;
+}
+
+Session* Session::get() {
+  if (Session* made = g_session.load(std::memory_order_acquire)) return made;
+  if (inForkedChild()) return nullptr;
+  Root& state = root();
+  std::lock_guard lock(state.mutex);
+  if (Session* made = g_session.load()) return made;
+  if (!state.configured || state.tried) return nullptr;
+  state.tried = true;
+  auto* const made = new Session;
+  const Status connected = made->connect(state.settings);
+  if (!connected.ok()) {
+    if (base::logLevel() != base::LogLevel::kOff) base::logError("%s", connected.error().message.c_str());
+    return nullptr;  // what it began stays: threads may still use it
+  }
+  static const bool handlers = [] {
+    pthread_atfork(nullptr, nullptr, childAfterFork);
+    return true;
+  }();
+  (void)handlers;
+  g_session.store(made, std::memory_order_release);
+  return made;
+}
+
+Status Session::connect(const base::Settings& settings) {
+  connection_ = std::make_unique<Connection>(settings);
+  if (auto opened = connection_->open(channel_); !opened.ok()) return opened;
+  Writer writer;
+  writer.value(CallHead{static_cast<uint16_t>(Operation::kDescribe), 0, 0, 0, 0, 0});
+  Wait wait;
+  if (call(writer.bytes, {}, wait) != CUDA_SUCCESS)
+    return Error{"gpunode " + settings.gpunode + ": " + (why_lost_.empty() ? "the worker can't start" : why_lost_)};
+  Reader reader(wait.record);
+  (void)reader.value<AnswerHead>();
+  description_ = reader.value<Description>();
+  const auto offered = reader.raw(api::kSymbolCount);
+  if (!reader.ok() || description_.specification != kSpecification)
+    return Error{"gpunode " + settings.gpunode + " is of another version than this one"};
+  offered_.assign(offered.begin(), offered.end());
+  std::thread([this] { attend(); }).detach();
+  std::thread([this] { runFunctions(); }).detach();
+  base::logInfo("forwarded mode: gpunode %s, worker %s, %d device(s), CUDA %d.%d", settings.gpunode.c_str(),
+                connection_->address().c_str(), description_.devices, description_.driver_version / 1000,
+                description_.driver_version % 1000 / 10);
+  return {};
+}
+
+uint32_t Session::thisThread() {
+  static thread_local uint32_t number = 0;
+  static thread_local Session* of = nullptr;
+  if (of != this) {
+    number = threads_.fetch_add(1) + 1;
+    of = this;
+  }
+  return number;
+}
+
+// --- calls -------------------------------------------------------------------------------------------------------------
+
+bool Session::begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait, bool flush) {
+  auto& head = *reinterpret_cast<CallHead*>(record.data());
+  head.thread = thisThread();
+  if (othersCall()) head.flags |= kOthersCall;
+  {
+    std::lock_guard lock(waits_mutex_);
+    if (ended_) return false;
+    wait.number = next_wait_++;
+    if (next_wait_ == 0) next_wait_ = 1;
+    waits_.emplace(wait.number, &wait);
+  }
+  head.reply = wait.number;
+  if (channel_.write({record, bulk}, flush)) return true;
+  std::lock_guard lock(waits_mutex_);
+  waits_.erase(wait.number);
+  return false;
+}
+
+CUresult Session::finish(Wait& wait) {
+  receiveFor(wait);
+  return wait.result;
+}
+
+CUresult Session::call(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait) {
+  if (!begin(record, bulk, wait, true)) return wait.result = CUDA_ERROR_DEVICE_UNAVAILABLE;
+  return finish(wait);
+}
+
+CUresult Session::post(std::vector<std::byte>& record, std::span<const std::byte> bulk) {
+  auto& head = *reinterpret_cast<CallHead*>(record.data());
+  head.thread = thisThread();
+  head.reply = 0;
+  if (ended_.load(std::memory_order_relaxed)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  if (!channel_.write({record, bulk})) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  posts_.fetch_add(1, std::memory_order_relaxed);
+  if (attendant_sleeps_.load()) {
+    std::lock_guard lock(attend_mutex_);
+    attend_.notify_one();
+  }
+  return CUDA_SUCCESS;
+}
+
+// One of the threads that wait receives, for all of them; the others sleep until their answer is there or it is their turn.
+void Session::receiveFor(Wait& wait) {
+  std::vector<std::byte> record;
+  std::unique_lock lock(waits_mutex_);
+  while (!wait.done) {
+    if (ended_) {
+      wait.result = CUDA_ERROR_DEVICE_UNAVAILABLE;
+      break;
+    }
+    if (receiving_) {
+      ++waiting_threads_;
+      turn_.wait_for(lock, kSlice);
+      --waiting_threads_;
+      continue;
+    }
+    receiving_ = true;
+    while (!wait.done && !ended_) {
+      lock.unlock();
+      const auto got = channel_.read(record, kSlice);
+      if (got == calls::Channel::Read::kRecord) {
+        dispatch(record);
+      } else if (got == calls::Channel::Read::kDown) {
+        if (auto up = resume(); !up.ok()) lost(up.error().message);
+      }
+      lock.lock();
+    }
+    receiving_ = false;
+    if (waiting_threads_ != 0) turn_.notify_all();
+  }
+  waits_.erase(wait.number);
+}
+
+Status Session::resume() {
+  const std::string why = channel_.reason();
+  base::logWarn("gpunode: the connection is lost (%s); connecting again", why.c_str());
+  Status again = connection_->reopen(channel_);
+  if (!again.ok()) return Error{again.error().message};
+  base::logWarn("gpunode: connected again");
+  return {};
+}
+
+void Session::lost(const std::string& why) {
+  {
+    std::lock_guard lock(waits_mutex_);
+    if (ended_.exchange(true)) return;
+    why_lost_ = why;
+    turn_.notify_all();
+  }
+  channel_.close(why);
+  base::logError("the session on the gpunode is lost: %s; every CUDA call of this program fails from now on",
+                 why.c_str());
+  std::lock_guard lock(functions_mutex_);
+  function_due_.notify_all();
+}
+
+void Session::dispatch(std::vector<std::byte>& record) {
+  Reader reader(record);
+  const auto head = reader.value<AnswerHead>();
+  if (!reader.ok()) {
+    channel_.close("a record without a head");
+    return;
+  }
+  switch (head.kind) {
+    case Answer::kReply: {
+      std::lock_guard lock(waits_mutex_);
+      ++received_;
+      const auto found = waits_.find(head.number);
+      if (found == waits_.end()) break;
+      Wait& wait = *found->second;
+      wait.result = static_cast<CUresult>(head.result);
+      wait.answered = head.function != 0;
+      wait.record.swap(record);
+      wait.done = true;
+      if (waiting_threads_ != 0) turn_.notify_all();
+      break;
+    }
+    case Answer::kFailed: {
+      std::lock_guard lock(waits_mutex_);
+      ++received_;
+      failures_.emplace(head.number, static_cast<CUresult>(head.result));
+      any_failure_.store(true);
+      base::logDebug("%s failed at the gpunode: %d", functionName(head.function).c_str(), head.result);
+      break;
+    }
+    case Answer::kBytes: {
+      Expected expected{};
+      {
+        std::lock_guard lock(waits_mutex_);
+        ++received_;
+        const auto found = expected_.find(head.number);
+        if (found == expected_.end()) break;
+        expected = found->second;
+        expected_.erase(found);
+      }
+      comes_.fetch_sub(1);
+      if (const auto bytes = reader.raw(expected.bytes); !bytes.empty())
+        std::memcpy(expected.into, bytes.data(), bytes.size());
+      break;
+    }
+    case Answer::kHostBytes: {
+      {
+        std::lock_guard lock(waits_mutex_);
+        ++received_;
+      }
+      while (reader.ok() && reader.left() > 0) {
+        const auto address = reader.value<uint64_t>();
+        const auto bytes = reader.raw(reader.value<uint64_t>());
+        if (!bytes.empty()) takePinned(address, bytes);
+      }
+      comes_.fetch_sub(1);
+      break;
+    }
+    case Answer::kHostFunction: {
+      {
+        std::lock_guard lock(waits_mutex_);
+        ++received_;
+      }
+      std::lock_guard lock(functions_mutex_);
+      due_.emplace_back(head.number, static_cast<CUresult>(head.result));
+      function_due_.notify_one();
+      break;
+    }
+    case Answer::kText:
+      (void)!std::fwrite(record.data() + sizeof head, 1, record.size() - sizeof head, stdout);
+      std::fflush(stdout);
+      break;
+    default:
+      channel_.close("a record of no known kind");
+  }
+}
+
+CUresult Session::takeFailure() {
+  if (!any_failure_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+  const uint32_t thread = thisThread();
+  std::lock_guard lock(waits_mutex_);
+  const auto found = failures_.find(thread);
+  if (found == failures_.end()) return CUDA_SUCCESS;
+  const CUresult result = found->second;
+  failures_.erase(found);
+  any_failure_.store(!failures_.empty());
+  return result;
+}
+
+// --- what comes by itself ----------------------------------------------------------------------------------------------
+
+void Session::somethingComes() {
+  comes_.fetch_add(1);
+  std::lock_guard lock(attend_mutex_);
+  attend_.notify_one();
+}
+
+uint32_t Session::expectBytes(void* into, uint64_t bytes) {
+  uint32_t number = 0;
+  {
+    std::lock_guard lock(waits_mutex_);
+    number = next_expected_++;
+    expected_[number] = {into, bytes};
+  }
+  somethingComes();
+  return number;
+}
+
+uint32_t Session::expectFunction(std::function<void(CUresult)> run, bool again) {
+  uint32_t number = 0;
+  {
+    std::lock_guard lock(functions_mutex_);
+    number = next_function_++;
+    functions_[number] = {std::move(run), again};
+    has_functions_.store(true);
+  }
+  somethingComes();
+  return number;
+}
+
+void Session::runFunctions() {
+  std::unique_lock lock(functions_mutex_);
+  for (;;) {
+    function_due_.wait(lock, [&] { return !due_.empty() || ended_; });
+    if (due_.empty()) return;
+    const auto [number, status] = due_.front();
+    due_.erase(due_.begin());
+    const auto found = functions_.find(number);
+    if (found == functions_.end()) continue;
+    const auto run = found->second.run;
+    const bool again = found->second.again;
+    if (!again) functions_.erase(found);
+    lock.unlock();
+    run(status);
+    Writer done;
+    done.value(CallHead{static_cast<uint16_t>(Operation::kHostFunctionDone), 0, 0, 0, 0, 0});
+    done.value(number);
+    auto& head = *reinterpret_cast<CallHead*>(done.bytes.data());
+    head.thread = 0;
+    (void)channel_.write({done.bytes}, true);
+    if (!again) comes_.fetch_sub(1);
+    lock.lock();
+  }
+}
+
+// Awake while calls come that nobody waits for, and while something comes that nobody receives; else asleep.
+void Session::attend() {
+  std::vector<std::byte> record;
+  uint64_t seen = 0, received_before = 0;
+  auto active = std::chrono::steady_clock::now();
+  while (!ended_) {
+    if (channel_.unsent()) (void)channel_.flush();
+    const uint64_t posts = posts_.load(std::memory_order_relaxed);
+    const auto now = std::chrono::steady_clock::now();
+    if (posts != seen) active = now;
+    seen = posts;
+    const bool comes = comes_.load() != 0;
+    if (comes || channel_.unsent()) {
+      std::unique_lock lock(waits_mutex_);
+      // Who waits for an answer receives what comes before it too: only when nobody does.
+      const bool idle = !receiving_ && received_ == received_before;
+      received_before = received_;
+      if (idle) {
+        receiving_ = true;
+        lock.unlock();
+        const auto got = channel_.read(record, 1ms);
+        if (got == calls::Channel::Read::kRecord) dispatch(record);
+        if (got == calls::Channel::Read::kDown && !ended_) {
+          if (auto up = resume(); !up.ok()) lost(up.error().message);
+        }
+        lock.lock();
+        receiving_ = false;
+        if (got == calls::Channel::Read::kRecord) received_before = received_;
+        if (waiting_threads_ != 0) turn_.notify_all();
+        lock.unlock();
+        continue;
+      }
+    }
+    if (now - active < kAwake) {
+      std::this_thread::sleep_for(kBatch);
+      continue;
+    }
+    std::unique_lock lock(attend_mutex_);
+    if (comes) {
+      attend_.wait_for(lock, 1ms);
+      continue;
+    }
+    attendant_sleeps_.store(true);
+    if (posts_.load() == seen && !channel_.unsent() && comes_.load() == 0) attend_.wait_for(lock, 1s);
+    attendant_sleeps_.store(false);
+    active = std::chrono::steady_clock::now();
+  }
+}
+
+// --- answers that stay ---------------------------------------------------------------------------------------------------
+
+namespace {
+// The function, the context and the arguments; not the thread, nor the number of the wait.
+std::string keyOf(const std::vector<std::byte>& record) {
+  CallHead head;
+  std::memcpy(&head, record.data(), sizeof head);
+  std::string key(reinterpret_cast<const char*>(&head.function), sizeof head.function);
+  key.append(reinterpret_cast<const char*>(&head.context), sizeof head.context);
+  key.append(reinterpret_cast<const char*>(record.data()) + sizeof head, record.size() - sizeof head);
+  return key;
+}
+}  // namespace
+
+bool Session::remembered(const std::vector<std::byte>& record, Wait& wait) {
+  const std::string key = keyOf(record);
+  std::lock_guard lock(remembered_mutex_);
+  const auto found = remembered_.find(key);
+  if (found == remembered_.end()) return false;
+  wait.record = found->second;
+  wait.result = CUDA_SUCCESS;
+  wait.answered = true;
+  return true;
+}
+
+void Session::remember(const std::vector<std::byte>& record, const Wait& wait) {
+  std::lock_guard lock(remembered_mutex_);
+  if (remembered_.size() >= kMostRemembered) remembered_.clear();
+  remembered_[keyOf(record)] = wait.record;
+}
+
+void Session::forgetAnswers() {
+  forgetLayouts();
+  std::lock_guard lock(remembered_mutex_);
+  remembered_.clear();
+}
+
+void Session::atExit() {
+  if (ended_) return;
+  Writer goodbye;
+  goodbye.value(CallHead{static_cast<uint16_t>(Operation::kGoodbye), 0, 0, 0, 0, 0});
+  Wait wait;
+  (void)call(goodbye.bytes, {}, wait);
+  std::lock_guard lock(waits_mutex_);
+  ended_.store(true);
+}
+
+}  // namespace olpager::forward

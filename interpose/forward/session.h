@@ -1,0 +1,141 @@
+// The client's session with a worker: calls go out in one order, whoever waits for an answer receives by itself.
+//
+// Thread-safety: everything from any thread. One session in a process, made at first need, never destroyed; a forked child has
+// none. Errors: one line on standard error when the session can't be had or is lost, then results of CUDA.
+//
+// Locks: Session::waits_mutex_ (who waits, who receives); the channel's own below it. No lock is held while a callback runs.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/settings.h"
+#include "coherence/calls/channel.h"
+#include "interpose/forward/wire.h"
+
+namespace olpager::forward {
+
+/// A thread that waits for an answer.
+struct Wait {
+  uint32_t number = 0;
+  bool done = false;
+  CUresult result = CUDA_SUCCESS;
+  bool answered = false;
+  std::vector<std::byte> record;  // the whole answer, its head in front
+};
+
+class Session {
+ public:
+  /// The process's session, connected; null when it can't be had (told once), when it has ended, or in a forked child.
+  static Session* get();
+  /// The same without connecting.
+  static Session* existing();
+  static bool configure(const base::Settings& settings);
+  static bool inForkedChild();
+
+  const Description& description() const { return description_; }
+  bool offers(size_t symbol) const { return symbol < offered_.size() && offered_[symbol] != std::byte{0}; }
+
+  /// Sends a call and waits for its answer. `record` begins with a CallHead whose reply is filled in here.
+  CUresult call(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait);
+  /// The same in two steps: several may be under way.
+  bool begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait, bool flush);
+  CUresult finish(Wait& wait);
+  /// Sends a call that nobody waits for.
+  CUresult post(std::vector<std::byte>& record, std::span<const std::byte> bulk = {});
+
+  uint64_t newNumber() { return next_number_.fetch_add(1, std::memory_order_relaxed); }
+
+  /// Bytes that come later, behind a copy in stream order: written to `into`. The number goes with the copy's call.
+  uint32_t expectBytes(void* into, uint64_t bytes);
+  /// A function that the worker calls in stream order, once. `run` gets the stream's state.
+  uint32_t expectFunction(std::function<void(CUresult)> run, bool again = false);
+  /// Something will come that nobody waits for: receives also when no thread does.
+  void somethingComes();
+  /// The same for what is announced with a launch and comes as Answer::kHostBytes, its end marked.
+  void somethingComesOnce() { somethingComes(); }
+
+  /// Answers that stay the same (class cached). The key is the call's bytes after its reply number.
+  bool remembered(const std::vector<std::byte>& record, Wait& wait);
+  void remember(const std::vector<std::byte>& record, const Wait& wait);
+  void forgetAnswers();
+
+  /// What a call of this thread that nobody waited for has failed with, once.
+  CUresult takeFailure();
+
+  bool initialized() const { return initialized_.load(std::memory_order_acquire); }
+  void setInitialized() { initialized_.store(true, std::memory_order_release); }
+  bool othersCall() const { return threads_.load(std::memory_order_relaxed) > 1 || has_functions_.load(); }
+  void atExit();
+
+ private:
+  friend class Registry;
+  Session() = default;
+  Status connect(const base::Settings& settings);
+  Status resume();
+  void lost(const std::string& why);
+  void dispatch(std::vector<std::byte>& record);
+  void receiveFor(Wait& wait);
+  void attend();
+  void runFunctions();
+  uint32_t thisThread();
+
+  struct Expected {
+    void* into;
+    uint64_t bytes;
+  };
+  struct Function {
+    std::function<void(CUresult)> run;
+    bool again;
+  };
+
+  calls::Channel channel_;
+  std::unique_ptr<class Connection> connection_;
+  Description description_{};
+  std::vector<std::byte> offered_;
+  std::atomic<uint64_t> next_number_{kFirstNumber};
+  std::atomic<bool> initialized_{false};
+  std::atomic<uint32_t> threads_{0};
+  std::atomic<bool> has_functions_{false};
+  std::atomic<bool> ended_{false};
+
+  std::mutex waits_mutex_;
+  std::condition_variable turn_;
+  bool receiving_ = false;
+  uint32_t waiting_threads_ = 0;
+  uint32_t next_wait_ = 1;
+  std::unordered_map<uint32_t, Wait*> waits_;
+  std::unordered_map<uint32_t, CUresult> failures_;  // by thread
+  std::atomic<bool> any_failure_{false};
+  std::unordered_map<uint32_t, Expected> expected_;
+  uint32_t next_expected_ = 1;
+  uint64_t received_ = 0;  // records
+  std::string why_lost_;
+
+  std::mutex remembered_mutex_;
+  std::unordered_map<std::string, std::vector<std::byte>> remembered_;
+
+  // The attendant: flushes what nobody waits for, receives when nobody else does.
+  std::mutex attend_mutex_;
+  std::condition_variable attend_;
+  std::atomic<bool> attendant_sleeps_{false};
+  std::atomic<uint64_t> posts_{0};
+  std::atomic<uint32_t> comes_{0};  // answers that nobody waits for
+  // Host functions run on a thread of their own, one after the other.
+  std::mutex functions_mutex_;
+  std::condition_variable function_due_;
+  std::unordered_map<uint32_t, Function> functions_;
+  std::vector<std::pair<uint32_t, CUresult>> due_;
+  uint32_t next_function_ = 1;
+};
+
+}  // namespace olpager::forward

@@ -1,0 +1,38 @@
+// How a client gets a session: one message to the supervisor, one back, over a link whose key is proved.
+#pragma once
+
+#include <cstdint>
+
+namespace olpager::forward {
+
+inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
+inline constexpr uint32_t kSessionVersion = 1;
+
+enum class SessionAsk : uint32_t { kOpen = 1, kWhatBecameOf = 2 };
+
+struct SessionRequest {
+  uint32_t magic = kSessionMagic;
+  uint32_t version = kSessionVersion;
+  SessionAsk ask = SessionAsk::kOpen;
+  uint32_t process = 0;        // kOpen: the client's, for lists
+  uint64_t specification = 0;  // kOpen
+  uint64_t session = 0;        // kWhatBecameOf
+  char program[40] = {};       // kOpen: printable, NUL-terminated
+};
+static_assert(sizeof(SessionRequest) == 72);
+
+struct SessionReply {
+  uint32_t magic = kSessionMagic;
+  uint32_t refused = 0;  // 1: `text` says why; kWhatBecameOf: what became of it
+  uint64_t session = 0;
+  uint32_t port = 0;  // of the worker, at the host that the client knows; 0: `text` is its address
+  uint32_t grace_ms = 0;
+  uint8_t key[32] = {};  // the session's
+  char text[192] = {};
+};
+static_assert(sizeof(SessionReply) == 248);
+
+/// The name of every session's key.
+inline constexpr char kSessionKeyName[] = "session";
+
+}  // namespace olpager::forward

@@ -1,0 +1,139 @@
+#include "interpose/forward/symbols.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "interpose/api/forward_functions.h"
+#include "interpose/api/proc_address.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/contexts.h"
+#include "interpose/private_tables/private_tables.h"
+
+namespace olpager::forward {
+namespace {
+
+// The newest version whose functions the specification knows: what a program is told even where the gpunode has a newer one.
+constexpr int kKnownVersion = 13000;
+
+class TableHost final : public interpose::PrivateTableHost {
+ public:
+  int driverVersion() override {
+    int version = 0;
+    (void)ol_forward_cuDriverGetVersion(&version);
+    return version;
+  }
+  std::vector<interpose::DeviceIdentity> devices() override {
+    std::vector<interpose::DeviceIdentity> all;
+    const Session* session = Session::get();
+    for (int i = 0; session != nullptr && i < session->description().devices; ++i) {
+      interpose::DeviceIdentity identity{};
+      CUuuid uuid{};
+      (void)ol_forward_generated_cuDeviceGetUuid(&uuid, i);
+      std::copy(std::begin(uuid.bytes), std::end(uuid.bytes), reinterpret_cast<char*>(identity.uuid.data()));
+      (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_domain, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, i);
+      (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_bus, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, i);
+      (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_device, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, i);
+      all.push_back(identity);
+    }
+    return all;
+  }
+  CUcontext currentContext() override { return reinterpret_cast<CUcontext>(forward::currentContext()); }
+  CUresult primaryContextHandle(CUdevice device, CUcontext* context) override {
+    const Session* session = Session::get();
+    if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+    if (device < 0 || device >= session->description().devices) return CUDA_ERROR_INVALID_DEVICE;
+    *context = reinterpret_cast<CUcontext>(primaryHandle(device));
+    return CUDA_SUCCESS;
+  }
+  CUresult contextId(CUcontext context, uint64_t* id) override {
+    unsigned long long found = 0;
+    const CUresult result = ol_forward_generated_cuCtxGetId(context, &found);
+    *id = found;
+    return result;
+  }
+  CUresult streamId(CUcontext /*context*/, CUstream stream, uint64_t* id) override {
+    unsigned long long found = 0;
+    const CUresult result = ol_forward_generated_cuStreamGetId(stream, &found);
+    *id = found;
+    return result;
+  }
+  CUresult moduleFunctions(CUmodule module, std::vector<CUfunction>* functions) override {
+    unsigned count = 0;
+    CUresult result = ol_forward_generated_cuModuleGetFunctionCount(&count, module);
+    if (result != CUDA_SUCCESS) return result;
+    functions->resize(count);
+    result = ol_forward_generated_cuModuleEnumerateFunctions(functions->data(), count, module);
+    return result;
+  }
+  void unsupportedCalled(const char* table, int slot) override {
+    base::logWarn("private driver table %s: function %d is not there in forwarded mode", table, slot);
+  }
+};
+
+interpose::PrivateTables& privateTables() {
+  static auto* const tables = new interpose::PrivateTables(*new TableHost);
+  return *tables;
+}
+
+CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function,
+                CUdriverProcAddressQueryResult* status) {
+  *function = found;
+  if (status != nullptr) *status = why;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void* resolve(api::Symbol symbol) {
+  if (!api::isDeclared(symbol)) return nullptr;
+  // cuInit says why there is no session; until then everything has a function.
+  const Session* session = Session::get();
+  if (session != nullptr && !session->offers(static_cast<size_t>(symbol))) return nullptr;
+  return forwardFunction(symbol);
+}
+
+CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,
+                        CUdriverProcAddressQueryResult* status) {
+  if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUdriverProcAddressQueryResult why{};
+  const auto symbol = api::lookupProcAddress(name, version, flags, &why);
+  if (!symbol) return answer(nullptr, why, function, status);
+  void* const found = resolve(*symbol);
+  return answer(found, found != nullptr ? why : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, function, status);
+}
+
+void contextGone(CUcontext context) { privateTables().contextGone(context); }
+
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+CUresult ol_forward_cuDriverGetVersion(int* version) {
+  if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const Session* session = Session::get();
+  // Without a session a runtime is to come as far as cuInit, which says what is wrong.
+  *version = session != nullptr ? std::min(session->description().driver_version, kKnownVersion) : CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+
+CUresult ol_forward_cuGetProcAddress_v2(const char* name, void** function, int version, cuuint64_t flags,
+                                        CUdriverProcAddressQueryResult* status) {
+  return getProcAddress(name, function, version, flags, status);
+}
+
+// The first form reports a missing name by its result.
+CUresult ol_forward_cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags) {
+  CUdriverProcAddressQueryResult status{};
+  const CUresult result = getProcAddress(name, function, version, flags, &status);
+  if (result != CUDA_SUCCESS) return result;
+  return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult ol_forward_cuGetExportTable(const void** table, const CUuuid* id) {
+  if (table == nullptr || id == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return privateTables().find(id, table);
+}
+
+}  // extern "C"

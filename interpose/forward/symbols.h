@@ -1,0 +1,19 @@
+// What libcuda's names lead to in forwarded mode, and the driver's private tables as a client without a driver gives them.
+// Thread-safety: any thread. May connect to the gpunode at first use.
+#pragma once
+
+#include <cuda.h>
+
+#include "interpose/api/driver_symbols.h"
+
+namespace olpager::forward {
+
+/// The function for `symbol`; nullptr where the gpunode's driver has none of that name, or libcuda's object is meant.
+void* resolve(api::Symbol symbol);
+/// As cuGetProcAddress_v2.
+CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,
+                        CUdriverProcAddressQueryResult* status);
+/// The context is about to be reset or destroyed: what libraries attached to it is let go.
+void contextGone(CUcontext context);
+
+}  // namespace olpager::forward

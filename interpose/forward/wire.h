@@ -1,0 +1,156 @@
+// What a session's client and worker say to each other: records of a calls::Channel. Plain structures, little-endian, the same
+// compiler's layout of cuda.h's types on both sides (x86-64; the greeting carries a hash of the specification).
+//
+// Both ends read with Reader, which checks every length: what arrives is never trusted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace olpager::forward {
+
+/// Numbers of functions above every symbol: what has no function of its own, or is not said as cuda.h says it.
+enum class Operation : uint16_t {
+  kDescribe = 0x4000,  // who the worker is: Description, then a byte for each symbol
+  kGoodbye,            // the program ends
+  kParameters,         // layout of a kernel's parameters
+  kLaunch,
+  kCopyIn,      // bytes of the client to device memory or an array
+  kCopyOut,     // and back
+  kCopyDevice,  // between places of the worker
+  kLoadModule,
+  kLoadLibrary,
+  kHostAlloc,  // memory at an address of the window
+  kHostFree,
+  kHostBytes,     // what the client changed in it
+  kHostFunction,  // calls the client in stream order
+  kHostFunctionDone,
+  kPointerAttribute,
+  kContextCreate,
+  kPrimaryRetain,
+  kSynchronizeDefault,  // the calling thread's default stream
+};
+
+/// At the head of a record of the client's.
+struct CallHead {
+  uint16_t function;  // api::Symbol or Operation
+  uint16_t flags;     // CallFlags
+  uint32_t reply;     // number of the wait; 0: nobody waits
+  uint64_t context;   // the calling thread's current context; 0: none
+  uint32_t thread;    // the calling thread, from 1
+  uint32_t reserved;
+};
+static_assert(sizeof(CallHead) == 24);
+
+enum CallFlags : uint16_t {
+  kMayWait = 1,     // for the GPU, or for the client
+  kOthersCall = 2,  // other threads, or host functions, may have calls while this one waits
+};
+
+enum class Answer : uint32_t { kReply = 1, kFailed, kBytes, kHostBytes, kHostFunction, kText };
+
+/// At the head of a record of the worker's.
+struct AnswerHead {
+  Answer kind;
+  uint32_t number;  // kReply: of the wait; kFailed: of the thread; kBytes: of the copy; kHostFunction: of the function
+  int32_t result;
+  uint32_t function;  // kFailed: which call it was
+};
+static_assert(sizeof(AnswerHead) == 16);
+
+struct Description {
+  uint64_t specification;  // forward::kSpecification
+  int32_t driver_version;
+  int32_t devices;
+  uint64_t va_base, va_size;      // of the pool
+  uint64_t window, window_bytes;  // of pinned host memory
+};
+static_assert(sizeof(Description) == 48);
+
+/// Marks a handle of a session; the numbers below 2^40 are the client's, those with kWorkersHandle the worker's.
+inline constexpr uint64_t kHandleMark = 0x5a5aull << 48;
+inline constexpr uint64_t kWorkersHandle = 1ull << 46;
+inline constexpr bool isMarked(uint64_t handle) { return handle >> 48 == 0x5a5a; }
+/// Of a device's primary context.
+inline constexpr uint64_t primaryHandle(int device) { return kHandleMark | (1 + static_cast<uint64_t>(device)); }
+inline constexpr uint64_t kFirstNumber = kHandleMark | 0x1000;  // what the client counts from
+
+inline constexpr uint64_t kMostBytes = 48ull << 20;  // of one call's arguments or answer
+
+/// Where pinned host memory lies on both sides.
+inline constexpr uint64_t kWindow = 0x1a00'0000'0000, kWindowBytes = 1ull << 40;
+
+class Writer {
+ public:
+  std::vector<std::byte> bytes;
+
+  void raw(const void* from, size_t count) {
+    const auto* const begin = static_cast<const std::byte*>(from);
+    bytes.insert(bytes.end(), begin, begin + count);
+  }
+  template <typename T>
+  void value(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    raw(&value, sizeof value);
+  }
+  void text(std::string_view text) {
+    value(static_cast<uint32_t>(text.size()));
+    raw(text.data(), text.size());
+  }
+};
+
+class Reader {
+ public:
+  Reader() = default;
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  bool ok() const { return ok_; }
+  void fail() { ok_ = false; }
+  size_t left() const { return bytes_.size(); }
+  /// `count` bytes, or none and ok() false.
+  std::span<const std::byte> raw(uint64_t count) {
+    if (!ok_ || count > bytes_.size()) {
+      ok_ = false;
+      return {};
+    }
+    const auto found = bytes_.first(count);
+    bytes_ = bytes_.subspan(count);
+    return found;
+  }
+  template <typename T>
+  T value() {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T value{};
+    if (const auto found = raw(sizeof value); !found.empty()) std::memcpy(&value, found.data(), sizeof value);
+    return value;
+  }
+  template <typename T>
+  T peek() const {
+    T value{};
+    if (bytes_.size() >= sizeof value) std::memcpy(&value, bytes_.data(), sizeof value);
+    return value;
+  }
+  std::string_view text() {
+    const auto found = raw(value<uint32_t>());
+    return {reinterpret_cast<const char*>(found.data()), found.size()};
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+  bool ok_ = true;
+};
+
+/// Bytes of an element behind a pointer as the specification counts them: of the type, 1 for void.
+template <typename T>
+inline constexpr uint64_t kElement = sizeof(T);
+template <>
+inline constexpr uint64_t kElement<void> = 1;
+template <>
+inline constexpr uint64_t kElement<const void> = 1;
+
+}  // namespace olpager::forward
