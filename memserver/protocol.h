@@ -9,6 +9,8 @@
 // A session's first request is kHello; after a lost connection kAttach names the leases that it holds. Whoever knows a lease's
 // id, over a connection with the same key's name, is its holder.
 //
+// What a memserver says of itself is asked for over the same connection, by coherence/status/status.h.
+//
 // Thread-safety: pure functions.
 #pragma once
 
@@ -22,6 +24,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "coherence/codec.h"
 
 namespace olpager::memserver {
 
@@ -34,10 +37,9 @@ struct LeaseId {
 
 namespace protocol {
 
-inline constexpr uint16_t kVersion = 1;
-inline constexpr size_t kMaxText = 256;
-inline constexpr size_t kMaxLeases = 256;  // in one message
-inline constexpr size_t kMaxRows = 24;
+inline constexpr uint16_t kVersion = 2;
+inline constexpr size_t kMaxText = codec::kMaxText;
+inline constexpr size_t kMaxLeases = 256;             // in one message
 inline constexpr size_t kMaxMessageBytes = 32 << 10;  // the longest that encode() makes: below the transport's default
 
 /// A slab of a lease, on the connection over which it is told.
@@ -109,30 +111,6 @@ struct ReleaseReply {
   bool operator==(const ReleaseReply&) const = default;
 };
 
-/// Who has what. Sessions in the order of their numbers, from `first` on.
-struct State {
-  uint64_t first = 0;
-  bool operator==(const State&) const = default;
-};
-struct StateRow {
-  uint64_t session = 0;  // counted from 1
-  std::string key_name, node, label, address;
-  uint64_t leases = 0, bytes = 0, recalled = 0;
-  uint32_t connected = 0;  // 1: it is
-  uint32_t heard_ms = 0;   // since the last renewal
-  uint32_t left_ms = 0;    // not connected: until its leases run out
-  bool operator==(const StateRow&) const = default;
-};
-struct StateReply {
-  uint64_t donated = 0, free = 0, lent = 0, cleaning = 0, returned = 0;  // bytes; returned: given back to the system
-  uint64_t uptime_ms = 0;
-  uint64_t sessions = 0;
-  uint32_t lending = 0;  // 1: it lends; 0: it is ending
-  std::vector<StateRow> rows;
-  uint64_t next = 0;  // ask on from here; 0: that was all
-  bool operator==(const StateReply&) const = default;
-};
-
 /// A request that can't be answered as asked: one line.
 struct Refusal {
   std::string why;
@@ -157,7 +135,7 @@ struct Goodbye {
 };
 
 using Body = std::variant<Hello, HelloReply, Lease, LeaseReply, Attach, AttachReply, Renew, RenewReply, Release,
-                          ReleaseReply, State, StateReply, Refusal, Recall, Revoked, Goodbye>;
+                          ReleaseReply, Refusal, Recall, Revoked, Goodbye>;
 
 struct Message {
   uint64_t number = 0;  // of the request; in its reply the same

@@ -206,8 +206,9 @@ class Daemon {
       service_ = std::make_unique<Service>(service, *store_, arena_, endpoint_->makeQueue());
     }
     if (!options_.prometheus.empty()) {
-      auto metrics = serveMetrics(options_.prometheus,
-                                  [this] { return metricsText(service_->figures(), store_->figures(), configured_); });
+      auto metrics = serveMetrics(options_.prometheus, [this] {
+        return metricsText(metricsOf(service_->figures(), store_->figures()), configured_);
+      });
       if (!metrics.ok()) return refuse(metrics.error().message);
       metrics_ = std::move(metrics.value());
       base::logInfo("figures at http://%s/metrics", metrics_->address().c_str());

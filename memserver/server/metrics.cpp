@@ -120,33 +120,54 @@ class Endpoint final : public MetricsEndpoint {
 
 }  // namespace
 
-std::string metricsText(const ServiceFigures& service, const SlabStore::Figures& store, uint64_t configured) {
-  std::string text;
-  const auto one = [&](const char* name, const char* type, const char* help, uint64_t value) {
-    text += fmt::format("# HELP olmemserver_{0} {1}\n# TYPE olmemserver_{0} {2}\nolmemserver_{0} {3}\n", name, help,
-                        type, value);
+std::vector<Metric> metricsOf(const ServiceFigures& service, const SlabStore::Figures& store) {
+  constexpr const char* kTcp = R"({transport="tcp"})";
+  constexpr const char* kShm = R"({transport="shm"})";
+  return {
+      {"donated_bytes", "gauge", "What it holds for sessions, lent or not.", store.donated()},
+      {"free_bytes", "gauge", "Zeroed and lent to nobody.", store.free},
+      {"lent_bytes", "gauge", "Lent to sessions.", store.lent},
+      {"cleaning_bytes", "gauge", "Taken back and being zeroed.", store.cleaning},
+      {"zeroed_bytes_total", "counter", "Zeroed before they were lent again.", store.zeroed},
+      {"replaced_bytes_total", "counter", "Given up because a session had mapped them, and replaced.", store.replaced},
+      {"returned_bytes_total", "counter", "Given back to the system under pressure.", store.returned},
+      {"sessions", "gauge", "Sessions that are connected or hold leases.", service.sessions},
+      {"sessions_connected", "gauge", "Sessions that are connected.", service.connected},
+      {"sessions_total", "counter", "Connections accepted.", service.sessions_accepted},
+      {"links", "gauge", "Connections that are up, by transport.", service.links_tcp, kTcp},
+      {"links", "gauge", "Connections that are up, by transport.", service.links_shm, kShm},
+      {"links_total", "counter", "Connections accepted, by transport.", service.accepted_tcp, kTcp},
+      {"links_total", "counter", "Connections accepted, by transport.", service.accepted_shm, kShm},
+      {"moved_bytes_total", "counter",
+       "Read and written by sessions through the daemon's threads; by shared memory they copy themselves.",
+       service.moved},
+      {"leases_granted_total", "counter", "Slabs lent.", service.leases_granted},
+      {"leases_released_total", "counter", "Slabs that sessions gave back.", service.leases_released},
+      {"leases_expired_total", "counter", "Slabs of sessions that did not come back in time.", service.leases_expired},
+      {"leases_revoked_total", "counter", "Slabs taken from sessions.", service.leases_revoked},
+      {"leases_moved_total", "counter", "Slabs that a session claimed over a new connection.", service.leases_moved},
+      {"requests_total", "counter", "Messages answered.", service.requests},
+      {"leases_refused_total", "counter", "Requests for memory that got none.", service.refused},
+      {"protocol_errors_total", "counter", "Connections closed for what they sent.", service.broken},
+      {"recalls_total", "counter", "Times that memory was wanted back.", service.recalls},
+      {"recalled_bytes_total", "counter", "Bytes wanted back.", service.recalled_bytes},
   };
-  one("configured_bytes", "gauge", "What it may donate at most.", configured);
-  one("donated_bytes", "gauge", "What it holds for sessions, lent or not.", store.donated());
-  one("free_bytes", "gauge", "Zeroed and lent to nobody.", store.free);
-  one("lent_bytes", "gauge", "Lent to sessions.", store.lent);
-  one("cleaning_bytes", "gauge", "Taken back and being zeroed.", store.cleaning);
-  one("zeroed_bytes_total", "counter", "Zeroed before they were lent again.", store.zeroed);
-  one("replaced_bytes_total", "counter", "Given up because a session had mapped them, and replaced.", store.replaced);
-  one("returned_bytes_total", "counter", "Given back to the system under pressure.", store.returned);
-  one("sessions", "gauge", "Sessions that are connected or hold leases.", service.sessions);
-  one("sessions_connected", "gauge", "Sessions that are connected.", service.connected);
-  one("sessions_total", "counter", "Connections accepted.", service.sessions_accepted);
-  one("leases_granted_total", "counter", "Slabs lent.", service.leases_granted);
-  one("leases_released_total", "counter", "Slabs that sessions gave back.", service.leases_released);
-  one("leases_expired_total", "counter", "Slabs of sessions that did not come back in time.", service.leases_expired);
-  one("leases_revoked_total", "counter", "Slabs taken from sessions.", service.leases_revoked);
-  one("leases_moved_total", "counter", "Slabs that a session claimed over a new connection.", service.leases_moved);
-  one("requests_total", "counter", "Messages answered.", service.requests);
-  one("leases_refused_total", "counter", "Requests for memory that got none.", service.refused);
-  one("protocol_errors_total", "counter", "Connections closed for what they sent.", service.broken);
-  one("recalls_total", "counter", "Times that memory was wanted back.", service.recalls);
-  one("recalled_bytes_total", "counter", "Bytes wanted back.", service.recalled_bytes);
+}
+
+std::string metricsText(const std::vector<Metric>& metrics, uint64_t configured) {
+  std::string text = fmt::format(
+      "# HELP olmemserver_configured_bytes What it may donate at most.\n# TYPE olmemserver_configured_bytes gauge\n"
+      "olmemserver_configured_bytes {}\n",
+      configured);
+  const char* before = "";
+  for (const Metric& metric : metrics) {
+    if (std::strcmp(before, metric.name) != 0) {
+      text += fmt::format("# HELP olmemserver_{0} {1}\n# TYPE olmemserver_{0} {2}\n", metric.name, metric.help,
+                          metric.type);
+    }
+    before = metric.name;
+    text += fmt::format("olmemserver_{} {}\n", metric.fullName(), metric.value);
+  }
   return text;
 }
 

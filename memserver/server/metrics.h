@@ -5,13 +5,24 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "memserver/server/service.h"
 
 namespace olpager::memserver {
 
-std::string metricsText(const ServiceFigures& service, const SlabStore::Figures& store, uint64_t configured);
+/// A figure by the name under which it is served, without "olmemserver_".
+struct Metric {
+  const char* name;
+  const char* type;  // "gauge", "counter"
+  const char* help;
+  uint64_t value = 0;
+  const char* labels = "";  // `{transport="tcp"}`; those of one name follow each other
+  std::string fullName() const { return std::string(name) + labels; }
+};
+std::vector<Metric> metricsOf(const ServiceFigures& service, const SlabStore::Figures& store);
+std::string metricsText(const std::vector<Metric>& metrics, uint64_t configured);
 
 class MetricsEndpoint {
  public:

@@ -5,10 +5,17 @@
 #include <nlohmann/json.hpp>
 
 #include "base/size.h"
+#include "coherence/status/ask.h"
 #include "coherence/transport/transport.h"
 #include "coherence/transport/trust/keys.h"
 
 namespace olpager::memserver {
+
+namespace {
+
+uint64_t bytesOf(const status::Session& session) { return session.bytes.empty() ? 0 : session.bytes.front(); }
+
+}  // namespace
 
 std::string askAddress(const std::string& listen) {
   for (const std::string_view any : {"0.0.0.0:", "*:"}) {
@@ -18,82 +25,63 @@ std::string askAddress(const std::string& listen) {
   return listen;
 }
 
-Result<protocol::StateReply> askState(const DaemonOptions& options, const std::string& address) {
-  constexpr auto kAnswer = std::chrono::seconds(5);
+Result<status::Status> askState(const DaemonOptions& options, const std::string& address) {
   transport::Options network;
   network.choice = options.choice;
   network.tls = options.tls;
-  network.lanes = 1;
-  network.io_threads = 1;
   if (!options.key.empty()) {
     auto keys = transport::loadKeys(options.key);
     if (!keys.ok()) return keys.error();
     network.keys = keys.value();
   }
-  auto endpoint = transport::makeEndpoint(network);
-  if (!endpoint.ok()) return endpoint.error();
-  const auto queue = endpoint.value()->makeQueue();
-  auto link = endpoint.value()->connect(address, {transport::makeDomain(), queue, ""});
-  if (!link.ok()) return link.error();
-
-  protocol::StateReply all;
-  for (uint64_t first = 0, number = 1;; ++number) {
-    const auto bytes = protocol::encode({number, protocol::State{first}});
-    transport::Completion completion;
-    if (link.value()->send(transport::MessageClass::kRequest, bytes) != transport::Outcome::kOk ||
-        queue->wait({&completion, 1}, kAnswer) != 1 || completion.kind != transport::Completion::Kind::kMessage) {
-      return Error{fmt::format("{}: no answer {}", address, link.value()->reason())};
-    }
-    auto reply = protocol::decode(completion.message.bytes());
-    if (!reply.ok()) return Error{fmt::format("{}: {}", address, reply.error().message)};
-    auto* state = std::get_if<protocol::StateReply>(&reply.value().body);
-    if (state == nullptr) return Error{fmt::format("{}: it answers something else", address)};
-    auto rows = std::move(all.rows);
-    rows.insert(rows.end(), state->rows.begin(), state->rows.end());
-    all = std::move(*state);
-    all.rows = std::move(rows);
-    if (all.next <= first) break;
-    first = all.next;
-  }
-  link.value()->close("it has been told");
-  return all;
+  auto asker = status::Asker::make(network, address);
+  if (!asker.ok()) return asker.error();
+  auto told = asker.value()->ask();
+  if (!told.ok()) return told.error();
+  if (told.value().status.kind != "memserver" || told.value().status.tiers.size() != 1)
+    return Error{fmt::format("{}: it is no memserver", address)};
+  return std::move(told.value().status);
 }
 
-std::string stateText(const protocol::StateReply& state) {
-  std::string text =
-      fmt::format("donated {}   lent {}   free {}   being cleaned {}   given back {}   up {} s{}\n",
-                  base::formatSize(state.donated), base::formatSize(state.lent), base::formatSize(state.free),
-                  base::formatSize(state.cleaning), base::formatSize(state.returned), state.uptime_ms / 1000,
-                  state.lending != 0 ? "" : "   ENDING");
+std::string stateText(const status::Status& state) {
+  const status::Tier& memory = state.tiers.front();
+  std::string text = fmt::format("donated {}   lent {}   free {}   being cleaned {}   given back {}   up {} s{}\n",
+                                 base::formatSize(memory.total), base::formatSize(memory.used),
+                                 base::formatSize(memory.free), base::formatSize(state.figure("cleaning_bytes")),
+                                 base::formatSize(state.figure("returned_bytes_total")), state.uptime_ms / 1000,
+                                 state.serving != 0 ? "" : "   ENDING");
   text += fmt::format("{:>8}  {:<16} {:<24} {:<20} {:>10} {:>6} {:>10}  {}\n", "session", "key", "node", "program",
                       "memory", "slabs", "recalled", "state");
-  for (const auto& row : state.rows) {
+  for (const auto& row : state.sessions) {
     text += fmt::format(
-        "{:>8}  {:<16} {:<24} {:<20} {:>10} {:>6} {:>10}  {}\n", row.session, row.key_name.empty() ? "-" : row.key_name,
-        row.node, row.label, base::formatSize(row.bytes), row.leases, base::formatSize(row.recalled),
-        row.connected != 0 ? fmt::format("connected from {}, heard {} ms ago", row.address, row.heard_ms)
-                           : fmt::format("lost, its memory is kept for {:.1f} s more", row.left_ms / 1000.0));
+        "{:>8}  {:<16} {:<24} {:<20} {:>10} {:>6} {:>10}  {}\n", row.number, row.key_name.empty() ? "-" : row.key_name,
+        row.node, row.program, base::formatSize(bytesOf(row)), row.pieces, base::formatSize(row.recalled),
+        row.connected != 0
+            ? fmt::format("connected from {} by {}, heard {} ms ago", row.address, row.transport, row.heard_ms)
+            : fmt::format("lost, its memory is kept for {:.1f} s more", row.left_ms / 1000.0));
   }
   return text;
 }
 
-std::string stateJson(const protocol::StateReply& state) {
-  nlohmann::json all = {{"donated", state.donated},
-                        {"lent", state.lent},
-                        {"free", state.free},
-                        {"cleaning", state.cleaning},
-                        {"returned", state.returned},
+std::string stateJson(const status::Status& state) {
+  const status::Tier& memory = state.tiers.front();
+  nlohmann::json all = {{"donated", memory.total},
+                        {"lent", memory.used},
+                        {"free", memory.free},
+                        {"cleaning", state.figure("cleaning_bytes")},
+                        {"returned", state.figure("returned_bytes_total")},
                         {"uptime_ms", state.uptime_ms},
-                        {"lending", state.lending != 0},
+                        {"lending", state.serving != 0},
                         {"sessions", nlohmann::json::array()}};
-  for (const auto& row : state.rows) {
-    all["sessions"].push_back({{"session", row.session},
+  for (const auto& row : state.sessions) {
+    all["sessions"].push_back({{"session", row.number},
                                {"key", row.key_name},
                                {"node", row.node},
-                               {"program", row.label},
+                               {"program", row.program},
                                {"address", row.address},
-                               {"bytes", row.bytes},
-                               {"slabs", row.leases},
+                               {"transport", row.transport},
+                               {"bytes", bytesOf(row)},
+                               {"slabs", row.pieces},
                                {"recalled", row.recalled},
                                {"connected", row.connected != 0},
                                {"heard_ms", row.heard_ms},

@@ -4,15 +4,15 @@
 #include <string>
 
 #include "base/result.h"
-#include "memserver/protocol.h"
+#include "coherence/status/status.h"
 #include "memserver/server/options.h"
 
 namespace olpager::memserver {
 
 /// Asks the daemon at `address` (with the key of `options`). All rows.
-Result<protocol::StateReply> askState(const DaemonOptions& options, const std::string& address);
-std::string stateText(const protocol::StateReply& state);
-std::string stateJson(const protocol::StateReply& state);
+Result<status::Status> askState(const DaemonOptions& options, const std::string& address);
+std::string stateText(const status::Status& state);
+std::string stateJson(const status::Status& state);
 /// The address to ask a daemon that listens so: a wildcard is this host.
 std::string askAddress(const std::string& listen);
 

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "memserver/server/metrics.h"
 
 namespace olpager::memserver {
 namespace {
@@ -125,6 +126,7 @@ void Service::takeCompletions() {
           session->number = next_session_++;
           sessions_.emplace(session->number, session);
           ++figures_.sessions_accepted;
+          ++(session->peer.kind == transport::LinkKind::kShm ? figures_.accepted_shm : figures_.accepted_tcp);
         }
         links_.insert({link.get(), session});
         continue;
@@ -160,7 +162,11 @@ void Service::work(const SessionPtr& session) {
 
 void Service::process(const SessionPtr& session, Completion& completion) {
   if (completion.kind == Completion::Kind::kDown) {
-    session->down_ms.store(std::max<int64_t>(1, bootMs()));
+    {
+      std::lock_guard lock(mutex_);  // in one step for figures()
+      session->down_ms.store(std::max<int64_t>(1, bootMs()));
+      figures_.moved += session->link->stats().bytes_served;
+    }
     bool holds = false;
     {
       std::lock_guard lock(session->mutex);
@@ -182,6 +188,13 @@ void Service::process(const SessionPtr& session, Completion& completion) {
 }
 
 std::string Service::message(const SessionPtr& session, const transport::Message& message) {
+  if (status::isQuestion(message.bytes()) && message.messageClass() == MessageClass::kRequest) {
+    const auto question = status::decodeQuestion(message.bytes());
+    if (!question.ok()) return question.error().message;
+    const auto told = status::encode({question.value().number, status(question.value().first, &session->peer)});
+    session->link->send(MessageClass::kReply, told);
+    return "";
+  }
   auto decoded = protocol::decode(message.bytes());
   if (!decoded.ok()) return decoded.error().message;
   const protocol::Message& request = decoded.value();
@@ -221,7 +234,6 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
                   session->peer.why.c_str());
     return HelloReply{instance_, options_.lease_ms, store_.slabBytes(), capacity(*session)};
   }
-  if (const auto* asked = std::get_if<State>(&request)) return state(asked->first, &session->peer);
   {
     std::lock_guard lock(session->mutex);
     if (!session->greeted) {
@@ -614,46 +626,46 @@ uint64_t Service::recalledBytes() const {
 // ---- what is shown
 
 ServiceFigures Service::figures() const {
-  uint64_t connected = 0, all = 0;
-  for (const auto& session : allSessions()) {
-    ++all;
-    connected += session->down_ms.load() == 0 ? 1 : 0;
-  }
+  const auto sessions = allSessions();
   std::lock_guard lock(mutex_);
   ServiceFigures figures = figures_;
-  figures.sessions = all;
-  figures.connected = connected;
+  figures.sessions = sessions.size();
+  for (const auto& session : sessions) {
+    if (session->down_ms.load() != 0) continue;
+    ++figures.connected;
+    ++(session->peer.kind == transport::LinkKind::kShm ? figures.links_shm : figures.links_tcp);
+    figures.moved += session->link->stats().bytes_served;
+  }
   return figures;
 }
 
-// Who asks over shared memory is this daemon's own user and sees all; others see the sessions of their key.
-protocol::StateReply Service::state(uint64_t first, const transport::PeerInfo* asker) {
+status::Status Service::status(uint64_t first, const transport::PeerInfo* asker) const {
   const int64_t now = bootMs();
   const auto store = store_.figures();
-  protocol::StateReply reply;
-  reply.donated = store.donated();
-  reply.free = store.free;
-  reply.lent = store.lent;
-  reply.cleaning = store.cleaning;
-  reply.returned = store.returned;
-  reply.uptime_ms = static_cast<uint64_t>(now - started_ms_);
-  reply.lending = lending_.load() ? 1 : 0;
+  status::Status told;
+  told.kind = "memserver";
+  told.uptime_ms = static_cast<uint64_t>(now - started_ms_);
+  told.serving = lending_.load() ? 1 : 0;
+  told.tiers.push_back({"RAM", store.donated(), store.lent, store.free});
+  for (const Metric& metric : metricsOf(figures(), store)) told.figures.push_back({metric.fullName(), metric.value});
   const auto sessions = allSessions();
-  reply.sessions = sessions.size();
+  told.session_count = sessions.size();
   for (const auto& session : sessions) {
     if (session->number < first) continue;
     if (asker != nullptr && asker->kind != transport::LinkKind::kShm && asker->key_name != session->peer.key_name)
       continue;
-    if (reply.rows.size() == protocol::kMaxRows) {
-      reply.next = session->number;
+    if (told.sessions.size() == status::kMaxRows) {
+      told.next = session->number;
       break;
     }
-    protocol::StateRow row;
-    row.session = session->number;
+    status::Session row;
+    row.number = session->number;
     row.key_name = session->peer.key_name;
     row.node = session->peer.node;
     row.address = session->peer.address;
-    row.bytes = session->bytes.load();
+    row.transport = transport::linkKindName(session->peer.kind);
+    row.bytes = {session->bytes.load()};
+    row.moved = session->link->stats().bytes_served;
     const int64_t down = session->down_ms.load();
     row.connected = down == 0 ? 1 : 0;
     const int64_t renewed = session->renewed_ms.load();
@@ -662,12 +674,12 @@ protocol::StateReply Service::state(uint64_t first, const transport::PeerInfo* a
       row.left_ms = static_cast<uint32_t>(std::max<int64_t>(0, std::max(down, renewed) + options_.lease_ms - now));
     std::lock_guard lock(session->mutex);
     if (!session->greeted) continue;
-    row.label = session->label;
-    row.leases = session->leases.size();
+    row.program = session->label;
+    row.pieces = session->leases.size();
     row.recalled = session->recalled;
-    reply.rows.push_back(std::move(row));
+    told.sessions.push_back(std::move(row));
   }
-  return reply;
+  return told;
 }
 
 }  // namespace olpager::memserver

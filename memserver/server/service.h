@@ -30,6 +30,7 @@
 #include <thread>
 #include <vector>
 
+#include "coherence/status/status.h"
 #include "coherence/transport/transport.h"
 #include "memserver/protocol.h"
 #include "memserver/server/slabs.h"
@@ -46,10 +47,14 @@ struct ServiceOptions {
   uint32_t most_sessions = 1024;
 };
 
-/// Counted since the start, but `sessions`.
+/// Counted since the start, but what is said to be now.
 struct ServiceFigures {
-  uint64_t sessions = 0, connected = 0;  // now
+  uint64_t sessions = 0, connected = 0;   // now
+  uint64_t links_tcp = 0, links_shm = 0;  // of these, by transport
   uint64_t sessions_accepted = 0;
+  uint64_t accepted_tcp = 0, accepted_shm = 0;  // of these
+  uint64_t moved =
+      0;  // bytes read and written by sessions through the daemon's threads; by shared memory they do it themselves
   uint64_t leases_granted = 0, leases_released = 0, leases_expired = 0, leases_revoked = 0, leases_moved = 0;
   uint64_t requests = 0, refused = 0, broken = 0;
   uint64_t recalls = 0, recalled_bytes = 0;
@@ -71,7 +76,9 @@ class Service {
   /// Wanted back and not yet released.
   uint64_t recalledBytes() const;
   ServiceFigures figures() const;
-  protocol::StateReply state(uint64_t first, const transport::PeerInfo* asker);
+  /// Of the sessions those from number `first` on. `asker` sees those of its key; one over shared memory is this daemon's own user and
+  /// sees all, as nullptr does.
+  status::Status status(uint64_t first, const transport::PeerInfo* asker) const;
 
  private:
   struct Session;

@@ -9,8 +9,10 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "pager/counters/files.h"
+#include "tools/olpagestat/node.h"
 #include "tools/olpagestat/recording.h"
 #include "tools/olpagestat/report.h"
 #include "tools/olpagestat/sample.h"
@@ -25,6 +27,7 @@ struct Options {
   bool json = false;
   bool forget = false;
   std::optional<double> watch_seconds;
+  tools::NodeOptions nodes;
   tools::RecordOptions record;  // its pid and duration are the others' as well
 };
 
@@ -98,6 +101,39 @@ int watch(const Options& options) {
   }
 }
 
+// Daemons instead of programs: one answer of each, or with --watch a line for each again and again.
+int showNodes(tools::NodeSource& source, const Options& options) {
+  constexpr unsigned kHeadEvery = 20;
+  using Clock = std::chrono::steady_clock;
+  const auto begun = Clock::now();
+  std::vector<tools::NodeSample> before;
+  unsigned lines = 0;
+  for (unsigned round = 0;; round++) {
+    std::vector<tools::NodeSample> now = source.ask();
+    bool all = true;
+    if (options.json) fmt::print("{}", tools::nodesJson(now));
+    for (size_t i = 0; i < now.size(); i++) {
+      all &= now[i].told.has_value();
+      if (!options.json && options.watch_seconds) {
+        if (lines++ % kHeadEvery == 0) fmt::print("{}", tools::nodeWatchHead());
+        fmt::print("{}", tools::nodeWatchLine(now[i], before.empty() ? nullptr : &before[i]));
+      } else if (!now[i].told) {
+        fmt::print(stderr, "olpagestat: {}\n", now[i].error);
+      } else if (!options.json) {
+        fmt::print("{}{}", i == 0 ? "" : "\n", tools::nodeTable(now[i], nullptr));
+      }
+    }
+    std::fflush(stdout);
+    if (!options.watch_seconds) return all ? 0 : 1;
+    if (std::ferror(stdout) != 0) return 1;
+    if (options.record.duration > 0 && Clock::now() - begun >= std::chrono::duration<double>(options.record.duration))
+      return 0;
+    before = std::move(now);
+    std::this_thread::sleep_until(begun + (round + 1) * std::chrono::duration_cast<Clock::duration>(
+                                                            std::chrono::duration<double>(*options.watch_seconds)));
+  }
+}
+
 int run(int argc, char** argv) {
   CLI::App app(
       "Shows where the pages of your programs under olpager live, and how they move. On a terminal a live screen; else "
@@ -115,6 +151,10 @@ int run(int argc, char** argv) {
   app.add_option("--duration", options.record.duration, "Seconds to watch; else until the programs end, or ^C")
       ->check(CLI::Range(0.1, 86400.0));
   app.add_option("--pid", options.record.pid, "Only this process");
+  app.add_option("--node", options.nodes.addresses,
+                 "Ask this daemon (host:port, unix:/path) who has what of it; several times for several");
+  app.add_option("--key", options.nodes.key, "File with the key for --node (default: that of the settings)");
+  app.add_option("--tls", options.nodes.tls, "For --node: all, control or off (default: that of the settings)");
   app.add_flag("--forget", options.forget, "Then remove kept counters of processes that have ended");
   try {
     app.parse(argc, argv);
@@ -123,12 +163,34 @@ int run(int argc, char** argv) {
     if (records && (once || options.json || options.watch_seconds || options.forget)) {
       throw CLI::ValidationError("--trace and --report go with --duration and --pid only");
     }
+    const bool nodes = !options.nodes.addresses.empty();
+    if (nodes && (records || options.forget || options.record.pid)) {
+      throw CLI::ValidationError("--node goes with --once, --json, --watch and --duration only");
+    }
+    if (!nodes && !(options.nodes.key.empty() && options.nodes.tls.empty())) {
+      throw CLI::ValidationError("--key and --tls are for --node");
+    }
     if (records) return tools::record(options.record);
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& failure) {
     fmt::print(stderr, "olpagestat: {} (olpagestat --help lists the options)\n", failure.what());
     return 2;
+  }
+  if (!options.nodes.addresses.empty()) {
+    const bool live = !once && !options.json && !options.watch_seconds && tools::Terminal::usable();
+    auto source = tools::NodeSource::make(options.nodes, live ? 1000 : 5000);
+    if (!source.ok()) {
+      fmt::print(stderr, "olpagestat: {}\n", source.error().message);
+      return 2;
+    }
+    if (!live) return showNodes(source.value(), options);
+    const auto both = [&source] {
+      tools::Sample sample = tools::readSample(std::nullopt, true);
+      sample.nodes = source.value().ask();
+      return sample;
+    };
+    return tools::runLive(both, 1, options.record.duration);
   }
   if (options.watch_seconds) return watch(options);
   if (!once && !options.json && !options.forget && tools::Terminal::usable()) {

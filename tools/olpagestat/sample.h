@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "pager/counters/files.h"
+#include "tools/olpagestat/node.h"
 
 namespace olpager::tools {
 
@@ -17,6 +18,7 @@ namespace olpager::tools {
 struct Sample {
   double seconds = 0;  // CLOCK_MONOTONIC
   pager::CountersReading reading;
+  std::vector<NodeSample> nodes;  // daemons that were asked (--node)
 };
 
 /// Where samples come from: this machine's files, or whatever else can tell.

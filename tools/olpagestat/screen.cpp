@@ -8,6 +8,7 @@
 #include <map>
 
 #include "base/size.h"
+#include "tools/olpagestat/text.h"
 
 namespace olpager::tools {
 namespace {
@@ -16,20 +17,11 @@ using base::formatSize;
 using pager::Place;
 using pager::valueOf;
 
+constexpr size_t kNodeLines = 5;  // of each node that is asked over the network
+
 const char* sortName(SortBy sort) {
   constexpr const char* kNames[] = {"traffic", "faults", "VRAM", "pid"};
   return kNames[static_cast<size_t>(sort)];
-}
-
-// In few columns: "12.3G".
-std::string bytesText(double bytes) {
-  constexpr const char* kUnits[] = {"", "K", "M", "G", "T", "P"};
-  size_t unit = 0;
-  while (bytes >= 999.5 && unit + 1 < std::size(kUnits)) {
-    bytes /= 1024;
-    unit++;
-  }
-  return fmt::format("{:.{}f}{}", bytes, unit == 0 || bytes >= 99.95 ? 0 : 1, kUnits[unit]);
 }
 
 std::string countText(double count) {
@@ -40,19 +32,6 @@ std::string countText(double count) {
 
 std::string shareText(const std::optional<double>& share) { return share ? fmt::format("{:.1f}", *share * 100) : "-"; }
 std::string waitText(const std::optional<double>& wait) { return wait ? durationText(*wait) : "-"; }
-
-std::string bar(double part, double whole, size_t width) {
-  const size_t full =
-      whole > 0 ? std::min(width, static_cast<size_t>(part / whole * static_cast<double>(width) + 0.5)) : 0;
-  return "[" + std::string(full, '#') + std::string(width - full, '.') + "]";
-}
-
-std::string clockText() {
-  const time_t now = time(nullptr);
-  tm local{};
-  localtime_r(&now, &local);
-  return fmt::format("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec);
-}
 
 struct Row {
   const pager::CountersSnapshot* process;
@@ -201,6 +180,12 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
   lines.push_back(
       Line().add("q quit  s sort  n node/device  up/down choose  m map  +/- interval  space pause", Style::kDim));
   nodeLines(now, before, view, lines);
+  for (const NodeSample& node : now.nodes) {
+    const NodeSample* then = nullptr;
+    for (size_t i = 0; before != nullptr && i < before->nodes.size(); i++)
+      if (before->nodes[i].address == node.address) then = &before->nodes[i];
+    for (Line& line : nodeScreen(node, then, kNodeLines)) lines.push_back(std::move(line));
+  }
   for (const auto& note : now.reading.notes) lines.push_back(Line().add(printableName(note.c_str()), Style::kDim));
   lines.push_back(
       Line().add(fmt::format("{:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}",

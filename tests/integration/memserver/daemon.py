@@ -2,7 +2,7 @@
 """The real olmemserver with real sessions, over loopback TCP and shared memory: keys, quotas, dead and stopped sessions,
 a stopped and a restarted daemon, recalls, the end.
 
-daemon.py --server OLMEMSERVER --session SESSION --olctl OLCTL SCENARIO [tcp|shm]
+daemon.py --server OLMEMSERVER --session SESSION --olctl OLCTL --olpagestat OLPAGESTAT SCENARIO [tcp|shm]
 """
 import argparse
 import json
@@ -196,6 +196,14 @@ class Rig:
                               "--json", *options], check=True, capture_output=True, text=True, timeout=LONG).stdout
         return json.loads(out)
 
+    def nodes(self, *options, status=0):
+        """What olpagestat --node says of the server; its one line of refusal with `status`."""
+        done = subprocess.run([self.args.olpagestat, "--node", self.address, *options], capture_output=True, text=True, timeout=LONG)
+        assert done.returncode == status, done
+        if status != 0:
+            return done.stderr
+        return json.loads(done.stdout) if "--json" in options else done.stdout
+
     def await_state(self, condition, what, *options):
         eventually(lambda: condition(self.state(*options)), what)
 
@@ -246,6 +254,16 @@ def basic(rig):
     text = subprocess.run([rig.args.server, "--config", rig.path("empty.toml"), "--listen", rig.address, "--state"], check=True,
                           capture_output=True, text=True).stdout
     assert "first program" in text and "lent 20MiB" in text, text
+    told = rig.nodes("--json")["nodes"][0]  # olpagestat asks the same over the network
+    assert (told["kind"], told["tiers"]) == ("memserver", [{"name": "RAM", "total": 16 * SLAB, "used": 5 * SLAB, "free": 11 * SLAB}]), told
+    links = told["figures"]['links{transport="%s"}' % rig.args.transport]
+    assert links >= 2 and told["figures"]["leases_granted_total"] == 5, told
+    if rig.args.transport == "tcp":
+        assert told["figures"]["moved_bytes_total"] == 10 * SLAB, told  # written and read
+    rows = {row["program"]: row for row in told["sessions"]}
+    assert rows["first program"]["bytes"] == [3 * SLAB] and rows["first program"]["transport"] == rig.args.transport, told
+    table = rig.nodes("--once")
+    assert "first program" in table and "20MiB of 64MiB in use, 44MiB free" in table, table
     body = urllib.request.urlopen(metrics, timeout=LONG).read().decode()
     assert f"olmemserver_lent_bytes {5 * SLAB}\n" in body and "olmemserver_sessions_connected" in body, body
     try:
@@ -277,6 +295,9 @@ def keys(rig):
     assert good.ask("fill 5") == f"filled {SLAB}"
     assert verified(good.ask("verify 5")) == (SLAB, 0, 0)
     assert rig.state("--key", mine)["lent"] == SLAB
+    told = rig.nodes("--json", "--key", mine)["nodes"][0]
+    assert told["tiers"][0]["used"] == SLAB, told
+    assert "key" in rig.nodes("--once", "--key", forged, status=1)
     asked = subprocess.run([rig.args.server, "--config", rig.path("empty.toml"), "--listen", rig.address, "--state", "--key", other],
                            capture_output=True, text=True, timeout=LONG)
     assert asked.returncode == 1 and asked.stdout == "", asked
@@ -591,6 +612,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--server", required=True)
     parser.add_argument("--session", required=True)
+    parser.add_argument("--olpagestat", required=True)
     parser.add_argument("--olctl", required=True)
     parser.add_argument("--sanitized", action="store_true")
     parser.add_argument("scenario", choices=SCENARIOS)

@@ -259,18 +259,24 @@ TEST_CASE("a daemon tells who has what", "[client][state]") {
   first.open();
   second.open();
   first.lease(2 * kSlab);
-  const auto state = server.service->state(0, nullptr);
-  CHECK(state.donated == server.bytes);
-  CHECK(state.lent == 2 * kSlab);
-  CHECK(state.lending == 1);
-  REQUIRE(state.rows.size() == 2);
-  CHECK(state.rows[0].label == "first program");
-  CHECK(state.rows[0].leases == 2);
-  CHECK(state.rows[0].connected == 1);
-  CHECK(state.rows[1].bytes == 0);
+  const auto told = server.service->status(0, nullptr);
+  CHECK(told.kind == "memserver");
+  REQUIRE(told.tiers.size() == 1);
+  CHECK(told.tiers[0].total == server.bytes);
+  CHECK(told.tiers[0].used == 2 * kSlab);
+  CHECK(told.serving == 1);
+  CHECK(told.figure("lent_bytes") == 2 * kSlab);
+  CHECK(told.figure(R"(links{transport="tcp"})") == 2);
+  CHECK(told.figure(R"(links{transport="shm"})") == 0);
+  REQUIRE(told.sessions.size() == 2);
+  CHECK(told.sessions[0].program == "first program");
+  CHECK(told.sessions[0].pieces == 2);
+  CHECK(told.sessions[0].connected == 1);
+  CHECK(told.sessions[0].transport == "tcp");
+  CHECK(told.sessions[1].bytes == std::vector<uint64_t>{0});
   transport::PeerInfo stranger;
   stranger.key_name = "another";
-  CHECK(server.service->state(0, &stranger).rows.empty());
+  CHECK(server.service->status(0, &stranger).sessions.empty());
 }
 
 }  // namespace olpager::memserver::test

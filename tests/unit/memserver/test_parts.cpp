@@ -1,4 +1,6 @@
 // The protocol's messages, the frame pool, the slab store: each by itself.
+#include "coherence/codec.h"
+#include "coherence/status/status.h"
 #include "tests/unit/memserver/rig.h"
 
 namespace olpager::memserver::test {
@@ -19,25 +21,12 @@ std::vector<protocol::Message> oneOfEach(std::mt19937_64& random) {
     slabs.push_back({randomLease(random), random(), random()});
     leases.push_back(randomLease(random));
   }
-  StateRow row;
-  row.session = random();
-  row.key_name = "key";
-  row.node = "node";
-  row.label = std::string(kMaxText, 'x');
-  row.address = "10.0.0.1:7000";
-  row.leases = random();
-  row.left_ms = 77;
-  StateReply state;
-  state.donated = random();
-  state.sessions = random();
-  state.next = random();
-  state.rows.assign(random() % kMaxRows, row);
   std::vector<Message> all;
   for (Body body : std::initializer_list<Body>{
            Hello{"program"}, HelloReply{randomLease(random), 30000, 1 << 28, capacity}, protocol::Lease{random()},
            LeaseReply{slabs, "a reason", capacity}, Attach{leases}, AttachReply{slabs}, Renew{}, RenewReply{capacity},
-           Release{leases}, ReleaseReply{capacity}, State{random()}, state, Refusal{"no"}, Recall{random(), 500, "why"},
-           Revoked{leases, "why"}, Goodbye{}}) {
+           Release{leases}, ReleaseReply{capacity}, Refusal{"no"}, Recall{random(), 500, "why"}, Revoked{leases, "why"},
+           Goodbye{}}) {
     all.push_back({random(), std::move(body)});
   }
   return all;
@@ -61,7 +50,7 @@ TEST_CASE("every message comes out as it went in", "[protocol]") {
 
 TEST_CASE("the bytes are the same on every machine", "[protocol]") {
   const auto bytes = protocol::encode({0x0102030405060708, protocol::Lease{0x1112131415161718}});
-  const uint8_t expected[] = {1, 0, 3, 0, 8, 7, 6, 5, 4, 3, 2, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11};
+  const uint8_t expected[] = {2, 0, 3, 0, 8, 7, 6, 5, 4, 3, 2, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11};
   REQUIRE(bytes.size() == sizeof expected);
   CHECK(std::memcmp(bytes.data(), expected, sizeof expected) == 0);
 }
@@ -78,7 +67,7 @@ TEST_CASE("a message that is cut, longer, of another version or type is refused"
     longer.push_back(std::byte{0});
     CHECK(!protocol::decode(longer).ok());
     auto version = bytes;
-    version[0] = std::byte{2};
+    version[0] = std::byte{1};
     CHECK(!protocol::decode(version).ok());
     auto type = bytes;
     type[2] = std::byte{99};
@@ -245,6 +234,40 @@ TEST_CASE("more memory than there is can't be had, and is said", "[slabs]") {
   const auto slab = SlabMemory::make(options, SlabKind::kPrivate);
   REQUIRE(!slab.ok());
   CHECK(slab.error().message.find("can't be had") != std::string::npos);
+}
+
+TEST_CASE("a status comes out as it went in, and nothing else does", "[status]") {
+  auto random = seededRandom("status");
+  status::Answer answer;
+  answer.number = random();
+  answer.status.kind = "gpunode";
+  answer.status.tiers = {{"VRAM 0", random(), random(), random()}, {"RAM", 3, 2, 1}};
+  answer.status.figures = {{"moved_bytes_total", random()}, {R"(links{transport="shm"})", 2}};
+  answer.status.next = random();
+  status::Session session;
+  session.node = std::string(codec::kMaxText, 'n');
+  session.bytes = {random(), random()};
+  session.moved = random();
+  answer.status.sessions.assign(status::kMaxRows, session);
+  const auto bytes = status::encode(answer);
+  CHECK(bytes.size() <= status::kMaxMessageBytes);
+  const auto back = status::decodeAnswer(bytes);
+  REQUIRE(back.ok());
+  CHECK(back.value() == answer);
+  CHECK(back.value().status.figure("moved_bytes_total") == answer.status.figures[0].value);
+  CHECK(!status::isQuestion(bytes));
+  for (size_t length = 0; length < bytes.size(); ++length)
+    CHECK(!status::decodeAnswer(std::span(bytes).first(length)).ok());
+  auto longer = bytes;
+  longer.push_back({});
+  CHECK(!status::decodeAnswer(longer).ok());
+  const auto question = status::encode(status::Question{7, 9});
+  CHECK(status::isQuestion(question));
+  CHECK(status::decodeQuestion(question).value() == status::Question{7, 9});
+  CHECK(!protocol::decode(question).ok());
+  auto newer = question;
+  newer[4] = std::byte{9};
+  CHECK(status::decodeQuestion(newer).error().message.find("version 9") != std::string::npos);
 }
 
 }  // namespace olpager::memserver::test

@@ -1,0 +1,88 @@
+// What a daemon says of itself to whom asks (olpagestat --node, olmemserver --state): its tiers of memory, its figures, who has
+// how much of it. One question for every kind of daemon, over the ordinary connection: who may ask is who may connect.
+//
+// A message begins with kMagic, so that a daemon tells it from those of its own protocol. decode checks everything before it
+// uses it (coherence/codec.h). Thread-safety: pure functions. Bytes are bytes, times milliseconds.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace olpager::status {
+
+inline constexpr uint32_t kMagic = 0x54534c4f;  // "OLST" on the wire
+inline constexpr uint16_t kVersion = 1;
+inline constexpr size_t kMaxTiers = 32;
+inline constexpr size_t kMaxFigures = 96;
+inline constexpr size_t kMaxRows = 16;  // in one message
+inline constexpr size_t kMaxMessageBytes = 60 << 10;
+
+/// A kind of memory that the node has. What is neither used nor free is on its way between the two.
+struct Tier {
+  std::string name;  // "RAM", "VRAM 0"
+  uint64_t total = 0, used = 0, free = 0;
+  bool operator==(const Tier&) const = default;
+};
+
+/// As at /metrics, without the daemon's name before it: "lent_bytes", `links_total{transport="tcp"}`. What ends with _total, before
+/// labels, only grows: two answers give a rate.
+struct Figure {
+  std::string name;
+  uint64_t value = 0;
+  bool operator==(const Figure&) const = default;
+};
+
+/// Somebody who is connected, or has something there.
+struct Session {
+  uint64_t number = 0;  // counted from 1; never used twice by one start of the daemon
+  std::string key_name, node, program, address, transport;
+  std::vector<uint64_t> bytes;  // that it has, by tier
+  uint64_t pieces = 0;          // leases, allocations
+  uint64_t recalled = 0;        // bytes wanted back from it
+  uint64_t moved = 0;  // bytes that the daemon has moved for it so far; by shared memory it moves most of them itself
+  uint32_t connected = 0;  // 1: it is
+  uint32_t heard_ms = 0;   // since it was last heard of
+  uint32_t left_ms = 0;    // not connected: until its memory is taken
+  bool operator==(const Session&) const = default;
+};
+
+struct Status {
+  std::string kind;  // "memserver", "gpunode"
+  uint64_t uptime_ms = 0;
+  uint32_t serving = 0;        // 1: it takes new work; 0: it is ending
+  uint64_t session_count = 0;  // also those that the asker may not see
+  std::vector<Tier> tiers;
+  std::vector<Figure> figures;
+  std::vector<Session> sessions;
+  uint64_t next = 0;  // in a message: ask on from here; 0: that was all
+  bool operator==(const Status&) const = default;
+
+  /// 0 where there is none of that name.
+  uint64_t figure(std::string_view name) const;
+};
+
+/// "Tell me, of the sessions those from `first` on."
+struct Question {
+  uint64_t number = 0;  // comes back with the answer
+  uint64_t first = 0;
+  bool operator==(const Question&) const = default;
+};
+struct Answer {
+  uint64_t number = 0;
+  Status status;
+  bool operator==(const Answer&) const = default;
+};
+
+/// By its first bytes.
+bool isQuestion(std::span<const std::byte> bytes);
+std::vector<std::byte> encode(const Question& question);
+std::vector<std::byte> encode(const Answer& answer);
+Result<Question> decodeQuestion(std::span<const std::byte> bytes);
+Result<Answer> decodeAnswer(std::span<const std::byte> bytes);
+
+}  // namespace olpager::status

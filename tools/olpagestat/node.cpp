@@ -1,0 +1,243 @@
+#include "tools/olpagestat/node.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "base/settings.h"
+#include "base/size.h"
+#include "coherence/transport/trust/keys.h"
+#include "tools/olpagestat/text.h"
+
+namespace olpager::tools {
+namespace {
+
+using base::formatSize;
+
+double monotonicSeconds() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+}
+
+std::string rateText(const std::optional<double>& rate) { return rate ? bytesText(*rate) + "/s" : "-"; }
+
+uint64_t sumOf(const std::vector<uint64_t>& values) {
+  uint64_t sum = 0;
+  for (const uint64_t value : values) sum += value;
+  return sum;
+}
+
+std::string uptimeText(uint64_t ms) {
+  const uint64_t seconds = ms / 1000;
+  if (seconds < 120) return fmt::format("{} s", seconds);
+  if (seconds < 7200) return fmt::format("{} min", seconds / 60);
+  return fmt::format("{} h", seconds / 3600);
+}
+
+std::string title(const NodeSample& now) {
+  const auto& told = *now.told;
+  return fmt::format("{} {}  {} by {}  up {}{}", told.status.kind, told.node, now.address, told.transport,
+                     uptimeText(told.status.uptime_ms), told.status.serving != 0 ? "" : "  ENDING");
+}
+
+std::string stateOf(const status::Session& session) {
+  return session.connected != 0 ? fmt::format("heard {} ms ago", session.heard_ms)
+                                : fmt::format("lost, kept for {:.1f} s more", session.left_ms / 1000.0);
+}
+
+std::string sessionHead() {
+  return fmt::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>10}  {}", "SESSION", "KEY", "NODE",
+                     "PROGRAM", "BY", "PIECES", "MEMORY", "RECALLED", "MOVED", "RATE", "STATE");
+}
+
+std::string sessionRow(const NodeSample& now, const NodeSample* before, const status::Session& session) {
+  return fmt::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>10}  {}", session.number,
+                     session.key_name.empty() ? "-" : session.key_name.substr(0, 12), session.node.substr(0, 24),
+                     session.program.substr(0, 16), session.transport, session.pieces,
+                     bytesText(static_cast<double>(sumOf(session.bytes))),
+                     bytesText(static_cast<double>(session.recalled)),
+                     session.transport == "shm" ? "-" : bytesText(static_cast<double>(session.moved)),
+                     rateText(movedRate(now, before, &session)), stateOf(session));
+}
+
+// Most memory first.
+std::vector<const status::Session*> sorted(const status::Status& status) {
+  std::vector<const status::Session*> sessions;
+  for (const auto& session : status.sessions) sessions.push_back(&session);
+  std::stable_sort(sessions.begin(), sessions.end(),
+                   [](const auto* a, const auto* b) { return sumOf(a->bytes) > sumOf(b->bytes); });
+  return sessions;
+}
+
+bool isBytes(const std::string& name) { return name.find("_bytes") != std::string::npos; }
+
+}  // namespace
+
+Result<NodeSource> NodeSource::make(const NodeOptions& options, uint32_t answer_ms) {
+  auto settings = base::loadSettings();
+  if (!settings.ok()) return settings.error();
+  if (!options.tls.empty()) {
+    if (const Status status = base::applySetting(settings.value(), "tls", options.tls); !status.ok())
+      return Error{"--tls: " + status.error().message};
+  }
+  transport::Options network;
+  network.connect_ms = answer_ms;
+  network.tls = settings.value().tls == base::TlsSetting::kAll       ? transport::Tls::kAll
+                : settings.value().tls == base::TlsSetting::kControl ? transport::Tls::kControl
+                                                                     : transport::Tls::kOff;
+  if (const std::string& file = options.key.empty() ? settings.value().key : options.key; !file.empty()) {
+    auto keys = transport::loadKeys(file);
+    if (!keys.ok()) return keys.error();
+    network.keys = std::move(keys).value();
+  }
+  NodeSource source;
+  for (const std::string& address : options.addresses) {
+    auto asker = status::Asker::make(network, address, answer_ms);
+    if (!asker.ok()) return asker.error();
+    source.nodes_.push_back({address, std::move(asker).value()});
+  }
+  return source;
+}
+
+std::vector<NodeSample> NodeSource::ask() {
+  std::vector<NodeSample> samples;
+  for (Node& node : nodes_) {
+    NodeSample sample;
+    sample.address = node.address;
+    auto told = node.asker->ask();
+    sample.seconds = monotonicSeconds();
+    if (told.ok()) {
+      sample.told = std::move(told).value();
+    } else {
+      sample.error = told.error().message;
+    }
+    samples.push_back(std::move(sample));
+  }
+  return samples;
+}
+
+std::optional<double> movedRate(const NodeSample& now, const NodeSample* before, const status::Session* session) {
+  if (before == nullptr || !before->told || !now.told || now.seconds <= before->seconds) return std::nullopt;
+  const status::Status &a = before->told->status, &b = now.told->status;
+  if (b.uptime_ms < a.uptime_ms) return std::nullopt;  // it was started anew
+  uint64_t then = a.figure("moved_bytes_total"), later = b.figure("moved_bytes_total");
+  if (session != nullptr) {
+    if (session->transport == "shm") return std::nullopt;
+    const auto was = std::find_if(a.sessions.begin(), a.sessions.end(),
+                                  [&](const auto& each) { return each.number == session->number; });
+    then = was == a.sessions.end() ? 0 : was->moved;
+    later = session->moved;
+  }
+  if (later < then) return std::nullopt;
+  return static_cast<double>(later - then) / (now.seconds - before->seconds);
+}
+
+std::string nodeTable(const NodeSample& now, const NodeSample* before) {
+  if (!now.told) return "";
+  const status::Status& status = now.told->status;
+  std::string text = title(now) + "\n";
+  for (const auto& tier : status.tiers)
+    text += fmt::format("  {:<32}{} of {} in use, {} free\n", tier.name, formatSize(tier.used), formatSize(tier.total),
+                        formatSize(tier.free));
+  if (const auto rate = movedRate(now, before, nullptr))
+    text += fmt::format("  {:<32}{}\n", "moved now", rateText(rate));
+  for (const auto& figure : status.figures)
+    text += fmt::format("  {:<32}{}\n", figure.name,
+                        isBytes(figure.name) ? formatSize(figure.value) : std::to_string(figure.value));
+  text += sessionHead() + "\n";
+  for (const auto* session : sorted(status)) text += sessionRow(now, before, *session) + "\n";
+  return text;
+}
+
+std::vector<Line> nodeScreen(const NodeSample& now, const NodeSample* before, size_t most) {
+  std::vector<Line> lines;
+  if (!now.told) {
+    lines.push_back(Line().add("node ", Style::kTitle).add(printableText(now.error)));
+    return lines;
+  }
+  const status::Status& status = now.told->status;
+  lines.push_back(Line().add("node " + title(now), Style::kTitle));
+  for (const auto& tier : status.tiers) {
+    lines.push_back(Line().add(fmt::format(
+        "  {:<12} {} {:>7} of {:>7}   moves {:>9}   {} session{}", tier.name,
+        bar(static_cast<double>(tier.used), static_cast<double>(tier.total), 20),
+        bytesText(static_cast<double>(tier.used)), bytesText(static_cast<double>(tier.total)),
+        rateText(movedRate(now, before, nullptr)), status.sessions.size(), status.sessions.size() == 1 ? "" : "s")));
+  }
+  for (const auto* session : sorted(status)) {
+    if (lines.size() >= most) break;
+    lines.push_back(Line().add(fmt::format("  {:<24} {:<16} {:<4}{:>8} in {:<6}{:>10}  {}", session->node.substr(0, 24),
+                                           session->program.substr(0, 16), session->transport,
+                                           bytesText(static_cast<double>(sumOf(session->bytes))), session->pieces,
+                                           rateText(movedRate(now, before, session)), stateOf(*session)),
+                               session->connected != 0 ? Style::kPlain : Style::kDim));
+  }
+  return lines;
+}
+
+std::string nodesJson(const std::vector<NodeSample>& nodes) {
+  using nlohmann::ordered_json;
+  ordered_json all = {{"version", 1}, {"nodes", ordered_json::array()}};
+  for (const NodeSample& node : nodes) {
+    ordered_json one = {{"address", node.address}};
+    if (!node.told) {
+      one["error"] = node.error;
+      all["nodes"].push_back(std::move(one));
+      continue;
+    }
+    const status::Status& status = node.told->status;
+    one.update({{"kind", status.kind},
+                {"node", node.told->node},
+                {"transport", node.told->transport},
+                {"uptime_ms", status.uptime_ms},
+                {"serving", status.serving != 0},
+                {"session_count", status.session_count},
+                {"tiers", ordered_json::array()},
+                {"figures", ordered_json::object()},
+                {"sessions", ordered_json::array()}});
+    for (const auto& tier : status.tiers)
+      one["tiers"].push_back({{"name", tier.name}, {"total", tier.total}, {"used", tier.used}, {"free", tier.free}});
+    for (const auto& figure : status.figures) one["figures"][figure.name] = figure.value;
+    for (const auto& session : status.sessions)
+      one["sessions"].push_back({{"session", session.number},
+                                 {"key", session.key_name},
+                                 {"node", session.node},
+                                 {"program", session.program},
+                                 {"address", session.address},
+                                 {"transport", session.transport},
+                                 {"bytes", session.bytes},
+                                 {"pieces", session.pieces},
+                                 {"recalled", session.recalled},
+                                 {"moved", session.moved},
+                                 {"connected", session.connected != 0},
+                                 {"heard_ms", session.heard_ms},
+                                 {"left_ms", session.left_ms}});
+    all["nodes"].push_back(std::move(one));
+  }
+  return all.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::string nodeWatchHead() {
+  return fmt::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", "time", "node", "kind", "used", "total",
+                     "free", "sessions", "moves");
+}
+
+std::string nodeWatchLine(const NodeSample& now, const NodeSample* before) {
+  if (!now.told) return fmt::format("{:<8} {}\n", clockText(), printableText(now.error));
+  const status::Status& status = now.told->status;
+  status::Tier sum;
+  for (const auto& tier : status.tiers) {
+    sum.total += tier.total;
+    sum.used += tier.used;
+    sum.free += tier.free;
+  }
+  return fmt::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", clockText(), now.address, status.kind,
+                     bytesText(static_cast<double>(sum.used)), bytesText(static_cast<double>(sum.total)),
+                     bytesText(static_cast<double>(sum.free)), status.sessions.size(),
+                     rateText(movedRate(now, before, nullptr)));
+}
+
+}  // namespace olpager::tools

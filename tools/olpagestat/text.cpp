@@ -1,0 +1,41 @@
+#include "tools/olpagestat/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <iterator>
+
+namespace olpager::tools {
+
+std::string bytesText(double bytes) {
+  constexpr const char* kUnits[] = {"", "K", "M", "G", "T", "P"};
+  size_t unit = 0;
+  while (bytes >= 999.5 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1024;
+    unit++;
+  }
+  return fmt::format("{:.{}f}{}", bytes, unit == 0 || bytes >= 99.95 ? 0 : 1, kUnits[unit]);
+}
+
+std::string bar(double part, double whole, size_t width) {
+  const size_t full =
+      whole > 0 ? std::min(width, static_cast<size_t>(part / whole * static_cast<double>(width) + 0.5)) : 0;
+  return "[" + std::string(full, '#') + std::string(width - full, '.') + "]";
+}
+
+std::string clockText() {
+  const time_t now = time(nullptr);
+  tm local{};
+  localtime_r(&now, &local);
+  return fmt::format("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec);
+}
+
+std::string printableText(std::string_view text) {
+  std::string printable(text);
+  std::replace_if(
+      printable.begin(), printable.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return printable;
+}
+
+}  // namespace olpager::tools
