@@ -19,9 +19,13 @@ constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
 constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
 constexpr uint64_t kLongestRunNs = 1'000'000;
-constexpr uint64_t kRefusalPauseNs = 100'000'000;  // between fetches after the driver refused one
-constexpr uint64_t kRefusalBytes = 16ull << 20;    // of free chunks that it then gets back
-constexpr auto kPollPause = std::chrono::microseconds(10);
+constexpr uint64_t kRefusalPauseNs = 100'000'000;           // between fetches after the driver refused one
+constexpr uint64_t kRefusalBytes = 16ull << 20;             // of free chunks that it then gets back
+constexpr auto kPollPause = std::chrono::microseconds(10);  // while the GPU is at something: only asking tells
+// Else whoever changes something rings; these are for what nobody rings for.
+constexpr auto kWantPause = std::chrono::microseconds(200);
+constexpr auto kRemotePause = std::chrono::milliseconds(5);
+constexpr auto kIdlePause = std::chrono::milliseconds(100);
 }  // namespace
 
 // As olpagestat shows it.
@@ -401,15 +405,20 @@ void Engine::run() {
     // The mutex is not fair: a launch that has all it needs must get it too.
     const bool pause = nowNs() - paused > kLongestRunNs;
     if (stop_ || (progress && !pause)) continue;
-    const bool busy = progress || !fetching_.empty() || !writing_.empty() || !batches_.empty() || !wants_.empty() ||
-                      !reliefs_.empty() || pool_.remote_moves > 0;
-    if (busy && !broken_) {
+    const bool gpu_busy = progress || !fetching_.empty() || !writing_.empty() || !batches_.empty() || !reliefs_.empty();
+    if (gpu_busy && !broken_) {
       lock.unlock();
       std::this_thread::sleep_for(kPollPause);
       lock.lock();
     } else {
       idle_ = true;
-      wake_.wait_for(lock, std::chrono::milliseconds(100));
+      if (!wants_.empty() && !broken_) {
+        wake_.wait_for(lock, kWantPause);
+      } else if (pool_.remote_moves > 0 && !broken_) {
+        wake_.wait_for(lock, kRemotePause);
+      } else {
+        wake_.wait_for(lock, kIdlePause);
+      }
       idle_ = false;
     }
     paused = nowNs();
@@ -483,6 +492,7 @@ bool Engine::mapEmpty(Extent& extent, Lock& lock) {
 void Engine::giveHost(Extent& extent) {
   if (extent.host == nullptr) return;
   chunks_.giveHost(extent.host);
+  ++pool_.host_given;
   extent.host = nullptr;
   extent.host_valid = extent.hash_valid = false;
   ++without_host_[extent.order];
@@ -832,9 +842,9 @@ bool Engine::serveWants(Lock& lock) {
         case ExtentState::kWriting:
         case ExtentState::kFetching:
         case ExtentState::kMoving:
-        case ExtentState::kSending:
           in_flight = true;
           break;
+        case ExtentState::kSending:
         case ExtentState::kReceiving:
           pool_.remote->raise(remoteId(extent));
           in_flight = true;
@@ -899,7 +909,8 @@ bool Engine::serveWants(Lock& lock) {
       progress = true;
       continue;
     }
-    const bool hopeless = !in_flight && incoming_ == 0 && batches_.empty();
+    // Host memory comes free when memservers have what is being sent.
+    const bool hopeless = !in_flight && incoming_ == 0 && batches_.empty() && !hasNoPlace() && pool_.remote_moves == 0;
     // Who needs VRAM waits for kernels that have it, as long as there are some.
     const uint64_t longest = want->in_vram && !hopeless ? kRefusedAfterNs : patience;
     if (!want->in_place && (broken_ || (hopeless && !want->in_vram) || now - want->since_ns > longest)) {

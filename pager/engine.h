@@ -271,6 +271,7 @@ class Engine {
   bool promote(const std::vector<Extent*>& extents);
   uint64_t promotingBytes() const;
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
+  bool hasNoPlace() const;
   bool begin(std::unique_ptr<Batch> batch);
   bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
   bool othersHaveScanned(Batch& batch, uint64_t stamp);
@@ -348,11 +349,14 @@ class Engine {
   LaunchTimer timer_;
   uint64_t vram_bandwidth_ = 0;  // bytes a second
   uint64_t fetching_bytes_ = 0;
-  uint64_t host_short_ = 0;    // bytes of a host chunk that was wanted and not there
-  uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet
-  uint64_t ahead_bytes_ = 0;   // prefetched and not used yet, in flight included
-  uint64_t incoming_ = 0;      // VRAM that batches and writes in flight will free
-  uint64_t allocated_ = 0;     // pages of the engine's regions, in bytes
+  uint64_t host_short_ = 0;                              // bytes of a host chunk that was wanted and not there
+  uint64_t unplaced_ = 0;                                // victims so far that found no place in host memory
+  uint64_t no_place_until_ns_ = 0, no_place_given_ = 0;  // none of a pass did: no further pass before then, or
+                                                         // before somebody gives a host chunk back
+  uint64_t demand_short_ = 0;                            // bytes that launches wait for and that found no chunk yet
+  uint64_t ahead_bytes_ = 0;                             // prefetched and not used yet, in flight included
+  uint64_t incoming_ = 0;                                // VRAM that batches and writes in flight will free
+  uint64_t allocated_ = 0;                               // pages of the engine's regions, in bytes
   size_t clock_hand_ = 0;
   uint64_t passes_begun_ = 0, passes_ended_ = 0;
   uint64_t variables_seen_ = 0;  // number of the newest launch when the last pass over the variables ended

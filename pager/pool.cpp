@@ -71,6 +71,12 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
         "earlier launches showed them; one that goes beyond them may find memory being moved, which ends the context. "
         "OL_REACH=traced is safe",
         static_cast<unsigned long long>(kLearnedArenaShare));
+  if (remote) {
+    remote->setWake([&state] {
+      std::lock_guard lock(state.mutex);
+      for (auto& engine : state.engines) engine->wake();
+    });
+  }
   return pool;
 }
 
@@ -101,6 +107,7 @@ void Pool::stop() noexcept try {
     std::lock_guard lock(state_->mutex);
     going.swap(state_->remote);
   }
+  if (going) going->setWake({});
 } catch (const std::exception&) {
   // No memory for the list while the process ends: its threads end with it.
 }

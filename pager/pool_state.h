@@ -182,6 +182,7 @@ struct PoolState {
   unsigned remote_moves = 0;                         // extents on their way to or from them
   uint64_t sending_bytes = 0, receiving_bytes = 0;   // of these
   uint64_t remote_retry_ns = 0;                      // they had no room: not asked before
+  uint64_t host_given = 0;                           // host chunks that extents gave back so far
   std::vector<CUdevice> starting;                    // devices whose engine a thread is making
   std::unordered_set<CUdevice> refused;              // devices that can't do what the options ask for
   bool stopped = false;

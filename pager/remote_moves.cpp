@@ -49,7 +49,7 @@ bool Engine::finishRemote(PoolState& pool) {
 void Engine::finishSend(Extent& extent, const RemoteTier::Finished& finished) {
   pool_.sending_bytes -= extent.bytes();
   if (finished.outcome != RemoteTier::Outcome::kDone) {
-    pool_.remote_retry_ns = nowNs() + kRetryNs;
+    if (extent.region->wanted == 0) pool_.remote_retry_ns = nowNs() + kRetryNs;  // else it may have been given up
     return setState(extent, ExtentState::kParked);
   }
   add(figures_->remote_out, extent.bytes());
@@ -152,29 +152,46 @@ bool Engine::demote() {
     Extent* extent;
     uint64_t distance;  // to its next use, in touches
   };
+  const bool may_send = nowNs() >= pool_.remote_retry_ns;
   std::vector<Candidate> candidates;
+  uint64_t leaving_place = 0;  // unmapped from their place in host memory soon, and then parked
   for (uint32_t id = 1; id < pool_.regions.end() && candidates.size() < kLooks; ++id) {
     Region* const region = pool_.regions.at(id);
     if (region->dead || region->engine != this || region->by_pieces || region->wanted > 0 || region->pins > 0 ||
-        region->kind == RegionKind::kReservation || region->unusable == 0)
+        region->kind == RegionKind::kReservation || (region->unusable == 0 && region->in_place == 0))
       continue;
     using Kind = predict::Predictor::NextUse::Kind;
     const auto next = pool_.predictor.nextUse(unitOf(*region));
     const uint64_t distance = next.kind == Kind::kNever         ? UINT64_MAX
                               : next.kind == Kind::kUnpredicted ? UINT64_MAX / 2
                                                                 : next.distance;
-    for (auto& extent : region->extents)
-      if (extent->state == ExtentState::kParked && extent->host != nullptr && extent->host_valid)
+    for (auto& extent : region->extents) {
+      if (extent->state == ExtentState::kParked && extent->host != nullptr && extent->host_valid) {
         candidates.push_back({extent.get(), distance});
+      } else if (extent->state == ExtentState::kInPlace && host_short_ > 0 && may_send && !region->swapping) {
+        candidates.push_back({extent.get(), distance});
+      } else if (extent->state == ExtentState::kRetiring && extent->vram == nullptr) {
+        leaving_place += extent->bytes();
+      }
+    }
   }
-  std::sort(candidates.begin(), candidates.end(),
-            [](const Candidate& a, const Candidate& b) { return a.distance > b.distance; });
+  // In place: only where nothing else is left to send.
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    const bool a_in_place = a.extent->state == ExtentState::kInPlace,
+               b_in_place = b.extent->state == ExtentState::kInPlace;
+    return a_in_place != b_in_place ? b_in_place : a.distance > b.distance;
+  });
   bool progress = false;
-  uint64_t coming = room + pool_.sending_bytes;
-  const bool may_send = nowNs() >= pool_.remote_retry_ns;
+  uint64_t coming = room + pool_.sending_bytes + leaving_place;
+  std::vector<Extent*> leaving;
   for (const Candidate& candidate : candidates) {
     if (coming >= wanted) break;
     Extent& extent = *candidate.extent;
+    if (extent.state == ExtentState::kInPlace) {
+      leaving.push_back(&extent);
+      coming += extent.bytes();
+      continue;
+    }
     if (extent.hash_valid && pool_.remote->holds(remoteId(extent), extent.hash)) {
       const ContentHash hash = extent.hash;
       add(figures_->remote_dropped, extent.bytes());
@@ -191,7 +208,7 @@ bool Engine::demote() {
     coming += extent.bytes();
     progress = true;
   }
-  return progress;
+  return promote(leaving) || progress;
 }
 
 }  // namespace olpager::pager

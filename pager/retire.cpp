@@ -24,6 +24,7 @@ constexpr uint64_t kBatchBytes = 128ull << 20;
 constexpr size_t kCandidates = 4096;
 constexpr unsigned kMissedRoots = 3;            // passes, see Engine::noteRoots
 constexpr uint64_t kDrainAgainNs = 20'000'000;  // the system gave no thread
+constexpr uint64_t kNoPlaceNs = 100'000'000;    // between passes whose victims find no host memory
 
 // Who goes first: the higher class, then the higher key.
 struct Score {
@@ -80,10 +81,14 @@ bool Engine::isHeld(const Extent& extent) const {
   return false;
 }
 
+// Victims of the last pass had no place in host memory, nor will those of the next one: it would only keep the GPU and its
+// memory busy. Some may be clean by then, so it is tried now and then.
+bool Engine::hasNoPlace() const { return pool_.host_given == no_place_given_ && nowNs() < no_place_until_ns_; }
+
 // Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch waits
 // for may go; else only what is used later than `nearer_than` touches from now.
 bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
-  if (broken_ || batches_.size() >= scratch_.size()) return false;
+  if (broken_ || batches_.size() >= scratch_.size() || hasNoPlace()) return false;
   // Every launch reaches everything: what found room in VRAM stays there, the rest is used in place.
   if (pool_.options.reach == Reach::kAll) return false;
   struct Candidate {
@@ -906,6 +911,8 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
                                                                         : entry.region->stamp.load() == entry.stamp;
     if (same) entry.region->host_written = false;
   }
+  const uint64_t unplaced = unplaced_, given = pool_.host_given;
+  bool left = false;
   for (size_t v = 0; v < batch.victims.size(); ++v) {
     Extent* extent = batch.victims[v];
     if (extent == nullptr || extent->state != ExtentState::kRetiring) continue;
@@ -916,6 +923,11 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
       continue;
     }
     evict(*extent, hashes[v], lock);
+    left |= extent->state != ExtentState::kVram;
+  }
+  if (unplaced_ != unplaced && !left) {
+    no_place_given_ = given;
+    no_place_until_ns_ = nowNs() + kNoPlaceNs;
   }
   scratch.busy = false;
   passes_ended_ = batch.pass_number;
@@ -946,6 +958,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   const bool held = !clean && pool_.remote != nullptr && pool_.remote->holds(remoteId(extent), hash);
   setState(extent, ExtentState::kMoving);
   if (!clean && !held && !takeHost(extent, lock)) {
+    ++unplaced_;
     incoming_ -= extent.bytes();
     setState(extent, ExtentState::kVram);  // no place to go
     return;

@@ -117,7 +117,7 @@ Result<std::shared_ptr<pager::RemoteTier>> remoteFrom(const base::Settings& sett
     if (!keys.ok()) return keys.error();
     options.transport.keys = std::move(keys).value();
   }
-  auto made = pager::RemoteTier::connect(options, [] {});
+  auto made = pager::RemoteTier::connect(options);
   if (!made.ok()) return made.error();
   return std::shared_ptr<pager::RemoteTier>(std::move(made).value());
 }

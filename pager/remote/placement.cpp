@@ -24,8 +24,10 @@ constexpr uint64_t kQueueUnit = 64ull << 20;  // so much under way halves a mems
 
 // As many as there are memservers to be had, one at least.
 unsigned Tier::wantedReplicas() const {
-  const auto usable =
-      std::count_if(servers_.begin(), servers_.end(), [](const auto& server) { return server->usable(); });
+  const int64_t now = monotonicMs();
+  const auto usable = std::count_if(servers_.begin(), servers_.end(), [now](const auto& server) {
+    return server->usable() || now < server->believed_until_ms;
+  });
   return std::clamp(static_cast<unsigned>(usable), 1u, options_.replicas);
 }
 

@@ -6,8 +6,12 @@
 // A copy stays kHeld after it was received: it is a lower copy of what is in host RAM then, until the bytes change (send again)
 // or it is dropped.
 //
-// Thread-safety: any thread; one caller at a time for each id. Never calls back but `wake`, and takes no lock of the caller's.
+// Thread-safety: any thread; one caller at a time for each id. Never calls back but what setWake() was given, which may take the
+// caller's locks: none that the other calls take are held then.
 // Threads: two of its own, beside those of the Clients. Nothing blocks but connect() and the destructor (a second or two).
+// Time: a memserver whose connection is lost delays a transfer by as long as that takes to notice (milliseconds where its process
+// was killed); one that is stopped delays a receive by about kLateMs (tier.h) where another replica can be read, and a send by
+// the second after which it counts as stalled. Only what no other memserver has waits for the lease time.
 // Memory: of a transfer it is this tier's from send() or receive() until take() returned its end.
 #pragma once
 
@@ -28,6 +32,7 @@ struct RemoteOptions {
   unsigned replicas = 1;                // 1 or 2
   transport::Options transport;         // keys, TLS, lanes
   std::string label;                    // what memservers show of this session
+  uint32_t stall_ms = 0;                // silence after which a memserver counts as stalled; 0: a second
 };
 
 /// Hash of an extent: those of its pages, combined (kernels::combineHashes).
@@ -41,6 +46,7 @@ struct RemoteFigures {
   uint64_t lost_bytes = 0;                      // so far: no replica was left
   uint64_t sent_bytes = 0, received_bytes = 0;  // over the network, replicas counted
   uint64_t rebuilt_bytes = 0;                   // replicas made anew
+  uint64_t hedged_bytes = 0;  // received from another replica since the first one's memserver was late
   unsigned memservers = 0, connected = 0;
   bool degraded = false;  // fewer replicas than asked for
 };
@@ -59,18 +65,22 @@ class RemoteTier {
     RemoteHash hash;  // of what was sent or received
   };
 
-  /// Connects to all memservers; one that can't be reached is an Error that names it. `wake` is called, from any thread, when
-  /// take() has something, and when capacity changed.
-  static Result<std::unique_ptr<RemoteTier>> connect(const RemoteOptions& options, std::function<void()> wake);
+  /// Connects to all memservers; one that can't be reached is an Error that names it.
+  static Result<std::unique_ptr<RemoteTier>> connect(const RemoteOptions& options);
   /// Ends all transfers and gives everything back.
   virtual ~RemoteTier() = default;
+
+  /// From now on `wake` is called, from any thread, when take() has something and when capacity changed. An empty one:
+  /// no longer. When this returns no former one runs, so not under a lock that one takes.
+  virtual void setWake(std::function<void()> wake) = 0;
 
   /// Begins to copy `bytes` (a power of two of 2 MiB pages, at most 32 MiB) at `memory` into frames. `hash`: nullptr, it is
   /// worked out.
   virtual void send(uint64_t id, const void* memory, uint64_t bytes, const RemoteHash* hash) = 0;
   /// Begins to copy back what is held. `urgent`: a launch waits.
   virtual void receive(uint64_t id, void* memory, uint64_t bytes, bool urgent) = 0;
-  /// A launch waits now for a receive that is under way.
+  /// A launch waits now for the end of a transfer that is under way. A receive goes first. A send is not begun any more, waits
+  /// for no lease, and is given up (kNoRoom) where it would have to wait for a memserver that does not answer.
   virtual void raise(uint64_t id) = 0;
   /// A copy with that hash is held.
   virtual bool holds(uint64_t id, const RemoteHash& hash) const = 0;

@@ -5,6 +5,8 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "base/log.h"
 
@@ -26,8 +28,7 @@ int64_t monotonicMs() {
   return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
 }
 
-Tier::Tier(const RemoteOptions& options, std::function<void()> wake)
-    : options_(options), wake_(std::move(wake)), domain_(transport::makeDomain()) {}
+Tier::Tier(const RemoteOptions& options) : options_(options), domain_(transport::makeDomain()) {}
 
 Status Tier::open(const EndpointMaker& make) {
   auto endpoint = make(memserver::sessionTransport(options_.transport));
@@ -41,6 +42,7 @@ Status Tier::open(const EndpointMaker& make) {
     client.domain = domain_;
     client.address = address;
     client.label = options_.label;
+    if (options_.stall_ms != 0) client.stall_ms = options_.stall_ms;
     Server& kept = *server;
     servers_.push_back(std::move(server));
     auto connected = memserver::Client::connect(client, kept);
@@ -72,10 +74,17 @@ Tier::~Tier() {
   for (std::thread& goodbye : goodbyes) goodbye.join();
   copies_.clear();  // their registrations
   moves_.clear();
+  hedges_.clear();
   endpoint_.reset();
 }
 
 // ---- what callers do
+
+void Tier::setWake(std::function<void()> wake) {
+  std::lock_guard lock(wake_mutex_);
+  wake_ = std::move(wake);
+  if (wake_) wake_();  // what ended before
+}
 
 void Tier::put(Note note, bool first) {
   {
@@ -96,6 +105,7 @@ void Tier::send(uint64_t id, const void* memory, uint64_t bytes, const RemoteHas
   {
     std::lock_guard lock(mutex_);
     held_.erase(id);
+    raised_.erase(id);  // who asked about the one before was late
   }
   put(std::move(note), false);
 }
@@ -107,15 +117,21 @@ void Tier::receive(uint64_t id, void* memory, uint64_t bytes, bool urgent) {
   note.memory = memory;
   note.bytes = bytes;
   note.urgent = urgent;
+  {
+    std::lock_guard lock(mutex_);
+    raised_.erase(id);
+    if (urgent) raised_.insert(id);
+  }
   put(std::move(note), urgent);
 }
 
-// A receive that the worker has not begun goes before what is not urgent.
+// What the worker has not begun goes before what is not urgent. Callers that wait ask again and again: it is noted once.
 void Tier::raise(uint64_t id) {
   {
     std::lock_guard lock(mutex_);
+    if (!raised_.insert(id).second) return;
     const auto found = std::find_if(notes_.begin(), notes_.end(), [&](const Note& note) {
-      return note.kind == Note::Kind::kReceive && note.id == id;
+      return (note.kind == Note::Kind::kReceive || note.kind == Note::Kind::kSend) && note.id == id;
     });
     if (found != notes_.end()) {
       found->urgent = true;
@@ -140,6 +156,7 @@ void Tier::drop(uint64_t id) {
   {
     std::lock_guard lock(mutex_);
     held_.erase(id);
+    raised_.erase(id);
   }
   Note note;
   note.kind = Note::Kind::kDrop;
@@ -180,24 +197,28 @@ void Tier::Server::happened(const memserver::Event& event) {
 
 void Tier::work() {
   for (;;) {
-    std::optional<Note> note;
+    std::deque<Note> some;
     {
       std::unique_lock lock(mutex_);
-      const auto due = std::chrono::milliseconds(std::clamp<int64_t>(look_at_ms_ - monotonicMs(), 0, kLookMs));
+      const int64_t next = std::min({look_at_ms_, upkeep_at_ms_, late_look_at_ms_});
+      const auto due = std::chrono::milliseconds(std::clamp<int64_t>(next - monotonicMs(), 0, kLookMs));
       changed_.wait_for(lock, due, [&] { return closing_ || !first_.empty() || !notes_.empty(); });
       if (closing_) return;
-      auto& from = first_.empty() ? notes_ : first_;
-      if (!from.empty()) {
-        note = std::move(from.front());
-        from.pop_front();
+      if (!first_.empty()) {
+        some.swap(first_);
+      } else if (!notes_.empty()) {
+        some.push_back(std::move(notes_.front()));
+        notes_.pop_front();
       }
     }
-    if (note) handle(*note);
+    for (Note& note : some) handle(note);
     const int64_t now = monotonicMs();
+    if (now >= late_look_at_ms_) lookForLate();
     if (now >= look_at_ms_) {
       look();
       look_at_ms_ = now + kLookMs;
       for (const uint64_t id : std::vector<uint64_t>(parked_.begin(), parked_.end())) continueSend(id);
+      reconsider();
     }
     if (now >= upkeep_at_ms_) upkeep();
     tellLosses(false);
@@ -280,12 +301,18 @@ void Tier::transferred(uint64_t number, TransferResult result) {
   passes_.erase(found);
   const bool write = pass.kind == Pass::Kind::kSend || pass.kind == Pass::Kind::kMoveWrite;
   (write ? servers_[pass.server]->writing : servers_[pass.server]->reading) -= pass.bytes;
-  if (pass.result == TransferResult::kOk) (write ? now_.sent_bytes : now_.received_bytes) += pass.bytes;
+  if (pass.result == TransferResult::kOk) {
+    (write ? now_.sent_bytes : now_.received_bytes) += pass.bytes;
+    servers_[pass.server]->alive_at_ms = monotonicMs();
+    if (std::any_of(servers_.begin(), servers_.end(), [](const auto& server) { return server->stalled; })) reconsider();
+  }
   switch (pass.kind) {
     case Pass::Kind::kSend:
       return sendPassed(pass);
     case Pass::Kind::kReceive:
       return receivePassed(pass);
+    case Pass::Kind::kHedge:
+      return hedgePassed(pass);
     case Pass::Kind::kMoveRead:
       return moveRead(pass);
     case Pass::Kind::kMoveWrite:
@@ -302,6 +329,7 @@ void Tier::startSend(Note& note) {
   copy.state = CopyState::kSending;
   copy.version = next_version_++;
   copy.memory = note.memory;
+  copy.urgent = note.urgent;
   copy.attempts = 0;
   // Its frames are written over where they can be reached.
   for (size_t i = copy.replicas.size(); i-- > 0;) {
@@ -321,6 +349,7 @@ void Tier::startSend(Note& note) {
     finish(note.id, true, Outcome::kNoRoom, {});
     return;
   }
+  if (copy.urgent) return continueSend(note.id);
   copy.hash = note.hash ? *note.hash : hasher_.hash(note.memory, note.bytes);
   auto region = transport::registerMemory(domain_, {note.memory, note.bytes}, transport::kLocalOnly);
   if (!region.ok()) {
@@ -340,6 +369,15 @@ void Tier::continueSend(uint64_t id) {
     return;
   }
   Copy& copy = found->second;
+  if (copy.urgent) {  // its end is waited for: what is written is enough, nothing is begun
+    if (copy.passes != 0) return;
+    parked_.erase(id);
+    for (size_t i = copy.replicas.size(); i-- > 0;) {
+      if (!copy.replicas[i].written) removeReplica(id, copy, copy.replicas[i].server);
+    }
+    finish(id, true, copy.replicas.empty() ? Outcome::kNoRoom : Outcome::kDone, copy.hash);
+    return;
+  }
   const unsigned wanted = wantedReplicas();
   bool short_of_room = false;
   while (copy.replicas.size() < wanted && !short_of_room && copy.attempts < kMostAttempts) {
@@ -427,8 +465,11 @@ void Tier::continueReceive(uint64_t id) {
     finish(id, false, Outcome::kLost, {});
     return;
   }
+  copy.late_at_ms = lateAt(*servers_[best->server], copy.bytes);
+  copy.hedged = false;
   copy.reading = post(Pass::Kind::kReceive, id, best->server, *copy.region, best->frames,
                       copy.urgent ? Class::kDemand : Class::kPrefetch);
+  if (copy.replicas.size() > 1) late_look_at_ms_ = std::min(late_look_at_ms_, copy.late_at_ms);
 }
 
 void Tier::receivePassed(const Pass& pass) {
@@ -446,15 +487,29 @@ void Tier::receivePassed(const Pass& pass) {
   }
   if (pass.result != TransferResult::kInterrupted) {
     removeReplica(pass.id, copy, pass.server);
-    if (copy.replicas.empty()) noteLoss(*servers_[pass.server], copy.bytes);
+    if (copy.replicas.empty() && !copy.spare) noteLoss(*servers_[pass.server], copy.bytes);
+  }
+  if (copy.spare) {
+    std::memcpy(copy.memory, copy.spare->memory, copy.bytes);
+    now_.hedged_bytes += copy.bytes;
+    finish(pass.id, false, Outcome::kDone, copy.hash);
+    return;
   }
   continueReceive(pass.id);
 }
 
 void Tier::raiseNow(uint64_t id) {
   const auto found = copies_.find(id);
-  if (found == copies_.end() || found->second.state != CopyState::kReceiving) return;
+  if (found == copies_.end() || found->second.state == CopyState::kHeld) return;
   found->second.urgent = true;
+  if (found->second.state == CopyState::kSending) {
+    std::vector<unsigned> silent;
+    for (const Replica& replica : found->second.replicas) {
+      if (replica.writing && !servers_[replica.server]->usable()) silent.push_back(replica.server);
+    }
+    for (const unsigned server : silent) cut(*servers_[server]);
+    return continueSend(id);
+  }
   const auto pass = passes_.find(found->second.reading);
   if (pass == passes_.end()) return;
   for (const uint64_t transfer : pass->second.transfers) {
@@ -488,6 +543,7 @@ void Tier::finish(uint64_t id, bool sent, Outcome outcome, const RemoteHash& has
   if (found != copies_.end()) {
     Copy& copy = found->second;
     copy.region.reset();
+    copy.spare.reset();
     copy.memory = nullptr;
     gone = outcome != Outcome::kDone || copy.replicas.empty();
     const bool was_held = copy.state != CopyState::kSending;
@@ -529,10 +585,12 @@ void Tier::publish() {
     std::lock_guard lock(mutex_);
     figures_ = now_;
     finished_.insert(finished_.end(), ended_.begin(), ended_.end());
+    for (const Finished& one : ended_) raised_.erase(one.id);
   }
   ended_.clear();
-  if (must_wake_ && wake_) wake_();
-  must_wake_ = false;
+  if (!std::exchange(must_wake_, false)) return;
+  std::lock_guard lock(wake_mutex_);
+  if (wake_) wake_();
 }
 
 }  // namespace olpager::pager

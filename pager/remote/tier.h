@@ -3,12 +3,15 @@
 // Threads. The worker does all that is done; everything but what is under mutex_ is its own, so that no Client is called under
 // a lock. What callers ask for and what Clients report are notes to it. The lender waits for leases, which may take long.
 //
-// Lock: mutex_, over the notes, the requests to the lender, the table of hashes that holds() reads, the figures, what has
-// ended. Nothing is called under it.
+// Locks: mutex_, over the notes, the requests to the lender, the table of hashes that holds() reads, the figures, what has
+// ended. Nothing is called under it. wake_mutex_, held while wake_ runs, and by nobody who holds mutex_.
 //
 // Ownership of frames. A frame is free in its server's pool, or a copy's (Replica::frames), or a move's (Move::target). Frames that
 // are written belong to who writes them until the pass has ended; frames that are read may be freed meanwhile: the reader
 // then finds another version, or another hash, and drops what it has read.
+//
+// A receive that is late (kLateMs) is read from its other replica as well, into memory of the tier's. Whichever is here first is
+// it: if that is the second, the first's memserver is interrupted, so that nothing writes the caller's memory any more.
 //
 // A pass is one transfer of all bytes of a copy between local memory and the frames of one replica: some reads or writes of a
 // Client, with the pass' number as context.
@@ -32,11 +35,22 @@
 
 namespace olpager::pager {
 
+/// Memservers of an overloaded machine fall silent for a while as well: for so long nothing is sent with fewer replicas than asked
+/// for because one is silent. What is on its way to it or from it goes elsewhere as soon as another one shows that it is
+/// better off, or after kStallSureMs.
+inline constexpr int64_t kStallBelievedMs = 3000;
+inline constexpr int64_t kStallSureMs = 1000;
+
+/// A receive that takes this much longer than what is under way at its memserver lets expect is read elsewhere as well.
+inline constexpr int64_t kLateMs = 100;
+
 class Tier final : public RemoteTier {
  public:
-  Tier(const RemoteOptions& options, std::function<void()> wake);
+  explicit Tier(const RemoteOptions& options);
   ~Tier() override;
   Status open(const EndpointMaker& make);
+
+  void setWake(std::function<void()> wake) override;
 
   void send(uint64_t id, const void* memory, uint64_t bytes, const RemoteHash* hash) override;
   void receive(uint64_t id, void* memory, uint64_t bytes, bool urgent) override;
@@ -81,8 +95,13 @@ class Tier final : public RemoteTier {
     std::unordered_set<SlabId> lost_early;  // lost before the lender has told of them
     memserver::Figures seen;                // at the last look
     bool up = true, stalled = false;
-    bool leasing = false;               // the lender is at it
-    int64_t dry_until_ms = 0;           // had nothing to lease
+    bool cut = false;  // interrupted by the tier: its next kDown says nothing about it
+    int64_t stalled_at_ms = 0;
+    int64_t alive_at_ms = 0;  // a pass ended well
+    int64_t believed_until_ms =
+        0;                     // silent, but taken to come back: replicas are not put elsewhere, or left out, for that
+    bool leasing = false;      // the lender is at it
+    int64_t dry_until_ms = 0;  // had nothing to lease
     uint64_t reading = 0, writing = 0;  // bytes of passes
     uint64_t recalled = 0;
     uint64_t lost_bytes = 0;  // not yet in the log
@@ -97,6 +116,16 @@ class Tier final : public RemoteTier {
     bool lost = false;  // while it is written
   };
 
+  // Memory of the tier's own for an extent.
+  struct Staging {
+    explicit Staging(const transport::DomainPtr& domain);
+    ~Staging();
+    Staging(const Staging&) = delete;
+    Staging& operator=(const Staging&) = delete;
+    void* memory = nullptr;  // null: there was none
+    transport::RegionPtr region;
+  };
+
   enum class CopyState : uint8_t { kSending, kHeld, kReceiving };
   struct Copy {
     CopyState state = CopyState::kSending;
@@ -107,32 +136,24 @@ class Tier final : public RemoteTier {
     // Of the transfer:
     void* memory = nullptr;
     transport::RegionPtr region;
-    bool urgent = false;
-    bool parked = false;  // a send that waits for a lease
+    bool urgent = false;  // a launch waits: for the bytes, or for a send's end
     unsigned passes = 0;
     unsigned attempts = 0;
-    uint64_t reading = 0;  // number of the pass
+    uint64_t reading = 0;            // number of the pass
+    int64_t late_at_ms = 0;          // it is late then
+    bool hedged = false;             // and read elsewhere as well
+    std::unique_ptr<Staging> spare;  // right bytes that came from elsewhere while the pass has not ended
   };
 
   struct Pass {
-    enum class Kind : uint8_t { kSend, kReceive, kMoveRead, kMoveWrite };
+    enum class Kind : uint8_t { kSend, kReceive, kHedge, kMoveRead, kMoveWrite };
     Kind kind = Kind::kSend;
-    uint64_t id = 0;  // of the copy; of the move
+    uint64_t id = 0;  // of the copy; of the hedge; of the move
     unsigned server = 0;
     uint64_t bytes = 0;
     size_t left = 0;
     memserver::TransferResult result = memserver::TransferResult::kOk;
     std::vector<uint64_t> transfers;
-  };
-
-  // Memory for moves.
-  struct Staging {
-    explicit Staging(const transport::DomainPtr& domain);
-    ~Staging();
-    Staging(const Staging&) = delete;
-    Staging& operator=(const Staging&) = delete;
-    void* memory = nullptr;  // null: there was none
-    transport::RegionPtr region;
   };
 
   // A copy's replica made anew elsewhere: read, checked, written, believed.
@@ -142,6 +163,13 @@ class Tier final : public RemoteTier {
     std::optional<unsigned> replaced;  // the server whose replica goes then; none: one more replica
     Frames target;
     bool lost = false;  // the target
+    std::unique_ptr<Staging> staging;
+  };
+
+  // A late receive, read from another replica.
+  struct Hedge {
+    uint64_t id = 0;
+    uint64_t late = 0;  // number of the pass
     std::unique_ptr<Staging> staging;
   };
 
@@ -186,11 +214,18 @@ class Tier final : public RemoteTier {
   uint64_t capacity() const;
   static Replica* replicaAt(Copy& copy, unsigned server);
 
+  // hedges.cpp: receives that are late
+  int64_t lateAt(const Server& server, uint64_t bytes) const;
+  void lookForLate();
+  void hedgePassed(const Pass& pass);
+
   // upkeep.cpp: what memservers do of themselves, and what is done about it
   void happened(Server& server, const memserver::Event& event);
   void leased(Server& server, const std::vector<memserver::Slab>& slabs);
   void slabLost(Server& server, SlabId slab);
   void trouble(Server& server);
+  void reconsider();
+  void cut(Server& server);
   void recall(Server& server, uint64_t bytes);
   void upkeep();
   bool evacuate(Server& server);
@@ -203,7 +238,6 @@ class Tier final : public RemoteTier {
   void tellDegraded();
 
   const RemoteOptions options_;
-  const std::function<void()> wake_;
 
   // The worker's own.
   std::unique_ptr<transport::Endpoint> endpoint_;
@@ -213,10 +247,11 @@ class Tier final : public RemoteTier {
   std::unordered_map<uint64_t, Copy> copies_;
   std::unordered_map<uint64_t, Pass> passes_;
   std::map<uint64_t, Move> moves_;
+  std::map<uint64_t, Hedge> hedges_;
   std::set<uint64_t> parked_;
   std::set<uint64_t> under_;  // copies with fewer replicas than there ought to be
-  uint64_t next_pass_ = 1, next_move_ = 1, next_version_ = 1, next_rebuild_ = 0;
-  int64_t look_at_ms_ = 0, upkeep_at_ms_ = 0;
+  uint64_t next_pass_ = 1, next_move_ = 1, next_hedge_ = 1, next_version_ = 1, next_rebuild_ = 0;
+  int64_t look_at_ms_ = 0, upkeep_at_ms_ = 0, late_look_at_ms_ = INT64_MAX;
   bool must_wake_ = false;
   bool told_degraded_ = false;
   RemoteFigures now_;
@@ -228,11 +263,18 @@ class Tier final : public RemoteTier {
   std::deque<Note> first_, notes_;
   std::deque<Demand> demands_;
   std::unordered_map<uint64_t, RemoteHash> held_;
+  std::unordered_set<uint64_t> raised_;  // transfers under way that are known to be waited for
   std::vector<Finished> finished_;
   RemoteFigures figures_;
 
+  std::mutex wake_mutex_;
+  std::function<void()> wake_;
+
   std::thread worker_, lender_;
 };
+
+/// Room of a Staging: the largest extent.
+inline constexpr uint64_t kStagingBytes = memserver::FramePool::kPageBytes * memserver::FramePool::kBlockPages;
 
 /// Milliseconds of CLOCK_MONOTONIC.
 int64_t monotonicMs();

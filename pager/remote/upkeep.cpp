@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "pager/remote/tier.h"
@@ -17,7 +18,6 @@ constexpr size_t kMoves = 2;           // at a time: they are in nobody's way
 constexpr int64_t kUpkeepMs = 500;     // until what could not be done is tried again
 constexpr int64_t kLossLogMs = 300;    // a memserver's slabs are lost one by one: one line for all
 constexpr unsigned kTriesAtOnce = 64;  // copies looked at, where none can be moved
-constexpr uint64_t kStagingBytes = memserver::FramePool::kPageBytes * memserver::FramePool::kBlockPages;
 constexpr uint64_t kLargestSlab = 16ull << 30;
 constexpr int64_t kNever = INT64_MAX;
 constexpr int64_t kDryMs = 1000;  // a memserver without room is not asked again so soon
@@ -50,17 +50,22 @@ void Tier::happened(Server& server, const Event& event) {
       server.up = true;
       server.stalled = false;
       server.dry_until_ms = 0;
+      reconsider();
       break;
     case Event::Kind::kDown:
       server.up = server.stalled = false;
+      if (!std::exchange(server.cut, false)) server.believed_until_ms = 0;
       trouble(server);
       break;
     case Event::Kind::kStalled:
       server.stalled = true;
+      server.stalled_at_ms = monotonicMs();
+      server.believed_until_ms = server.stalled_at_ms + kStallBelievedMs;
       trouble(server);
       break;
     case Event::Kind::kResumed:
-      server.stalled = false;
+      server.stalled = server.cut = false;
+      reconsider();
       break;
     case Event::Kind::kSlabLost:
       slabLost(server, event.slab);
@@ -142,20 +147,45 @@ void Tier::slabLost(Server& server, SlabId slab) {
 
 // Transfers with a memserver that does not answer are ended, if one of them can be had elsewhere.
 void Tier::trouble(Server& server) {
+  // All of them may be silent for the same reason, of which they have not been found out yet.
+  const bool sure =
+      server.up && monotonicMs() - server.stalled_at_ms < kStallSureMs
+          ? std::any_of(servers_.begin(), servers_.end(),
+                        [&](const auto& other) { return other->usable() && other->alive_at_ms > server.stalled_at_ms; })
+          : true;
+  if (!sure) return;
   const bool elsewhere =
       std::any_of(servers_.begin(), servers_.end(), [&](const auto& other) { return other->usable(); });
   for (const auto& [number, pass] : passes_) {
     if (pass.server != server.index) continue;
     bool better = elsewhere;
-    if (pass.kind == Pass::Kind::kReceive) {
-      const auto copy = copies_.find(pass.id);
+    const auto copy = copies_.find(pass.id);
+    if (pass.kind == Pass::Kind::kSend) {
+      better |= copy != copies_.end() && copy->second.urgent;  // or given up
+    } else if (pass.kind == Pass::Kind::kReceive) {
       better = copy != copies_.end() &&
                std::any_of(copy->second.replicas.begin(), copy->second.replicas.end(),
                            [&](const Replica& replica) { return servers_[replica.server]->usable(); });
     }
     if (!better) continue;
-    server.client->interrupt();
+    cut(server);
     return;
+  }
+}
+
+// Ends what is under way at a memserver, now.
+void Tier::cut(Server& server) {
+  if (server.up) {
+    server.cut = true;
+    server.believed_until_ms = std::max(server.believed_until_ms, monotonicMs() + kStallBelievedMs);
+  }
+  server.client->interrupt();
+}
+
+// What has waited for memservers that do not answer, since there was no other, may have another now.
+void Tier::reconsider() {
+  for (auto& server : servers_) {
+    if (!server->usable()) trouble(*server);
   }
 }
 
@@ -313,6 +343,10 @@ void Tier::endMove(uint64_t number, bool keep) {
     replica.written = true;
     addReplica(move.id, copy, std::move(replica));
     if (copy.replicas.size() >= options_.replicas) under_.erase(move.id);
+    if (copy.state == CopyState::kReceiving) {
+      late_look_at_ms_ = std::min(late_look_at_ms_, copy.late_at_ms);
+      reconsider();
+    }
   } else {
     freeFrames(*servers_[move.to], move.target);
   }

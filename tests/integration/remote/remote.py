@@ -7,7 +7,8 @@ remote.py --olrun OLRUN --olmemserver OLMEMSERVER --program PROGRAM [--olctl OLC
 On loopback:
   spread    three memservers over TCP: the right result, and pages were there
   shared    the same over shared memory
-  killed    replicas = 2, one of three memservers is killed: the right result
+  killed    replicas = 2, one of three memservers is killed: the right result, without waiting for its lease, which outlasts the test
+  stopped   likewise, stopped for good
   gone      replicas = 1, all memservers are killed: the right result, or a CUDA error and a line that names one
   absent    a memserver that is not there: one line, and the program is told so
 
@@ -54,7 +55,7 @@ PATIENCE = 120  # seconds: what takes longer hangs
 class Memserver:
     """A daemon; its last lines are kept for a failed test."""
 
-    def __init__(self, run, number, host=None, transport="tcp", memory=192 * MIB):
+    def __init__(self, run, number, host=None, transport="tcp", memory=192 * MIB, lease=LEASE):
         self.host, self.proc = host, os.path.join(run.scratch, f"proc{number}")
         self.available(4096 * MIB)
         address = host.address if host else "127.0.0.1"
@@ -65,9 +66,9 @@ class Memserver:
                 port = probe.getsockname()[1]
         self.address = f"{address}:{port}"
         self.command = [run.options.olmemserver, "--listen", self.address, "--memory", str(memory), "--transport", transport, "--proc",
-                        self.proc, "--reserve", "64MiB", "--cgroup", "none", "--calm-time", "1s"]
+                        self.proc, "--reserve", "64MiB", "--cgroup", "none", "--calm-time", "1s", "--lease-time", f"{lease:g}s"]
         if host:
-            self.command = host.command(*self.command, "--key", run.key, "--lease-time", f"{LEASE:g}s")
+            self.command = host.command(*self.command, "--key", run.key)
         self.env = run.env
         self.start()
 
@@ -153,8 +154,8 @@ class Run:
         self.key = os.path.join(scratch, "key")
         self.servers = []
 
-    def on_loopback(self, count, transport="tcp"):
-        self.servers += [Memserver(self, number, transport=transport) for number in range(count)]
+    def on_loopback(self, count, transport="tcp", lease=LEASE):
+        self.servers += [Memserver(self, number, transport=transport, lease=lease) for number in range(count)]
 
     def on_hosts(self, count=3, rate=None, memory=192 * MIB):
         subprocess.run([self.options.olctl, "keygen", "--name", "test", "--out", self.key], check=True, stdout=subprocess.DEVNULL)
@@ -250,12 +251,13 @@ def was_told(end, servers):
 
 
 def loopback_case(run, case):
-    run.on_loopback(0 if case == "absent" else 3, "auto" if case == "shared" else "tcp")
-    program = Program(run, run.servers, 2 if case == "killed" else 1)
-    if case in ("killed", "gone"):
+    one_goes = case in ("killed", "stopped")
+    run.on_loopback(0 if case == "absent" else 3, "auto" if case == "shared" else "tcp", 10 * PATIENCE if one_goes else LEASE)
+    program = Program(run, run.servers, 2 if one_goes else 1)
+    if one_goes or case == "gone":
         program.await_operation(run.moment())
         for server in run.servers if case == "gone" else [run.rng.choice(run.servers)]:
-            server.kill()
+            server.process.send_signal(signal.SIGSTOP) if case == "stopped" else server.kill()
     end = program.finish()
     if case == "absent":
         return end is not None and end[0] != 0 and "127.0.0.1:1" in end[2]
@@ -298,7 +300,7 @@ def behind_case(run):
     return session.returncode == 0 and found is not None and int(found.group(1)) < 32
 
 
-LOOPBACK_CASES = ["spread", "shared", "killed", "gone", "absent"]
+LOOPBACK_CASES = ["spread", "shared", "killed", "stopped", "gone", "absent"]
 HOST_CASES = ["host-" + name for name in ("killed", "paused", "stopped", "cut", "severed", "restarted", "recalled", "storm", "shaped",
                                                  "behind")]
 

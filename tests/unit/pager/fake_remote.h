@@ -2,9 +2,12 @@
 // to have no room or to lose what it has. A use against the contract of remote_tier.h ends the test.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <random>
@@ -42,7 +45,20 @@ class FakeRemote final : public RemoteTier {
     jobs_.push_back({id, false, memory, bytes, due()});
     changed_.notify_all();
   }
-  void raise(uint64_t) override {}
+  void setWake(std::function<void()> wake) override {
+    std::lock_guard lock(wake_mutex_);
+    wake_ = std::move(wake);
+  }
+  // A send that does not go on is given up.
+  void raise(uint64_t id) override {
+    std::lock_guard lock(mutex_);
+    const auto raised = [&](const Job& job) { return job.id == id && job.sent && frozen; };
+    const auto job = std::find_if(jobs_.begin(), jobs_.end(), raised);
+    if (job == jobs_.end()) return;
+    copies_.erase(id);
+    finished_.push_back({id, true, Outcome::kNoRoom, {}});
+    jobs_.erase(job);
+  }
   bool holds(uint64_t id, const RemoteHash& hash) const override {
     std::lock_guard lock(mutex_);
     const auto found = copies_.find(id);
@@ -75,6 +91,7 @@ class FakeRemote final : public RemoteTier {
   }
 
   std::atomic<bool> no_room{false}, lost{false};
+  std::atomic<bool> frozen{false};  // no transfer ends
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -105,15 +122,24 @@ class FakeRemote final : public RemoteTier {
     std::unique_lock lock(mutex_);
     while (!stop_) {
       changed_.wait_for(lock, std::chrono::milliseconds(1));
+      bool ended = false;
       for (size_t i = 0; i < jobs_.size();) {
-        if (jobs_[i].due > Clock::now()) {
+        if (frozen || jobs_[i].due > Clock::now()) {
           ++i;
           continue;
         }
         const Job job = jobs_[i];
         jobs_.erase(jobs_.begin() + static_cast<ptrdiff_t>(i));
         finished_.push_back(finish(job));
+        ended = true;
       }
+      if (!ended) continue;
+      lock.unlock();
+      {
+        std::lock_guard waking(wake_mutex_);
+        if (wake_) wake_();
+      }
+      lock.lock();
     }
   }
   Finished finish(const Job& job) {
@@ -145,6 +171,8 @@ class FakeRemote final : public RemoteTier {
   std::vector<Finished> finished_;
   const char* broken_ = nullptr;
   bool stop_ = false;
+  std::mutex wake_mutex_;
+  std::function<void()> wake_;
   std::thread thread_;
 };
 

@@ -222,3 +222,40 @@ TEST_CASE("host RAM holds what VRAM does not: no more than the rest comes over t
   for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 900 + i));
   CHECK(remote.tier->broken() == nullptr);
 }
+
+TEST_CASE(
+    "while memservers take nothing the GPU does not look for victims in vain, and what went in place leaves it again",
+    "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .remote = remote.tier});
+  remote.tier->frozen = true;
+  // As many as VRAM and host RAM hold; then each is used: what is parked finds no way up and is used in place.
+  constexpr unsigned kCount = 16;
+  auto pieces = fillMany(rig, kCount, 80);
+  const uint64_t hashed = valueOf(rig.figures().hashed_bytes);
+  const auto began = std::chrono::steady_clock::now();
+  uint64_t uses = 0;
+  for (int round = 0; round < 2; ++round) {
+    for (const CUdeviceptr piece : pieces) {
+      if (rig.pool().residency(piece).vram != 0) continue;
+      rig.launch(CU_STREAM_LEGACY, "addTo", piece, kPiece / 8 / kStep, kStep, uint64_t{0});
+      ++uses;
+    }
+  }
+  const auto waited = std::chrono::steady_clock::now() - began;
+  const auto tenths =
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(waited).count()) / 100;
+  const uint64_t in_vain = valueOf(rig.figures().hashed_bytes) - hashed;
+  INFO(in_vain / kMiB << " MiB hashed for " << uses << " launches in " << tenths << " tenths of a second, "
+                      << valueOf(rig.figures().in_place_bytes) / kMiB << " MiB in place");
+  CHECK(valueOf(rig.figures().in_place_bytes) > 0);
+  CHECK(in_vain <= (tenths + 2 * uses) * 4 * kPiece);  // a pass each tenth of a second, not one after the other
+  remote.tier->frozen = false;
+  for (unsigned i = 0; i < 24; ++i) {
+    pieces.push_back(rig.allocate(kPiece));
+    rig.fill(pieces.back(), kPiece, 80 + pieces.size() - 1);
+  }
+  for (unsigned i = 0; i < pieces.size(); ++i) CHECK(rig.holds(pieces[i], kPiece, 80 + i));
+  CHECK(remote.tier->held() > 0);
+  CHECK(remote.tier->broken() == nullptr);
+}

@@ -34,21 +34,30 @@ bool Bytes::holds(uint64_t seed) const {
 
 void Bytes::clear() { std::memset(base, 0, length); }
 
-Caller::Caller(const std::vector<const Server*>& servers, unsigned replicas, const EndpointMaker& make) {
+namespace {
+RemoteOptions optionsFor(const std::vector<const Server*>& servers, unsigned replicas) {
   RemoteOptions options;
   for (const Server* server : servers) options.memservers.push_back(server->address());
   options.replicas = replicas;
   options.transport = memserver::test::optionsFor(servers[0]->choice);
+  return options;
+}
+}  // namespace
+
+Caller::Caller(const std::vector<const Server*>& servers, unsigned replicas, const EndpointMaker& make)
+    : Caller(optionsFor(servers, replicas), make) {}
+
+Caller::Caller(RemoteOptions options, const EndpointMaker& make) {
   options.label = "test";
-  const auto wake = [this] {
-    ++wakes;
-    std::lock_guard lock(mutex_);
-    changed_.notify_all();
-  };
-  auto connected = make ? connectRemoteTier(options, wake, make) : RemoteTier::connect(options, wake);
+  auto connected = make ? connectRemoteTier(options, make) : RemoteTier::connect(options);
   INFO((connected.ok() ? "" : connected.error().message));
   REQUIRE(connected.ok());
   tier = std::move(connected.value());
+  tier->setWake([this] {
+    ++wakes;
+    std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  });
 }
 
 void Caller::send(uint64_t id, const Bytes& bytes, const RemoteHash* hash) {

@@ -44,6 +44,7 @@ class Bytes {
 class Caller {
  public:
   Caller(const std::vector<const Server*>& servers, unsigned replicas, const EndpointMaker& make = {});
+  explicit Caller(RemoteOptions options, const EndpointMaker& make = {});
   ~Caller() { tier.reset(); }
 
   void send(uint64_t id, const Bytes& bytes, const RemoteHash* hash = nullptr);

@@ -166,9 +166,7 @@ TEST_CASE("wrong bytes are noticed", "[failures]") {
     RemoteOptions options;
     options.memservers = {a.address(), b.address()};
     options.transport = memserver::test::optionsFor(Choice::kTcp);
-    if (connectRemoteTier(
-            options, [] {}, faulty)
-            .ok())
+    if (connectRemoteTier(options, faulty).ok())
       caller = std::make_unique<Caller>(std::vector<const Server*>{&a, &b}, replicas, faulty);
   }
   Bytes bytes(4 * kMiB);
