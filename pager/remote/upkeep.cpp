@@ -54,7 +54,10 @@ void Tier::happened(Server& server, const Event& event) {
       break;
     case Event::Kind::kDown:
       server.up = server.stalled = false;
-      if (!std::exchange(server.cut, false)) server.believed_until_ms = 0;
+      if (!std::exchange(server.cut, false)) {
+        server.believed_until_ms = 0;
+        base::logWarn("remote memory: %s", event.text.c_str());
+      }
       trouble(server);
       break;
     case Event::Kind::kStalled:
