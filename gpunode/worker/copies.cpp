@@ -85,12 +85,19 @@ CUresult waitFor(Invocation& in, const CopyHead& head, const Place& place, CUres
   return in.driver().cuStreamSynchronize(place.stream);
 }
 
-// A captured copy would be made again with each launch of its graph, with bytes that are no longer here.
+// A captured copy is made again with each launch of its graph: only with memory that stays, which both sides have.
 bool captures(Invocation& in, const CopyHead& head, const Place& place) {
-  if (head.in_order == 0) return false;
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return in.driver().cuStreamIsCapturing(place.stream, &status) == CUDA_SUCCESS &&
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
+  return head.in_order != 0 && isCapturing(in, place.stream);
+}
+
+// The client's side of a copy where both have it; null where it travels.
+std::byte* nearOf(Invocation& in, const CopyHead& head) {
+  if (head.near == 0 || head.shape != CopyShape::kLinear) return nullptr;
+  if (!in.worker().hostMemory().has(head.near, head.bytes)) {
+    in.arguments().fail();
+    return nullptr;
+  }
+  return reinterpret_cast<std::byte*>(head.near);
 }
 
 bool readHead(Invocation& in, CopyHead* head) {
@@ -107,10 +114,11 @@ bool readHead(Invocation& in, CopyHead* head) {
 CUresult copyIn(Invocation& in) {
   CopyHead head;
   if (!readHead(in, &head)) return in.refusal();
-  const auto bytes = in.arguments().raw(head.bytes);
+  std::byte* const near = nearOf(in, head);
+  const auto bytes = near != nullptr ? std::span<const std::byte>(near, head.bytes) : in.arguments().raw(head.bytes);
   const Place place = placeOf(in, head);
   if (!in.ok()) return in.refusal();
-  if (captures(in, head, place)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (near == nullptr && captures(in, head, place)) return CUDA_ERROR_NOT_SUPPORTED;
   const api::DriverTable& driver = in.driver();
   CUresult result = CUDA_SUCCESS;
   if (head.shape != CopyShape::kLinear) {
@@ -159,9 +167,12 @@ CUresult copyOut(Invocation& in) {
     if (head.number != 0) in.worker().tell(forward::Answer::kBytes, head.number, why, {}, true);
     return why;
   };
-  if (captures(in, head, place)) return nothing(CUDA_ERROR_NOT_SUPPORTED);
-  auto later = std::make_unique<Later>(Later{&in.worker(), head.number, std::vector<std::byte>(head.bytes)});
-  std::byte* const into = later->bytes.data();
+  std::byte* const near = nearOf(in, head);
+  if (!in.ok()) return nothing(in.refusal());
+  if (near == nullptr && captures(in, head, place)) return nothing(CUDA_ERROR_NOT_SUPPORTED);
+  auto later = std::make_unique<Later>(
+      Later{&in.worker(), head.number, std::vector<std::byte>(near != nullptr ? 0 : head.bytes)});
+  std::byte* const into = near != nullptr ? near : later->bytes.data();
   CUresult result = CUDA_SUCCESS;
   if (head.shape != CopyShape::kLinear) {
     if (!fits(head, false)) {
@@ -179,6 +190,7 @@ CUresult copyOut(Invocation& in) {
     result = place.legacy ? driver.cuMemcpyDtoH_v2(into, head.device, head.bytes)
                           : driver.cuMemcpyDtoHAsync_v2(into, head.device, head.bytes, place.stream);
   }
+  if (near != nullptr) return result;
   if (head.number != 0) {
     if (result == CUDA_SUCCESS) result = driver.cuLaunchHostFunc(place.stream, sendLater, later.get());
     if (result != CUDA_SUCCESS) return nothing(result);

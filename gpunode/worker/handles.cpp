@@ -28,10 +28,10 @@ bool HandleTable::find(uint64_t number, HandleKind kind, uint64_t* value) const 
   return true;
 }
 
-void HandleTable::forget(uint64_t number) {
+void HandleTable::gone(uint64_t number) {
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(number);
-  if (found == entries_.end()) return;
+  if (found == entries_.end() || found->second.kind == HandleKind::kAllocation) return;
   const auto known = numbers_.find({found->second.kind, found->second.value});
   if (known != numbers_.end() && known->second == number) numbers_.erase(known);
   entries_.erase(found);

@@ -61,13 +61,14 @@ void CUDA_CB callCallback(CUstream /*stream*/, CUresult status, void* data) {
 
 struct Changes {
   Worker* worker;
+  uint32_t number;
   std::vector<uint64_t> blocks;
 };
 void CUDA_CB sendChanges(void* data) {
-  auto* const changes = static_cast<Changes*>(data);
+  const std::unique_ptr<Changes> changes(static_cast<Changes*>(data));
   std::vector<std::byte> runs;
   for (const uint64_t block : changes->blocks) changes->worker->hostMemory().changes(block, runs);
-  changes->worker->tell(forward::Answer::kHostBytes, 0, CUDA_SUCCESS, runs, true);
+  changes->worker->tell(forward::Answer::kHostBytes, changes->number, CUDA_SUCCESS, runs, true);
 }
 
 }  // namespace
@@ -94,12 +95,42 @@ CUresult hostFunctionDone(Invocation& in) {
   return CUDA_SUCCESS;
 }
 
-CUresult sendChangesBehind(Invocation& in, CUstream stream, std::vector<uint64_t> blocks) {
-  auto changes = std::make_unique<Changes>(Changes{&in.worker(), std::move(blocks)});
-  const CUresult result = in.driver().cuLaunchHostFunc(stream, sendChanges, changes.get());
-  if (result == CUDA_SUCCESS) (void)changes.release();
+bool isCapturing(Invocation& in, CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return in.driver().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// Told in any case: the client counts on it. What is captured comes back behind its graph.
+CUresult sendChangesBehind(Invocation& in, CUstream stream, uint32_t number, std::vector<uint64_t> blocks) {
+  CUresult result = CUDA_SUCCESS;
+  if (!isCapturing(in, stream)) {
+    auto changes = std::make_unique<Changes>(Changes{&in.worker(), number, std::move(blocks)});
+    result = in.driver().cuLaunchHostFunc(stream, sendChanges, changes.get());
+    if (result == CUDA_SUCCESS) {
+      (void)changes.release();
+      return result;
+    }
+  }
+  in.worker().tell(forward::Answer::kHostBytes, number, CUDA_SUCCESS, {}, true);
   return result;
 }
+
+CUresult hostChanges(Invocation& in) {
+  constexpr uint32_t kMost = 1 << 16;
+  const auto given = in.value<uint64_t>();
+  const bool per_thread = in.value<uint8_t>() != 0;
+  const auto number = in.value<uint32_t>();
+  const auto count = in.value<uint32_t>();
+  if (count > kMost) in.arguments().fail();
+  std::vector<uint64_t> blocks;
+  for (uint32_t i = 0; in.ok() && i < count; ++i) blocks.push_back(in.value<uint64_t>());
+  const CUstream stream = in.streamOf(given, per_thread);
+  if (!in.ok()) return in.refusal();
+  return sendChangesBehind(in, stream, number, std::move(blocks));
+}
+
+CUhostFn clientFunction() { return callFunction; }
+void* clientFunctionData(Worker& worker, uint32_t number) { return new Function{&worker, number}; }
 
 CUresult pointerAttribute(Invocation& in) {
   constexpr uint32_t kMost = 64;

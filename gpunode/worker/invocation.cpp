@@ -68,6 +68,6 @@ uint64_t Invocation::number(HandleKind kind, uint64_t value) { return worker_.ha
 void Invocation::bindNumber(uint64_t number, HandleKind kind, uint64_t value) {
   (void)worker_.handles().bind(number, kind, value);
 }
-void Invocation::gone(uint64_t number) { worker_.handles().forget(number); }
+void Invocation::gone(uint64_t number) { worker_.handles().gone(number); }
 
 }  // namespace olpager::gpunode

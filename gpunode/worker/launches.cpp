@@ -82,9 +82,8 @@ CUresult launch(Invocation& in) {
     result = driver.cuLaunchKernelEx(&config, function, nullptr, bytes != 0 ? extra : nullptr);
   }
   if (head.pinned == 0) return result;
-  // Told in any case: the client counts on it.
-  if (result != CUDA_SUCCESS || sendChangesBehind(in, stream, std::move(pinned)) != CUDA_SUCCESS)
-    in.worker().tell(forward::Answer::kHostBytes, 0, CUDA_SUCCESS, {}, true);
+  if (result == CUDA_SUCCESS) return sendChangesBehind(in, stream, head.number, std::move(pinned));
+  in.worker().tell(forward::Answer::kHostBytes, head.number, CUDA_SUCCESS, {}, true);
   return result;
 }
 

@@ -44,6 +44,14 @@ Serve writtenService(size_t operation) {
       return contextCreate;
     case Operation::kPrimaryRetain:
       return primaryRetain;
+    case Operation::kHostChanges:
+      return hostChanges;
+    case Operation::kGraphKernelNode:
+      return graphKernelNode;
+    case Operation::kGraphHostNode:
+      return graphHostNode;
+    case Operation::kGraphMemcpyNode:
+      return graphMemcpyNode;
     case Operation::kSynchronizeDefault:
       return synchronizeDefault;
   }

@@ -29,9 +29,20 @@ CUresult hostFree(Invocation& in);
 CUresult hostBytes(Invocation& in);
 CUresult hostFunction(Invocation& in);
 CUresult hostFunctionDone(Invocation& in);
+CUresult hostChanges(Invocation& in);
 CUresult pointerAttribute(Invocation& in);
 
+CUresult graphKernelNode(Invocation& in);
+CUresult graphHostNode(Invocation& in);
+CUresult graphMemcpyNode(Invocation& in);
+
+/// A host function that calls the client's function of this number, and what it is to be given.
+CUhostFn clientFunction();
+void* clientFunctionData(Worker& worker, uint32_t number);
+/// Whether work of this stream is captured now.
+bool isCapturing(Invocation& in, CUstream stream);
+
 /// Enqueues what sends the changes of the pinned blocks named to the client, in stream order.
-CUresult sendChangesBehind(Invocation& in, CUstream stream, std::vector<uint64_t> blocks);
+CUresult sendChangesBehind(Invocation& in, CUstream stream, uint32_t number, std::vector<uint64_t> blocks);
 
 }  // namespace olpager::gpunode

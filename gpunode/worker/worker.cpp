@@ -178,7 +178,7 @@ void Worker::make(const std::vector<std::byte>& record) {
   }
   if ((head.flags & forward::kMayWait) != 0) text_.drain();
   const auto& results = in.results().bytes;
-  const AnswerHead reply{Answer::kReply, head.reply, result, result == CUDA_SUCCESS ? 1u : 0u};
+  const AnswerHead reply{Answer::kReply, head.reply, result, result == CUDA_SUCCESS || !results.empty() ? 1u : 0u};
   (void)channel_.write({std::as_bytes(std::span(&reply, 1)), results}, true);
 }
 

@@ -16,12 +16,15 @@ VERBATIM_HANDLES = frozenset(("CUtexObject", "CUsurfObject", "CUgraphConditional
 
 # Structures with pointers to host memory or handles in them: what they mean is written by hand or not there.
 DEEP_TYPES = frozenset(
-    """CUDA_MEMCPY2D CUDA_MEMCPY3D CUDA_MEMCPY3D_PEER CUDA_MEMCPY3D_BATCH_OP CUDA_RESOURCE_DESC CUgraphNodeParams
-    CUDA_MEM_ALLOC_NODE_PARAMS CUctxCreateParams CUgraphExecUpdateResultInfo CUarrayMapInfo CUlaunchConfig
-    CUDA_GRAPH_INSTANTIATE_PARAMS CUlaunchAttributeValue CUkernelNodeAttrValue CUgraphKernelNodeUpdate CUDA_KERNEL_NODE_PARAMS
+    """CUDA_MEMCPY2D CUDA_MEMCPY3D CUDA_MEMCPY3D_PEER CUDA_MEMCPY3D_BATCH_OP CUgraphNodeParams
+    CUDA_MEM_ALLOC_NODE_PARAMS CUctxCreateParams CUarrayMapInfo CUlaunchConfig
+    CUlaunchAttributeValue CUkernelNodeAttrValue CUgraphKernelNodeUpdate CUDA_KERNEL_NODE_PARAMS
     CUDA_KERNEL_NODE_PARAMS_v1 CUDA_HOST_NODE_PARAMS CUDA_BATCH_MEM_OP_NODE_PARAMS CUDA_LAUNCH_PARAMS
     CUDA_CONDITIONAL_NODE_PARAMS CUdevResource CUasyncNotificationInfo CUcheckpointLockArgs CUcheckpointCheckpointArgs
-    CUcheckpointRestoreArgs CUcheckpointUnlockArgs CUeglFrame CUmemPoolProps CUmemDecompressParams""".split())
+    CUcheckpointRestoreArgs CUcheckpointUnlockArgs CUeglFrame CUmemDecompressParams""".split())
+
+# Structures with handles in them that the worker translates (settle and unsettle of gpunode/worker/structures.h).
+SETTLED_TYPES = frozenset(("CUDA_RESOURCE_DESC", "CUgraphExecUpdateResultInfo", "CUDA_GRAPH_INSTANTIATE_PARAMS"))
 
 # Of what is `cached`: what changes without a call that says so, and is asked each time.
 CHANGING = re.compile(
@@ -41,8 +44,15 @@ def is_translated(parameter):
     return parameter.is_handle and parameter.base_type not in VERBATIM_HANDLES
 
 
-def why_not(form):
-    """Why the code of a form can't be generated; None when it can."""
+def is_value(parameter):
+    """Travels as it is: what is no pointer, or a pointer that names device memory as an address does."""
+    words = {a.word for a in parameter.annotations}
+    return not parameter.is_pointer or (words <= {"address", "opt"} and "address" in words)
+
+
+def why_not(symbol):
+    """Why the code of a symbol can't be generated; None when it can."""
+    form = symbol.form
     if form.function.forward == "refuse":
         return "refused"
     for parameter in form.parameters:
@@ -52,7 +62,7 @@ def why_not(form):
         if parameter.base_type in DEEP_TYPES or parameter.base_type.endswith("_v1"):
             return f"{parameter.name} is a {parameter.base_type}"
         direction = parameter.get("in") or parameter.get("out") or parameter.get("inout")
-        if parameter.is_pointer and direction is None:
+        if not is_value(parameter) and direction is None:
             return f"{parameter.name} has no direction"
         if parameter.is_pointer and (parameter.get("read") or parameter.get("write")):
             return f"{parameter.name} may be host or device memory"
@@ -62,10 +72,12 @@ def why_not(form):
             for expression in (annotation.bracket, annotation.parenthesis):
                 if expression is not None and annotation.word != "ranges" and expression.calls():
                     return f"{parameter.name} has a size that only the caller's memory tells"
+    if form.function.name == "cuMemcpyBatchAsync":
+        return "either side may be host memory"
     if len([p for p in form.parameters if p.base_type == "CUdeviceptr" and (p.get("read") or p.get("write"))]) > 1 and \
             form.function.name in ("cuMemcpy", "cuMemcpyAsync"):
         return "either side may be host memory"
-    if any(s.per_thread and s.name.endswith("_ptds") for s in form.symbols) and not form.function.name.startswith("cuMemset"):
+    if symbol.name.endswith("_ptds") and not form.function.name.startswith("cuMemset"):
         return "it runs in the calling thread's default stream and names none"
     return None
 
@@ -101,9 +113,9 @@ def _dereferenced(node):
 
 def encoded_order(form):
     """The parameters in the order in which they travel."""
-    values = [p for p in form.parameters if not p.is_pointer]
-    single = [p for p in form.parameters if p.is_pointer and count_of(p) is None]
-    arrays = [p for p in form.parameters if p.is_pointer and count_of(p) is not None]
+    values = [p for p in form.parameters if is_value(p)]
+    single = [p for p in form.parameters if not is_value(p) and count_of(p) is None]
+    arrays = [p for p in form.parameters if not is_value(p) and count_of(p) is not None]
     return values + single + arrays
 
 
@@ -140,7 +152,7 @@ def _client_function(symbol):
     for p in encoded_order(form):
         count = count_of(p)
         number = guarded(count) if count else "1"
-        if not p.is_pointer:
+        if is_value(p):
             out += f"  call.value({p.name});\n"
         elif p.get("string") and p.get("in"):
             out += f"  call.string({p.name});\n"
@@ -154,6 +166,16 @@ def _client_function(symbol):
     if FORGETS.match(form.function.name):
         out += "  call.forgetsAnswers();\n"
     if mode == "oneWay":
+        memory = [p for p in form.parameters if not p.is_pointer and p.base_type == "CUdeviceptr" and (p.get("read") or p.get("write") or p.get("ranges"))]
+        if memory and not any(p.get("new") for p in form.parameters):
+            # Whether the driver refuses it is known here for plain allocations alone.
+            checks = []
+            for p in memory:
+                note = p.get("read") or p.get("write")
+                size = guarded(note.bracket) if note else \
+                    f"api::extract::span2d({', '.join(Expression.emit(e) for e in p.get('ranges').parenthesis.tree[2][1:])})"
+                checks.append(f"isKnownMemory({p.name}, {size})")
+            out += f"  if (!({' && '.join(checks)})) return call.sync();\n"
         return out + "  return call.oneWay();\n}\n"
     if form.function.blocking:
         out += "  call.mayWait();\n"
@@ -191,7 +213,7 @@ def _worker_function(symbol):
     for p in encoded_order(form):
         count = count_of(p)
         number = guarded(count) if count else "1"
-        if not p.is_pointer:
+        if is_value(p):
             if p.base_type == "CUstream" and not p.get("gone"):
                 out += f"  const CUstream {p.name} = in.stream({per_thread});\n"
             elif is_translated(p):
@@ -209,6 +231,8 @@ def _worker_function(symbol):
         elif p.get("in") or p.get("inout"):
             kind = "handles" if is_translated(p) else "array"
             out += f"  auto* {p.name} = in.{kind}<{_element(p)}>({number});\n"
+            if p.base_type in SETTLED_TYPES:
+                out += f"  settle(in, {p.name});\n"
         elif p.get("static"):
             inner = p.type.replace("const ", "", 1).strip()[:-1].strip()
             inner = ("const " if p.type.startswith("const ") else "") + inner
@@ -232,7 +256,7 @@ def _worker_function(symbol):
         for p in results:
             out += f"  if (result == CUDA_SUCCESS) in.bind(number_{p.name}, made_{p.name});\n"
         return out + "  return result;\n}\n"
-    if results:
+    if results and form.function.name != "cuGraphExecUpdate":  # that tells what was wrong
         out += "  if (result != CUDA_SUCCESS) return result;\n"
     for p in results:
         if p.get("static") and p.get("string"):
@@ -242,12 +266,14 @@ def _worker_function(symbol):
             out += f"  in.{kind}({p.name}, {guarded(count_of(p))});\n"
         else:
             kind = "putHandles" if is_translated(p) else "put"
+            if p.base_type in SETTLED_TYPES:
+                out += f"  unsettle(in, {p.name});\n"
             out += f"  in.{kind}({p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
     return out + "  return result;\n}\n"
 
 
 def generic_symbols(spec):
-    return [s for s in spec.symbols() if why_not(s.form) is None]
+    return [s for s in spec.symbols() if why_not(s) is None]
 
 
 def forward_functions_h(spec):
@@ -309,6 +335,7 @@ def forward_client_cpp(spec):
 using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions are C functions
 using olpager::api::Symbol;
 using olpager::api::extract::saturatingProduct;
+namespace api = olpager::api;
 
 #pragma GCC visibility push(hidden)
 {functions}
@@ -343,6 +370,7 @@ def forward_worker_cpp(spec):
     return f"""{NOTE}// The worker's side of forwarded mode.
 #define __CUDA_API_VERSION_INTERNAL
 #include "gpunode/worker/invocation.h"
+#include "gpunode/worker/structures.h"
 
 namespace olpager::gpunode {{
 namespace {{

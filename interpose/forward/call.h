@@ -13,6 +13,8 @@
 
 namespace olpager::forward {
 
+/// Whether [address, + bytes) lies in a plain allocation of the program's (memory.cpp).
+bool isKnownMemory(CUdeviceptr address, uint64_t bytes);
 /// The calling thread's current context (contexts.cpp).
 uint64_t currentContext();
 /// Not there in forwarded mode: CUDA_ERROR_NOT_SUPPORTED, and a line once. `never`: nor will it be.

@@ -3,6 +3,7 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/captures.h"
 
 namespace olpager::forward {
 namespace {
@@ -14,8 +15,8 @@ CUresult enqueue(CUstream stream, bool per_thread, bool with_status, std::functi
   call.value(reinterpret_cast<uint64_t>(stream));
   call.value(static_cast<uint8_t>(per_thread));
   call.value(static_cast<uint8_t>(with_status));
-  // Captured, it is called each time that the graph runs: the worker says whether it is.
-  call.value(session->expectFunction(std::move(run), false));
+  // Captured, it is called each time that the graph runs.
+  call.value(session->expectFunction(std::move(run), capturing()));
   return call.oneWay();
 }
 

@@ -9,6 +9,7 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/captures.h"
 #include "interpose/forward/memory.h"
 
 namespace olpager::forward {
@@ -38,9 +39,29 @@ struct Far {
   uint64_t offset = 0;
 };
 
+// A copy in a stream that captures: with memory that both sides have, or not at all.
+bool isCaptured(const Where& where) { return where.async && capturing() && captures(where.stream, where.per_thread); }
+
+CUresult captureCopy(Operation operation, const Far& far, const void* near, uint64_t bytes, const Where& where) {
+  const uint64_t block = blockOf(reinterpret_cast<uint64_t>(near), bytes);
+  if (block == 0) return refused("a captured copy from or to memory that is not of cuMemHostAlloc", false);
+  noteNamed(block);
+  CopyHead head = headOf(where);
+  head.device = far.device;
+  head.array = far.array ? 1 : 0;
+  head.offset = far.offset;
+  head.bytes = bytes;
+  head.near = reinterpret_cast<uint64_t>(near);
+  Call call(operation);
+  call.value(head);
+  return call.sync();
+}
+
 CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& where) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (from == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (isCaptured(where)) return captureCopy(Operation::kCopyIn, to, from, bytes, where);
+  if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(from), bytes); error != CUDA_SUCCESS) return error;
   std::deque<std::unique_ptr<Call>> under_way;
   CUresult first = CUDA_SUCCESS;
   const auto finish = [&] {
@@ -74,6 +95,7 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& wh
 CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& where) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (into == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (isCaptured(where)) return captureCopy(Operation::kCopyOut, from, into, bytes, where);
   const bool later = where.async && isPinned(into, bytes);
   struct Piece {
     std::unique_ptr<Call> call;
@@ -214,6 +236,7 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
     rows.forEach([&](const std::byte* row) { std::memmove(targets[at++], row, rows.width); });
     return CUDA_SUCCESS;
   }
+  if (isCaptured(where)) return refused("a captured 2D or 3D copy from or to host memory", false);
   head.bytes = rows.bytes();
   // The packed side: rows behind one another, from the start.
   auto& pitch = from_host ? head.box.srcPitch : head.box.dstPitch;
@@ -225,6 +248,9 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
   (from_host ? head.box.srcZ : head.box.dstZ) = 0;
   std::vector<std::byte> packed;
   if (from_host) {
+    if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(rows.first), rows.layer * rows.depth);
+        error != CUDA_SUCCESS)
+      return error;
     packed.reserve(rows.bytes());
     rows.forEach([&](const std::byte* row) { packed.insert(packed.end(), row, row + rows.width); });
     Call call(Operation::kCopyIn);

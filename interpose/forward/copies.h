@@ -20,6 +20,7 @@ struct CopyHead {
   uint64_t device = 0;     // kLinear
   uint64_t offset = 0;
   uint64_t bytes = 0;   // of the client's side
+  uint64_t near = 0;    // kLinear, pinned memory that both have: the client's side is there; no bytes travel
   CUDA_MEMCPY3D box{};  // host pointers mean nothing in it
 };
 

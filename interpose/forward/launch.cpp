@@ -69,6 +69,8 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   head.parameter_bytes = static_cast<uint32_t>(block.bytes());
   uint64_t pinned[kMostBlocks];
   head.pinned = static_cast<uint8_t>(sendPinned(block.data(), block.bytes(), pinned));
+  if (Session* session = Session::existing(); head.pinned != 0 && session != nullptr)
+    head.number = session->expectChanges({pinned, pinned + head.pinned});
   Call call(Operation::kLaunch);
   call.value(head);
   for (uint32_t i = 0; i < head.attributes; ++i) {
@@ -77,9 +79,6 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   }
   call.raw(block.data(), block.bytes());
   call.raw(pinned, head.pinned * sizeof pinned[0]);
-  if (head.pinned != 0) {
-    if (Session* session = Session::existing()) session->somethingComesOnce();
-  }
   return call.oneWay();
 }
 

@@ -21,8 +21,23 @@ struct LaunchHead {
   uint8_t per_thread = 0;
   uint8_t pinned = 0;
   uint8_t reserved = 0;
+  uint32_t number = 0;  // of the changes of pinned blocks that come behind it; 0 where it may be captured
+  uint32_t reserved2 = 0;
 };
-static_assert(sizeof(LaunchHead) == 56);
+static_assert(sizeof(LaunchHead) == 64);
+
+/// Which call about a node of a graph it is.
+enum class NodeCall : uint8_t { kAdd, kSet, kSetExec };
+
+/// Of kGraphKernelNode; behind it the parameters. For kAdd the dependencies travel before it.
+struct KernelNodeHead {
+  uint64_t function = 0;
+  uint64_t context = 0;
+  uint32_t grid[3] = {}, block[3] = {};
+  uint32_t shared = 0;
+  uint32_t parameter_bytes = 0;
+};
+static_assert(sizeof(KernelNodeHead) == 48);
 
 /// Of the reply to kParameters, one for each parameter.
 struct ParameterPlace {

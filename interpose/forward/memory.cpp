@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <vector>
 
 #include "base/log.h"
@@ -39,6 +40,8 @@ struct Memory {
   std::mutex mutex;
   std::map<uint64_t, Block> blocks;        // by address
   std::map<CUdeviceptr, uint64_t> device;  // outside of the pool
+  std::shared_mutex known_mutex;           // alone
+  std::map<CUdeviceptr, uint64_t> known;   // plain allocations
   uint64_t next = kWindow;
 };
 Memory& memory() {
@@ -183,6 +186,15 @@ bool isPinned(const void* pointer, uint64_t bytes) {
   return block != nullptr && bytes <= block->bytes - (address - base);
 }
 
+namespace {
+uint64_t blockBytes(uint64_t address) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.blocks.find(address);
+  return found != all.blocks.end() ? found->second.bytes : 0;
+}
+}  // namespace
+
 int sendPinned(const void* words, uint64_t bytes, uint64_t* blocks) {
   int count = 0;
   std::vector<std::byte> runs;
@@ -191,6 +203,7 @@ int sendPinned(const void* words, uint64_t bytes, uint64_t* blocks) {
     uint64_t word = 0;
     std::memcpy(&word, static_cast<const std::byte*>(words) + at, sizeof word);
     if (word - kWindow >= kWindowBytes) continue;
+    if (const uint64_t named = blockOf(word, 1); named != 0) (void)awaitMemory(named, blockBytes(named), true);
     if (!order.owns_lock()) order.lock();
     Memory& all = memory();
     std::lock_guard lock(all.mutex);
@@ -203,6 +216,72 @@ int sendPinned(const void* words, uint64_t bytes, uint64_t* blocks) {
   if (!runs.empty()) sendRuns(runs);
   return count;
 }
+
+uint64_t blockOf(uint64_t address, uint64_t bytes) {
+  if (address - kWindow >= kWindowBytes) return 0;
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const Block* block = find(all, address, &base);
+  return block != nullptr && bytes <= block->bytes - (address - base) ? base : 0;
+}
+
+void noteNamed(uint64_t address) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.blocks.find(address);
+  if (found != all.blocks.end() && found->second.agreed.empty()) found->second.agreed.resize(found->second.bytes);
+}
+
+std::vector<uint64_t> namedBlocks() {
+  std::vector<uint64_t> named;
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  for (const auto& [base, block] : all.blocks) {
+    if (!block.registered && !block.agreed.empty()) named.push_back(base);
+  }
+  return named;
+}
+
+CUresult awaitMemory(uint64_t address, uint64_t bytes, bool by_kernel) {
+  Session* const session = Session::existing();
+  if (session == nullptr) return CUDA_SUCCESS;
+  const uint64_t block = by_kernel ? 0 : blockOf(address, 1);
+  if (!session->outstanding(address, bytes, block)) return CUDA_SUCCESS;
+  // Everything of the context: which stream it comes in nobody noted.
+  if (const CUresult result = ol_forward_generated_cuCtxSynchronize(); result != CUDA_SUCCESS) return result;
+  if (!session->outstanding(address, bytes, block)) return CUDA_SUCCESS;
+  base::warnOnce("await", "a copy reads pinned memory into which a copy of another context is still to write: refused");
+  return CUDA_ERROR_NOT_READY;
+}
+
+bool isKnownMemory(CUdeviceptr address, uint64_t bytes) {
+  Memory& all = memory();
+  std::shared_lock lock(all.known_mutex);
+  auto after = all.known.upper_bound(address);
+  if (after == all.known.begin()) return false;
+  --after;
+  const uint64_t offset = address - after->first;
+  return offset < after->second && bytes <= after->second - offset;
+}
+
+namespace {
+
+CUresult noteAllocation(CUresult result, const CUdeviceptr* address, uint64_t bytes) {
+  if (result != CUDA_SUCCESS || address == nullptr) return result;
+  Memory& all = memory();
+  std::unique_lock lock(all.known_mutex);
+  all.known[*address] = bytes;
+  return result;
+}
+
+void forgetAllocation(CUdeviceptr address) {
+  Memory& all = memory();
+  std::unique_lock lock(all.known_mutex);
+  all.known.erase(address);
+}
+
+}  // namespace
 
 void sendAllPinned() {
   Memory& all = memory();
@@ -232,6 +311,19 @@ void takePinned(uint64_t address, std::span<const std::byte> bytes) {
 using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
 
 extern "C" {
+
+CUresult ol_forward_cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
+  return noteAllocation(ol_forward_generated_cuMemAlloc_v2(address, bytes), address, bytes);
+}
+CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height,
+                                       unsigned element) {
+  const CUresult result = ol_forward_generated_cuMemAllocPitch_v2(address, pitch, width, height, element);
+  return result == CUDA_SUCCESS ? noteAllocation(result, address, *pitch * height) : result;
+}
+CUresult ol_forward_cuMemFree_v2(CUdeviceptr address) {
+  forgetAllocation(address);
+  return ol_forward_generated_cuMemFree_v2(address);
+}
 
 CUresult ol_forward_cuMemHostAlloc(void** out, size_t bytes, unsigned flags) { return allocate(out, bytes, flags); }
 CUresult ol_forward_cuMemAllocHost_v2(void** out, size_t bytes) { return allocate(out, bytes, 0); }

@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace olpager::forward {
 
@@ -14,6 +15,17 @@ void noteDeviceMemory(CUdeviceptr address, uint64_t bytes);
 bool isDeviceMemory(uint64_t address);
 /// Whether [address, + bytes) is pinned: allocated by cuMemHostAlloc or registered.
 bool isPinned(const void* address, uint64_t bytes);
+
+/// The start of the pinned block in the window that [address, + bytes) lies in; 0: in none.
+uint64_t blockOf(uint64_t address, uint64_t bytes);
+/// From now on what the program changes in the block is looked for before graphs, and what they change comes back.
+void noteNamed(uint64_t block);
+/// All such blocks.
+std::vector<uint64_t> namedBlocks();
+/// Waits until nothing is to come any more for memory that is about to be read: a copy that was made before may not have brought its
+/// bytes yet. The driver would read them in stream order.
+/// `by_kernel`: what kernels wrote in it before is there for the next one anyway.
+CUresult awaitMemory(uint64_t address, uint64_t bytes, bool by_kernel = false);
 
 /// Before a launch whose parameters name addresses: what the program changed in pinned memory that they name goes to the
 /// worker. `words` are the parameters. Returns how many pinned blocks are named; their numbers in `blocks` (kMostBlocks).

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
 
@@ -265,9 +266,10 @@ void Session::dispatch(std::vector<std::byte>& record) {
         expected = found->second;
         expected_.erase(found);
       }
-      comes_.fetch_sub(1);
       if (const auto bytes = reader.raw(expected.bytes); !bytes.empty())
         std::memcpy(expected.into, bytes.data(), bytes.size());
+      memory_comes_.fetch_sub(1);
+      comes_.fetch_sub(1);
       break;
     }
     case Answer::kHostBytes: {
@@ -280,7 +282,11 @@ void Session::dispatch(std::vector<std::byte>& record) {
         const auto bytes = reader.raw(reader.value<uint64_t>());
         if (!bytes.empty()) takePinned(address, bytes);
       }
-      comes_.fetch_sub(1);
+      std::lock_guard lock(waits_mutex_);
+      if (changes_.erase(head.number) != 0) {
+        memory_comes_.fetch_sub(1);
+        comes_.fetch_sub(1);
+      }
       break;
     }
     case Answer::kHostFunction: {
@@ -328,9 +334,36 @@ uint32_t Session::expectBytes(void* into, uint64_t bytes) {
     std::lock_guard lock(waits_mutex_);
     number = next_expected_++;
     expected_[number] = {into, bytes};
+    memory_comes_.fetch_add(1);
   }
   somethingComes();
   return number;
+}
+
+uint32_t Session::expectChanges(std::vector<uint64_t> blocks) {
+  uint32_t number = 0;
+  {
+    std::lock_guard lock(waits_mutex_);
+    number = next_expected_++;
+    changes_[number] = std::move(blocks);
+    memory_comes_.fetch_add(1);
+  }
+  somethingComes();
+  return number;
+}
+
+bool Session::outstanding(uint64_t address, uint64_t bytes, uint64_t block) {
+  if (memory_comes_.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(waits_mutex_);
+  for (const auto& [number, one] : expected_) {
+    const auto begin = reinterpret_cast<uint64_t>(one.into);
+    if (begin < address + bytes && address < begin + one.bytes) return true;
+  }
+  if (block == 0) return false;
+  for (const auto& [number, blocks] : changes_) {
+    if (std::find(blocks.begin(), blocks.end(), block) != blocks.end()) return true;
+  }
+  return false;
 }
 
 uint32_t Session::expectFunction(std::function<void(CUresult)> run, bool again) {

@@ -57,12 +57,14 @@ class Session {
 
   /// Bytes that come later, behind a copy in stream order: written to `into`. The number goes with the copy's call.
   uint32_t expectBytes(void* into, uint64_t bytes);
+  /// Changes of pinned blocks that come later (Answer::kHostBytes with this number).
+  uint32_t expectChanges(std::vector<uint64_t> blocks);
+  /// Whether bytes for [address, + bytes), or changes of the block there, are still to come.
+  bool outstanding(uint64_t address, uint64_t bytes, uint64_t block);
   /// A function that the worker calls in stream order, once. `run` gets the stream's state.
   uint32_t expectFunction(std::function<void(CUresult)> run, bool again = false);
   /// Something will come that nobody waits for: receives also when no thread does.
   void somethingComes();
-  /// The same for what is announced with a launch and comes as Answer::kHostBytes, its end marked.
-  void somethingComesOnce() { somethingComes(); }
 
   /// Answers that stay the same (class cached). The key is the call's bytes after its reply number.
   bool remembered(const std::vector<std::byte>& record, Wait& wait);
@@ -117,6 +119,8 @@ class Session {
   std::unordered_map<uint32_t, CUresult> failures_;  // by thread
   std::atomic<bool> any_failure_{false};
   std::unordered_map<uint32_t, Expected> expected_;
+  std::unordered_map<uint32_t, std::vector<uint64_t>> changes_;
+  std::atomic<uint32_t> memory_comes_{0};  // entries of both
   uint32_t next_expected_ = 1;
   uint64_t received_ = 0;  // records
   std::string why_lost_;

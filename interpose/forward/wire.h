@@ -34,6 +34,10 @@ enum class Operation : uint16_t {
   kContextCreate,
   kPrimaryRetain,
   kSynchronizeDefault,  // the calling thread's default stream
+  kHostChanges,         // what was changed in pinned blocks by what is before it in a stream
+  kGraphKernelNode,     // added, or its parameters set
+  kGraphHostNode,
+  kGraphMemcpyNode,
 };
 
 /// At the head of a record of the client's.

@@ -1,0 +1,156 @@
+// Nodes of graphs whose parameters a client sends: kernels with their block of parameters, copies, its own functions.
+#include "gpunode/worker/services.h"
+#include "gpunode/worker/worker.h"
+#include "interpose/api/range_extractors.h"
+#include "interpose/forward/launch_wire.h"
+
+namespace olpager::gpunode {
+namespace {
+
+using forward::NodeCall;
+
+struct Target {
+  NodeCall what{};
+  CUgraph graph = nullptr;
+  CUgraphNode node = nullptr;
+  CUgraphExec exec = nullptr;
+  uint64_t count = 0;
+  CUgraphNode* dependencies = nullptr;
+};
+
+Target readTarget(Invocation& in) {
+  Target target;
+  target.what = in.value<NodeCall>();
+  target.graph = in.handle<CUgraph>();
+  target.node = in.handle<CUgraphNode>();
+  target.exec = in.handle<CUgraphExec>();
+  target.count = in.value<uint64_t>();
+  target.dependencies = in.handles<CUgraphNode>(target.count);
+  if (target.what > NodeCall::kSetExec) in.arguments().fail();
+  return target;
+}
+
+// `node`: by reference, since it is made while the arguments are.
+CUresult made(Invocation& in, const Target& target, CUresult result, const CUgraphNode& node) {
+  if (result == CUDA_SUCCESS && target.what == NodeCall::kAdd) in.results().value(in.numberFor(node));
+  return result;
+}
+
+// What a copy touches of the client's memory has to be in blocks that both sides have.
+class OwnMemory final : public api::extract::RangeSink {
+ public:
+  explicit OwnMemory(HostMemory& memory) : memory_(memory) {}
+  void add(uint64_t address, uint64_t bytes, api::extract::Use) override { ok_ = ok_ && memory_.has(address, bytes); }
+  void addFrom(uint64_t) override { ok_ = false; }
+  uint64_t arrayElementBytes(CUarray) override { return 1; }
+  bool ok() const { return ok_; }
+
+ private:
+  HostMemory& memory_;
+  bool ok_ = true;
+};
+
+bool settleSide(Invocation& in, CUmemorytype type, CUarray& array) {
+  if (type == CU_MEMORYTYPE_ARRAY) {
+    array = in.translated<CUarray>(bitsOf(array));
+    return array != nullptr;
+  }
+  array = nullptr;
+  return type == CU_MEMORYTYPE_HOST || type == CU_MEMORYTYPE_DEVICE;
+}
+
+bool isAllowed(Invocation& in, const CUDA_MEMCPY3D& box) {
+  OwnMemory sink(in.worker().hostMemory());
+  // Each host side by itself, as if the other were an array.
+  CUDA_MEMCPY3D one = box;
+  if (box.srcMemoryType == CU_MEMORYTYPE_HOST) {
+    one.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+    api::extract::copy3d(sink, &one);
+  }
+  one = box;
+  if (box.dstMemoryType == CU_MEMORYTYPE_HOST) {
+    one.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+    api::extract::copy3d(sink, &one);
+  }
+  return sink.ok();
+}
+
+}  // namespace
+
+CUresult graphKernelNode(Invocation& in) {
+  const Target target = readTarget(in);
+  const auto head = in.value<forward::KernelNodeHead>();
+  const auto sent = in.arguments().raw(head.parameter_bytes);
+  if (head.parameter_bytes > forward::kMostParameterBytes) in.arguments().fail();
+  const auto function = in.translated<CUfunction>(head.function);
+  const auto context = in.translated<CUcontext>(head.context);
+  if (!in.ok()) return in.refusal();
+  std::vector<std::byte> block(sent.begin(), sent.end());
+  size_t bytes = block.size();
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                   CU_LAUNCH_PARAM_END};
+  CUDA_KERNEL_NODE_PARAMS params{};
+  params.func = function;
+  params.ctx = context;
+  params.gridDimX = head.grid[0], params.gridDimY = head.grid[1], params.gridDimZ = head.grid[2];
+  params.blockDimX = head.block[0], params.blockDimY = head.block[1], params.blockDimZ = head.block[2];
+  params.sharedMemBytes = head.shared;
+  params.extra = bytes != 0 ? extra : nullptr;
+  const api::DriverTable& driver = in.driver();
+  // The driver does not take a kernel's handle in the place of a function's here.
+  CUfunction loaded = nullptr;
+  if (driver.cuKernelGetFunction != nullptr &&
+      driver.cuKernelGetFunction(&loaded, reinterpret_cast<CUkernel>(function)) == CUDA_SUCCESS)
+    params.func = loaded;
+  CUgraphNode node = nullptr;
+  switch (target.what) {
+    case NodeCall::kAdd:
+      return made(in, target,
+                  driver.cuGraphAddKernelNode_v2(&node, target.graph, target.dependencies, target.count, &params),
+                  node);
+    case NodeCall::kSet:
+      return driver.cuGraphKernelNodeSetParams_v2(target.node, &params);
+    case NodeCall::kSetExec:
+      return driver.cuGraphExecKernelNodeSetParams_v2(target.exec, target.node, &params);
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult graphHostNode(Invocation& in) {
+  const Target target = readTarget(in);
+  const auto number = in.value<uint32_t>();
+  if (target.what != NodeCall::kAdd) in.arguments().fail();
+  if (!in.ok()) return in.refusal();
+  const CUDA_HOST_NODE_PARAMS params{clientFunction(), clientFunctionData(in.worker(), number)};
+  CUgraphNode node = nullptr;
+  const CUresult result =
+      in.driver().cuGraphAddHostNode(&node, target.graph, target.dependencies, target.count, &params);
+  return made(in, target, result, node);
+}
+
+CUresult graphMemcpyNode(Invocation& in) {
+  const Target target = readTarget(in);
+  auto box = in.value<CUDA_MEMCPY3D>();
+  const auto context = in.handle<CUcontext>();
+  if (!in.ok()) return in.refusal();
+  box.reserved0 = nullptr;
+  box.reserved1 = nullptr;
+  if (!settleSide(in, box.srcMemoryType, box.srcArray) || !settleSide(in, box.dstMemoryType, box.dstArray) ||
+      !isAllowed(in, box))
+    return CUDA_ERROR_INVALID_VALUE;
+  const api::DriverTable& driver = in.driver();
+  CUgraphNode node = nullptr;
+  switch (target.what) {
+    case NodeCall::kAdd:
+      return made(in, target,
+                  driver.cuGraphAddMemcpyNode(&node, target.graph, target.dependencies, target.count, &box, context),
+                  node);
+    case NodeCall::kSet:
+      return driver.cuGraphMemcpyNodeSetParams(target.node, &box);
+    case NodeCall::kSetExec:
+      return driver.cuGraphExecMemcpyNodeSetParams(target.exec, target.node, &box, context);
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,40 @@
+// Structures of cuda.h with handles in them: the client's numbers become handles (settle), and back (unsettle). A handle that means
+// nothing fails the call. Null pointers are left alone.
+#pragma once
+
+#include "gpunode/worker/invocation.h"
+
+namespace olpager::gpunode {
+
+inline void settle(Invocation& in, CUDA_RESOURCE_DESC* about) {
+  if (about == nullptr) return;
+  if (about->resType == CU_RESOURCE_TYPE_ARRAY)
+    about->res.array.hArray = in.translated<CUarray>(bitsOf(about->res.array.hArray));
+  if (about->resType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY)
+    about->res.mipmap.hMipmappedArray = in.translated<CUmipmappedArray>(bitsOf(about->res.mipmap.hMipmappedArray));
+}
+inline void unsettle(Invocation& in, CUDA_RESOURCE_DESC* about) {
+  if (about == nullptr) return;
+  if (about->resType == CU_RESOURCE_TYPE_ARRAY)
+    about->res.array.hArray = handleFrom<CUarray>(in.numberFor(about->res.array.hArray));
+  if (about->resType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY)
+    about->res.mipmap.hMipmappedArray = handleFrom<CUmipmappedArray>(in.numberFor(about->res.mipmap.hMipmappedArray));
+}
+
+inline void settle(Invocation& in, CUDA_GRAPH_INSTANTIATE_PARAMS* about) {
+  if (about == nullptr) return;
+  about->hUploadStream = in.streamOf(bitsOf(about->hUploadStream), false);
+  about->hErrNode_out = nullptr;
+}
+inline void unsettle(Invocation& in, CUDA_GRAPH_INSTANTIATE_PARAMS* about) {
+  if (about != nullptr) about->hErrNode_out = handleFrom<CUgraphNode>(in.numberFor(about->hErrNode_out));
+}
+
+inline void settle(Invocation& /*in*/, CUgraphExecUpdateResultInfo* /*about*/) {}
+inline void unsettle(Invocation& in, CUgraphExecUpdateResultInfo* about) {
+  if (about == nullptr) return;
+  about->errorNode = handleFrom<CUgraphNode>(in.numberFor(about->errorNode));
+  about->errorFromNode = handleFrom<CUgraphNode>(in.numberFor(about->errorFromNode));
+}
+
+}  // namespace olpager::gpunode

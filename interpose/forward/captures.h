@@ -1,0 +1,13 @@
+// Whether streams of the program capture. Thread-safety: any thread.
+#pragma once
+
+#include <cuda.h>
+
+namespace olpager::forward {
+
+/// Some stream of the process captures: what is enqueued may become part of a graph, and then happens at each of its launches.
+bool capturing();
+/// This one does; asks the worker.
+bool captures(CUstream stream, bool per_thread);
+
+}  // namespace olpager::forward
