@@ -82,7 +82,7 @@ const std::vector<SupervisorKey>& supervisorKeys() {
       {"tls", "What is encrypted: all, control or off", "all", setTls},
       {"transport", "auto, tcp or shm", "auto", setTransport},
       {"sessions", "The most at a time", "64", setSessions},
-      {"grace", "Seconds for which a session without a connection is kept", "15", setGrace},
+      {"grace", "Seconds for which a session without a connection is kept", "10", setGrace},
       {"log", "off, error, warn, info, debug or trace", "info", setLog},
   };
   return kKeys;

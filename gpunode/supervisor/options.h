@@ -20,7 +20,7 @@ struct SupervisorOptions {
   transport::Tls tls = transport::Tls::kAll;
   transport::Choice choice = transport::Choice::kAuto;
   uint32_t sessions = 64;
-  uint32_t grace_ms = 15'000;  // a worker without a link
+  uint32_t grace_ms = 10'000;  // a worker without a link
   base::LogLevel log = base::LogLevel::kInfo;
   std::vector<std::string> environment;  // of workers, NAME=VALUE: further settings
 };

@@ -45,6 +45,7 @@ void childAfterFork() {
   // The parent's lock may be held by a thread that the child does not have: a root of its own.
   new (&root().mutex) std::mutex;
   root().tried = false;
+  if (parents != nullptr) parents->leaveToParent();
   if (parents != nullptr && parents->initialized()) g_forked.store(true);
 }
 
@@ -487,6 +488,10 @@ void Session::forgetAnswers() {
   forgetLayouts();
   std::lock_guard lock(remembered_mutex_);
   remembered_.clear();
+}
+
+void Session::leaveToParent() {
+  if (connection_) connection_->leaveToParent();
 }
 
 void Session::atExit() {

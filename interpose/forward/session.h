@@ -78,6 +78,8 @@ class Session {
   void setInitialized() { initialized_.store(true, std::memory_order_release); }
   bool othersCall() const { return threads_.load(std::memory_order_relaxed) > 1 || has_functions_.load(); }
   void atExit();
+  /// In a forked child.
+  void leaveToParent();
 
  private:
   friend class Registry;
