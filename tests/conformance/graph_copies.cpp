@@ -43,15 +43,15 @@ class Window {
   CUmemGenericAllocationHandle vram_ = 0, host_ = 0, mapped_ = 0;
 };
 
-CUDA_MEMCPY3D copyOf(CUdeviceptr to, CUdeviceptr from, size_t rows = 1) {
+CUDA_MEMCPY3D copyOf(CUdeviceptr to, CUdeviceptr from) {
   CUDA_MEMCPY3D copy{};
   copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   copy.srcDevice = from;
   copy.dstDevice = to;
   copy.srcPitch = copy.dstPitch = 1024;
-  copy.srcHeight = copy.dstHeight = rows;
+  copy.srcHeight = copy.dstHeight = 4;
   copy.WidthInBytes = 512;
-  copy.Height = rows;
+  copy.Height = 1;
   copy.Depth = 1;
   return copy;
 }
@@ -157,6 +157,10 @@ void sectionGraphCopies() {
     record(kind + "exec_set_smaller", setExec(exec));
     (is_set ? set.width : copy.WidthInBytes) = 128;
     record(kind + "exec_set_larger", setExec(exec));
+    if (!is_set) {
+      copy.Height = 5;
+      record(kind + "set_beyond_height", setNode());
+    }
     (is_set ? set.height : copy.Height) = 2;
     record(kind + "exec_set_rows", setExec(exec));
     need(setNode(), "a node of two rows");
