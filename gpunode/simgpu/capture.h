@@ -15,6 +15,7 @@
 #include <variant>
 #include <vector>
 
+#include "gpunode/simgpu/copy.h"
 #include "gpunode/simgpu/stream.h"
 
 namespace olpager::simgpu {
@@ -49,6 +50,7 @@ struct CaptureNode {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   CUcontext context = nullptr;
   NodeParams params;
+  OperandPlaces places;  // of a copy or memset, as they were when the node got its parameters; filled in by graphs/
 };
 
 /// A graph that is being captured. Called under CaptureSession::mutex.

@@ -165,7 +165,7 @@ CUresult checkSide(CUmemorytype type, const void* host, CUdeviceptr address, CUa
     return CUDA_ERROR_INVALID_VALUE;
   if (pitch != 0 && pitch < copy.WidthInBytes + x && (copy.Height > 1 || copy.Depth > 1))
     return CUDA_ERROR_INVALID_VALUE;
-  if (copy.Depth > 1 && height != 0 && height < copy.Height + y) return CUDA_ERROR_INVALID_VALUE;
+  if (height != 0 && height < copy.Height + y) return CUDA_ERROR_INVALID_VALUE;
   if ((type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : address) == 0) return CUDA_ERROR_INVALID_VALUE;
   const Side side = describe(type, host, address, handle, pitch, height, x, y, z, copy.WidthInBytes);
   const Memory& memory = Driver::get().memory;

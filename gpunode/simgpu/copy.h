@@ -41,8 +41,8 @@ std::unique_ptr<StreamOp> makeBatchOp(std::vector<CUstreamBatchMemOpParams> ops)
 CUresult checkCopy(const Device& device, const CUDA_MEMCPY3D& copy);
 CUresult checkMemset(const Device& device, const CUDA_MEMSET_NODE_PARAMS& set);
 
-/// What a copy or memset of an executable graph may not change of an operand: what kind of memory it is, by which devices it is
-/// mapped, and the context that it was allocated in (null where memory has none).
+/// What counts of an operand when a copy or memset of an executable graph changes: what kind of memory it is, by which devices it
+/// is mapped, and the context that it was allocated in (null where memory has none).
 struct OperandPlace {
   enum class Kind : uint8_t { kPageable, kAllocation, kVmm } kind = Kind::kPageable;
   AllocationKind allocation = AllocationKind::kDevice;

@@ -1,10 +1,12 @@
 #include "gpunode/simgpu/graphs/exec.h"
 
 #include <algorithm>
+#include <tuple>
 #include <unordered_map>
 
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
+#include "gpunode/simgpu/graphs/graph_access.h"
 #include "gpunode/simgpu/modules/launch.h"
 
 namespace olpager::simgpu {
@@ -49,13 +51,35 @@ class GraphOp final : public StreamOp {
 bool oneDimensional(const CUDA_MEMCPY3D& copy) { return copy.Height <= 1 && copy.Depth <= 1; }
 bool oneDimensional(const CUDA_MEMSET_NODE_PARAMS& set) { return set.height <= 1; }
 
-bool same(const CUDA_MEMSET_NODE_PARAMS& a, const CUDA_MEMSET_NODE_PARAMS& b) {
-  return a.dst == b.dst && a.pitch == b.pitch && a.value == b.value && a.elementSize == b.elementSize &&
-         a.width == b.width && a.height == b.height;
+auto members(const CUDA_MEMCPY3D& c) {
+  return std::tie(c.srcXInBytes, c.srcY, c.srcZ, c.srcLOD, c.srcMemoryType, c.srcHost, c.srcDevice, c.srcArray,
+                  c.srcPitch, c.srcHeight, c.dstXInBytes, c.dstY, c.dstZ, c.dstLOD, c.dstMemoryType, c.dstHost,
+                  c.dstDevice, c.dstArray, c.dstPitch, c.dstHeight, c.WidthInBytes, c.Height, c.Depth);
+}
+auto shape(const CUDA_MEMSET_NODE_PARAMS& s) { return std::tie(s.pitch, s.elementSize, s.width, s.height); }
+
+// Of two copies or two memsets.
+bool same(const CaptureNode& a, const CaptureNode& b) {
+  if (a.context != b.context) return false;
+  if (const auto* copy = std::get_if<CUDA_MEMCPY3D>(&a.params))
+    return members(*copy) == members(std::get<CUDA_MEMCPY3D>(b.params));
+  const auto& x = std::get<CUDA_MEMSET_NODE_PARAMS>(a.params);
+  const auto& y = std::get<CUDA_MEMSET_NODE_PARAMS>(b.params);
+  return shape(x) == shape(y) && x.dst == y.dst && x.value == y.value;
 }
 
-// Under graphMutex(). `culprit`: the node that the error is about, if it is about one.
-CUresult build(const Graph& graph, std::vector<ExecNode>* nodes, std::vector<size_t>* order, CUgraphNode* culprit) {
+// To a memset, device memory is what it is, mapped by the program or allocated.
+bool alikeForMemset(const OperandPlace& a, const OperandPlace& b) {
+  using Kind = OperandPlace::Kind;
+  if (a.kind == b.kind) return a == b;
+  const auto ofDevice = [](const OperandPlace& place) {
+    return place.kind == Kind::kVmm || (place.kind == Kind::kAllocation && place.allocation == AllocationKind::kDevice);
+  };
+  return ofDevice(a) && ofDevice(b) && a.devices == b.devices;
+}
+
+// Under graphMutex().
+CUresult build(const Graph& graph, std::vector<ExecNode>* nodes, std::vector<size_t>* order) {
   if (!graph.topologicalOrder(order)) return CUDA_ERROR_INVALID_VALUE;
   std::unordered_map<const GraphNode*, size_t> position;
   for (size_t i = 0; i < graph.nodes().size(); ++i) position.emplace(graph.nodes()[i].get(), i);
@@ -63,21 +87,28 @@ CUresult build(const Graph& graph, std::vector<ExecNode>* nodes, std::vector<siz
     ExecNode made;
     made.origin = node->handle;
     made.spec = node->spec;
-    if (const CUresult error = lookUp(made.spec, &made.places); error != CUDA_SUCCESS) {
-      *culprit = node->handle;
-      return error;
-    }
     if (node->memory != nullptr) made.memory.push_back(node->memory);
     for (const Edge& edge : node->before) made.before.push_back(position.at(edge.node));
     std::sort(made.before.begin(), made.before.end());
     if (node->child != nullptr) {
-      if (const CUresult error = build(*node->child, &made.children, &made.child_order, culprit);
-          error != CUDA_SUCCESS) {
+      if (const CUresult error = build(*node->child, &made.children, &made.child_order); error != CUDA_SUCCESS) {
         return error;
       }
     }
     nodes->push_back(std::move(made));
   }
+  return CUDA_SUCCESS;
+}
+
+// What the driver looks at when a graph becomes executable. `culprit`: the node that an error is about.
+CUresult lookAtMemsets(std::vector<ExecNode>& nodes, CUgraphNode* culprit) {
+  for (ExecNode& node : nodes) {
+    *culprit = node.origin;
+    const CUresult error =
+        node.spec.type == CU_GRAPH_NODE_TYPE_MEMSET ? lookUp(&node.spec) : lookAtMemsets(node.children, culprit);
+    if (error != CUDA_SUCCESS) return error;
+  }
+  *culprit = nullptr;
   return CUDA_SUCCESS;
 }
 
@@ -116,7 +147,8 @@ const KernelLaunch& launchOf(const CaptureNode& spec) {
   return static_cast<const KernelLaunch&>(*std::get<std::shared_ptr<KernelLaunchBase>>(spec.params));
 }
 
-UpdateResult compare(const std::vector<ExecNode>& have, const std::vector<ExecNode>& want) {
+// Whether an instance's `have` can become `want`; looks at the memory of what changed.
+UpdateResult compare(const std::vector<ExecNode>& have, std::vector<ExecNode>& want) {
   if (have.size() != want.size()) return {CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED};
   for (size_t i = 0; i < have.size(); ++i) {
     const CUgraphNode node = want[i].origin;
@@ -142,25 +174,14 @@ UpdateResult compare(const std::vector<ExecNode>& have, const std::vector<ExecNo
       case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
       case CU_GRAPH_NODE_TYPE_MEM_FREE:
         return {CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED, node};
-      case CU_GRAPH_NODE_TYPE_MEMCPY: {
-        // The kinds of memory, and with them the engine, are fixed at instantiation.
-        const auto& a = std::get<CUDA_MEMCPY3D>(have[i].spec.params);
-        const auto& b = std::get<CUDA_MEMCPY3D>(want[i].spec.params);
-        if (have[i].spec.context != want[i].spec.context || a.srcMemoryType != b.srcMemoryType ||
-            a.dstMemoryType != b.dstMemoryType || have[i].places != want[i].places) {
+      case CU_GRAPH_NODE_TYPE_MEMCPY:
+      case CU_GRAPH_NODE_TYPE_MEMSET:
+        if (same(have[i].spec, want[i].spec)) break;
+        if (have[i].spec.context != want[i].spec.context || lookUp(&want[i].spec) != CUDA_SUCCESS ||
+            !canReplace(have[i].spec, want[i].spec)) {
           return {CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, node};
         }
         break;
-      }
-      case CU_GRAPH_NODE_TYPE_MEMSET: {
-        const auto& a = std::get<CUDA_MEMSET_NODE_PARAMS>(have[i].spec.params);
-        const auto& b = std::get<CUDA_MEMSET_NODE_PARAMS>(want[i].spec.params);
-        if (have[i].spec.context != want[i].spec.context || have[i].places != want[i].places ||
-            (!same(a, b) && !(oneDimensional(a) && oneDimensional(b)))) {
-          return {CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, node};
-        }
-        break;
-      }
       case CU_GRAPH_NODE_TYPE_GRAPH: {
         const UpdateResult inside = compare(have[i].children, want[i].children);
         if (inside.result != CU_GRAPH_EXEC_UPDATE_SUCCESS) return inside;
@@ -182,27 +203,16 @@ void take(std::vector<ExecNode>& have, std::vector<ExecNode>& want) {
 
 }  // namespace
 
-CUresult lookUp(const CaptureNode& spec, OperandPlaces* places) {
-  const auto* copy = std::get_if<CUDA_MEMCPY3D>(&spec.params);
-  const auto* set = std::get_if<CUDA_MEMSET_NODE_PARAMS>(&spec.params);
-  if (copy == nullptr && set == nullptr) return CUDA_SUCCESS;
-  const auto context = Driver::get().contexts.find(spec.context);
-  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  const CUresult error = copy != nullptr ? checkCopy(context->device(), *copy) : checkMemset(context->device(), *set);
-  if (error != CUDA_SUCCESS) return error;
-  *places = copy != nullptr ? placesOf(*copy) : placesOf(*set);
-  return CUDA_SUCCESS;
-}
-
-bool canReplace(const ExecNode& before, const CaptureNode& spec, const OperandPlaces& places) {
+bool canReplace(const CaptureNode& before, const CaptureNode& spec) {
   if (const auto* copy = std::get_if<CUDA_MEMCPY3D>(&spec.params)) {
-    const auto& old = std::get<CUDA_MEMCPY3D>(before.spec.params);
-    return oneDimensional(old) && oneDimensional(*copy) && copy->WidthInBytes != 0 && before.places == places &&
+    const auto& old = std::get<CUDA_MEMCPY3D>(before.params);
+    return oneDimensional(old) && oneDimensional(*copy) && copy->WidthInBytes != 0 && before.places == spec.places &&
            old.srcMemoryType == copy->srcMemoryType && old.dstMemoryType == copy->dstMemoryType;
   }
   if (const auto* set = std::get_if<CUDA_MEMSET_NODE_PARAMS>(&spec.params)) {
-    const auto& old = std::get<CUDA_MEMSET_NODE_PARAMS>(before.spec.params);
-    return oneDimensional(old) && oneDimensional(*set) && set->width != 0 && before.places == places;
+    const auto& old = std::get<CUDA_MEMSET_NODE_PARAMS>(before.params);
+    return ((oneDimensional(old) && oneDimensional(*set)) || shape(old) == shape(*set)) && set->width != 0 &&
+           alikeForMemset(before.places.to, spec.places.to);
   }
   return true;
 }
@@ -212,10 +222,9 @@ CUresult GraphExec::instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<
   exec->flags_ = flags;
   {
     const std::lock_guard lock(graphMutex());
-    if (const CUresult error = build(graph, &exec->nodes_, &exec->order_, culprit); error != CUDA_SUCCESS) {
-      return error;
-    }
+    if (const CUresult error = build(graph, &exec->nodes_, &exec->order_); error != CUDA_SUCCESS) return error;
   }
+  if (const CUresult error = lookAtMemsets(exec->nodes_, culprit); error != CUDA_SUCCESS) return error;
   exec->user_objects_.retainAll(graph.userObjects());
   exec->handle_ = reinterpret_cast<CUgraphExec>(GraphRegistry::get().execs.add(exec));
   *out = std::move(exec);
@@ -253,11 +262,8 @@ CUresult GraphExec::update(Graph& graph, UpdateResult* result) {
   std::vector<size_t> order;
   {
     const std::lock_guard lock(graphMutex());
-    CUgraphNode culprit = nullptr;
-    if (const CUresult error = build(graph, &want, &order, &culprit); error != CUDA_SUCCESS) {
-      // An operand that is mapped nowhere is not where it was.
-      *result = {culprit != nullptr ? CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED : CU_GRAPH_EXEC_UPDATE_ERROR,
-                 culprit};
+    if (build(graph, &want, &order) != CUDA_SUCCESS) {
+      *result = {CU_GRAPH_EXEC_UPDATE_ERROR};
       return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     }
   }
@@ -273,8 +279,7 @@ CUresult GraphExec::updateChild(CUgraphNode origin, Graph& child) {
   std::vector<size_t> order;
   {
     const std::lock_guard lock(graphMutex());
-    CUgraphNode culprit = nullptr;
-    if (const CUresult error = build(child, &want, &order, &culprit); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = build(child, &want, &order); error != CUDA_SUCCESS) return error;
   }
   return changeNode(origin, [&want](ExecNode& node) {
     if (node.spec.type != CU_GRAPH_NODE_TYPE_GRAPH) return CUDA_ERROR_INVALID_VALUE;

@@ -23,7 +23,6 @@ namespace olpager::simgpu {
 struct ExecNode {
   CUgraphNode origin = nullptr;
   CaptureNode spec;
-  OperandPlaces places;  // of a copy or memset, as they were when it became executable: updates may not change them
   bool enabled = true;
   std::vector<size_t> before;
   std::vector<std::shared_ptr<GraphMemory>> memory;
@@ -38,16 +37,15 @@ struct UpdateResult {
   CUgraphNode from = nullptr;
 };
 
-/// What the driver does each time that a copy or memset becomes executable: looks at its addresses, which have to be mapped then.
-/// CUDA_ERROR_INVALID_VALUE, or where the operands are. Nothing for nodes of other kinds.
-CUresult lookUp(const CaptureNode& spec, OperandPlaces* places);
-/// Whether cuGraphExecMemcpyNodeSetParams and its like may make the one node the other (of the same kind): copies and memsets
-/// of one dimension and some bytes, whose operands are where they were.
-bool canReplace(const ExecNode& before, const CaptureNode& spec, const OperandPlaces& places);
+/// Whether a node of an instance may become the other, of the same type, whose operands have just been looked at. A copy: where
+/// both are of one dimension and some bytes, and the operands are in the same kind of memory. A memset: likewise, but of more
+/// than one dimension where only the address and the value change; mapped and allocated device memory are one kind to it.
+/// Other nodes always.
+bool canReplace(const CaptureNode& before, const CaptureNode& spec);
 
 class GraphExec {
  public:
-  /// CUDA_ERROR_INVALID_VALUE for a graph with a circle, or with a copy or memset of what is not mapped: `culprit`.
+  /// CUDA_ERROR_INVALID_VALUE for a graph with a circle, or with a memset of what is not mapped: `culprit`.
   static CUresult instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<GraphExec>* out, CUgraphNode* culprit);
 
   CUgraphExec handle() const { return handle_; }
@@ -55,7 +53,7 @@ class GraphExec {
 
   /// Enqueues one run, or adds a child graph node to the stream's capture.
   CUresult launch(Context& context, Stream& stream);
-  /// Takes over the parameters of `graph`, which must have the same shape.
+  /// Takes over the parameters of `graph`, which must have the same shape. Only nodes that changed are looked at.
   CUresult update(Graph& graph, UpdateResult* result);
   /// Changes the node that was made from `origin`: `change(ExecNode&)` returns the call's result.
   template <typename Change>

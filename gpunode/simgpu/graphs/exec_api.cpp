@@ -104,10 +104,8 @@ CUresult changeExec(CUgraphExec handle, CUgraphNode node, CUgraphNodeType type, 
   if (found != CUDA_SUCCESS) return found;
   CaptureNode spec;
   if (const CUresult error = make(before, &spec); error != CUDA_SUCCESS) return error;
-  OperandPlaces places;
-  if (const CUresult error = lookUp(spec, &places); error != CUDA_SUCCESS) return error;
   return exec->changeNode(node, [&](ExecNode& target) {
-    if (!canReplace(target, spec, places)) return CUDA_ERROR_INVALID_VALUE;
+    if (!canReplace(target.spec, spec)) return CUDA_ERROR_INVALID_VALUE;
     target.spec = std::move(spec);
     return CUDA_SUCCESS;
   });

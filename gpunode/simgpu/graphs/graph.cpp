@@ -6,6 +6,7 @@
 
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
+#include "gpunode/simgpu/graphs/graph_access.h"
 
 namespace olpager::simgpu {
 namespace {
@@ -227,6 +228,7 @@ class GraphSink final : public CaptureSink {
   CUresult addNode(const CaptureNode& node, std::span<const CUgraphNode> dependencies, CUgraphNode* out) override {
     CaptureNode spec = node;
     std::shared_ptr<GraphMemory> memory;
+    (void)lookUp(&spec);  // the call that is captured has checked it
     if (auto* alloc = std::get_if<AllocNode>(&spec.params); alloc != nullptr && alloc->params.dptr == 0) {
       // The caller reads the address from the node (cuGraphMemAllocNodeGetParams).
       const auto context = Driver::get().contexts.find(spec.context);

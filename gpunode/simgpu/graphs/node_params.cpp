@@ -60,19 +60,27 @@ CUresult memcpySpec(const CUDA_MEMCPY3D* params, CUcontext handle, CaptureNode* 
     return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Context> context;
   if (const CUresult error = contextOf(handle, &context); error != CUDA_SUCCESS) return error;
-  // As the driver: what a node names has to be there when the node is made.
-  if (const CUresult error = checkCopy(context->device(), *params); error != CUDA_SUCCESS) return error;
   *out = {CU_GRAPH_NODE_TYPE_MEMCPY, context->handle(), *params};
-  return CUDA_SUCCESS;
+  return lookUp(out);
 }
 
 CUresult memsetSpec(const CUDA_MEMSET_NODE_PARAMS_v1* params, CUcontext handle, CaptureNode* out) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Context> context;
   if (const CUresult error = contextOf(handle, &context); error != CUDA_SUCCESS) return error;
-  if (const CUresult error = checkMemset(context->device(), *params); error != CUDA_SUCCESS) return error;
   *out = {CU_GRAPH_NODE_TYPE_MEMSET, context->handle(), *params};
-  return CUDA_SUCCESS;
+  return lookUp(out);
+}
+
+CUresult lookUp(CaptureNode* spec) {
+  const auto* copy = std::get_if<CUDA_MEMCPY3D>(&spec->params);
+  const auto* set = std::get_if<CUDA_MEMSET_NODE_PARAMS>(&spec->params);
+  if (copy == nullptr && set == nullptr) return CUDA_SUCCESS;
+  const auto context = Driver::get().contexts.find(spec->context);
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const CUresult error = copy != nullptr ? checkCopy(context->device(), *copy) : checkMemset(context->device(), *set);
+  if (error == CUDA_SUCCESS) spec->places = copy != nullptr ? placesOf(*copy) : placesOf(*set);
+  return error;
 }
 
 CUresult hostSpec(const CUDA_HOST_NODE_PARAMS_v1* params, CaptureNode* out) {
