@@ -47,6 +47,11 @@ Status Channel::attach(transport::LinkPtr link, transport::QueuePtr queue, uint6
 
 uint64_t Channel::taken() const { return taken_.load(); }
 
+bool Channel::linkUp() const {
+  std::lock_guard lock(write_mutex_);
+  return attached_.load() && link_ && link_->state() == transport::LinkState::kUp;
+}
+
 std::string Channel::reason() const {
   std::lock_guard lock(write_mutex_);
   return reason_;

@@ -74,6 +74,8 @@ class Channel {
   /// The last message that was taken whole: what the peer is told after a lost link.
   uint64_t taken() const;
   bool attached() const { return attached_.load(std::memory_order_acquire); }
+  /// Whether the link itself is up, also while nobody receives, who would notice its end.
+  bool linkUp() const;
   /// Why there is no link, or why it is closed; "" while there is one.
   std::string reason() const;
   /// For good: writers and readers return.

@@ -284,6 +284,7 @@ void Supervisor::ready(Session& session) {
   }
   const std::string address = said.text;
   session.reply.port = portOf(address);
+  base::logInfo("session %016llx is at %s", static_cast<unsigned long long>(session.id), address.c_str());
   if (client) (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&session.reply, 1)));
   explicit_bzero(session.reply.key, sizeof session.reply.key);
 }

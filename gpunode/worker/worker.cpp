@@ -1,6 +1,7 @@
 #include "gpunode/worker/worker.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <thread>
@@ -47,6 +48,21 @@ Status Worker::start() {
 }
 
 bool Worker::hasSymbol(const char* name) const { return dlsym(library_, name) != nullptr; }
+
+void Worker::endWithoutClient(std::chrono::milliseconds grace) {
+  std::thread([this, grace] {
+    constexpr auto kTick = 100ms;
+    auto seen = std::chrono::steady_clock::now();
+    for (;;) {
+      std::this_thread::sleep_for(kTick);
+      const auto now = std::chrono::steady_clock::now();
+      if (channel_.linkUp()) seen = now;
+      if (now - seen <= grace + 1s) continue;
+      base::logWarn("the client is gone, and has left calls behind that are not made any more");
+      _exit(0);
+    }
+  }).detach();
+}
 
 // --- the lead ----------------------------------------------------------------------------------------------------------
 

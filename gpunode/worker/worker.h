@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -39,6 +40,9 @@ class Worker {
 
   /// Loads the driver and starts it. The Error is one line.
   Status start();
+  /// From now on: ends the process when there was no link for `grace`, whatever the calls that are under way wait for. What is queued
+  /// for a client that does not come back is not made.
+  void endWithoutClient(std::chrono::milliseconds grace);
   /// Makes calls until the client says goodbye, sends nonsense, or is gone for longer than the grace time (`rejoined` waits for it and
   /// returns false then). Returns why it ended.
   std::string serve(const std::function<bool()>& rejoined);

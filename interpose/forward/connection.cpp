@@ -26,6 +26,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kAnswer = 30s;  // a worker starts its driver meanwhile
 constexpr auto kGreeting = 5s;
+constexpr auto kFirst = 2s;  // to reach the worker
 constexpr auto kRetry = 50ms;
 
 transport::Options optionsFrom(const base::Settings& settings) {
@@ -105,7 +106,13 @@ Status Connection::open(calls::Channel& channel) {
   auto node = transport::makeEndpoint(options);
   if (!node.ok()) return node.error();
   node_ = std::move(node).value();
-  return join(channel);
+  // What is between the two (a forwarded port) may need a moment to open the worker's port.
+  const auto end = std::chrono::steady_clock::now() + kFirst;
+  for (;;) {
+    Status joined = join(channel);
+    if (joined.ok() || std::chrono::steady_clock::now() > end) return joined;
+    std::this_thread::sleep_for(kRetry);
+  }
 }
 
 Status Connection::join(calls::Channel& channel) {

@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+"""Sessions of a real olgpunode with real programs, on loopback: several at once, killed on either side, cut and resumed, nonsense.
+
+sessions.py --olgpunode OLGPUNODE --olrun OLRUN --steps STEPS SCENARIO [tcp|shm]
+"""
+import argparse
+import os
+import queue
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+LONG = 30  # seconds: what has to happen happens within
+GRACE = 3
+
+
+class Child:
+    """A program whose lines are collected as they come."""
+
+    def __init__(self, command, env):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        text=True, bufsize=1, env=env)
+        self.lines = queue.Queue()
+        self.log = []
+        self.changed = threading.Condition()
+        for stream, take in ((self.process.stdout, self.lines.put), (self.process.stderr, self.note)):
+            threading.Thread(target=self.collect, args=(stream, take), daemon=True).start()
+
+    def note(self, line):
+        if line is not None:
+            with self.changed:
+                self.log.append(line)
+                self.changed.notify_all()
+
+    @staticmethod
+    def collect(stream, take):
+        for line in stream:
+            take(line.rstrip("\n"))
+        take(None)
+
+    def line(self, timeout=LONG):
+        try:
+            return self.lines.get(timeout=timeout)
+        except queue.Empty:
+            raise AssertionError(f"nothing for {timeout} s: {self.log[-5:]}") from None
+
+    def tell(self, command):
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def ask(self, command, timeout=LONG):
+        self.tell(command)
+        return self.line(timeout)
+
+    def wait_log(self, pattern, timeout=LONG, after=0):
+        """The first line of its log from `after` on that matches."""
+        end = time.monotonic() + timeout
+        with self.changed:
+            while True:
+                for line in self.log[after:]:
+                    found = re.search(pattern, line)
+                    if found:
+                        return found
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise AssertionError(f"no line like {pattern} for {timeout} s: {self.log[-8:]}")
+                self.changed.wait(left)
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(LONG)
+
+
+class Bench:
+    """A gpunode and its clients, all ended at the end."""
+
+    def __init__(self, options):
+        self.options = options
+        self.scratch = tempfile.TemporaryDirectory(prefix="olpager-sessions-")
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("OL_")}
+        self.env.update(XDG_CONFIG_HOME=self.scratch.name, XDG_RUNTIME_DIR=self.scratch.name, OL_SIM_VRAM=str(256 << 20))
+        self.children = []
+        self.node = self.start([options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", "64MiB",
+                                "--memory", "256MiB", "--grace", str(GRACE)])
+        self.address = self.node.wait_log(r"listening at (\S+)").group(1)
+
+    def start(self, command):
+        self.children.append(Child(command, self.env))
+        return self.children[-1]
+
+    def client(self, address=None, ready=True, transport=None):
+        child = self.start([self.options.olrun, "--gpunode", address or self.address, "--transport",
+                            transport or self.options.transport, "--", self.options.steps])
+        if ready:
+            said = child.line()
+            assert said == "ready", f"{said}: {child.log}"
+        return child
+
+    def worker(self, number=0):
+        """The pid of the worker of the n-th session."""
+        end = time.monotonic() + LONG
+        while time.monotonic() < end:
+            found = [m.group(1) for m in (re.search(r"worker (\d+)$", line) for line in self.node.log) if m]
+            if len(found) > number:
+                return int(found[number])
+            time.sleep(0.02)
+        raise AssertionError(f"no worker {number}: {self.node.log}")
+
+    def gone(self, pid, within):
+        end = time.monotonic() + within
+        while time.monotonic() < end:
+            if not os.path.exists(f"/proc/{pid}"):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"worker {pid} is still there after {within} s")
+
+    def close(self):
+        for child in self.children:
+            child.end()
+        self.scratch.cleanup()
+
+
+class Cable:
+    """What is between a client and a gpunode: forwards 127.0.0.2:PORT to 127.0.0.1:PORT, and can be cut."""
+
+    def __init__(self, port):
+        self.port = port
+        self.pairs = []
+        self.lock = threading.Lock()
+        self.listener = socket.create_server(("127.0.0.2", port))
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            near, _ = self.listener.accept()
+            try:
+                far = socket.create_connection(("127.0.0.1", self.port))
+            except OSError:
+                near.close()
+                continue
+            with self.lock:
+                self.pairs.append((near, far))
+            for a, b in ((near, far), (far, near)):
+                a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self.pump, args=(a, b), daemon=True).start()
+
+    @staticmethod
+    def pump(a, b):
+        try:
+            while data := a.recv(1 << 16):
+                b.sendall(data)
+        except OSError:
+            pass
+        for one in (a, b):
+            try:
+                one.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def cut(self):
+        with self.lock:
+            pairs, self.pairs = self.pairs, []
+        for pair in pairs:
+            for one in pair:
+                try:
+                    one.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+        return len(pairs)
+
+
+def several(bench):
+    """Eight clients at once, with work of their own; all right, none left."""
+    clients = [bench.client() for _ in range(8)]
+    for client in clients:
+        client.tell("step 100")
+    for client in clients:
+        assert client.line() == "ok 100", client.log
+    for client in clients:
+        client.process.stdin.close()
+        assert client.line() == "OK steps: 100"
+        assert client.process.wait(LONG) == 0
+    for number in range(8):
+        bench.gone(bench.worker(number), 5)
+
+
+def crash(bench):
+    """An illegal access ends its own session's context with CUDA's error and touches nobody else's."""
+    bad, other = bench.client(), bench.client()
+    assert other.ask("step 10") == "ok 10"
+    other.tell("step 200")
+    assert bad.ask("bad") == "error cudaErrorIllegalAddress", bad.log
+    assert bad.ask("step 1") == "error cudaErrorIllegalAddress", "the error is not sticky"
+    assert other.line() == "ok 210"
+    assert other.ask("step 1") == "ok 211"
+
+
+def kill_worker(bench):
+    """The client's next call says that it is so, and why; nobody hangs, the gpunode goes on."""
+    for wait in (0, 0.3):
+        client = bench.client()
+        assert client.ask("step 5") == "ok 5"
+        number = sum("is at" in line for line in bench.node.log) - 1
+        if wait:
+            client.tell("copy 1000")
+            time.sleep(wait)
+        os.kill(bench.worker(number), signal.SIGKILL)
+        said = client.line() if wait else client.ask("step 5")
+        assert said.startswith("error "), said
+        client.wait_log(r"session on the gpunode is lost: .*killed by signal 9")
+        assert client.ask("step 5", 5).startswith("error "), "an error that went away"
+        client.process.stdin.close()
+        assert client.process.wait(LONG) == 0
+    assert bench.client().ask("step 5") == "ok 5"
+
+
+def kill_client(bench):
+    """Its worker goes within the grace time, others stay."""
+    client, other = bench.client(), bench.client()
+    pid = int(subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout or
+              client.process.pid)
+    client.tell("step 100000")
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGKILL)
+    bench.gone(bench.worker(0), GRACE + 5)
+    assert other.ask("step 3") == "ok 3"
+
+
+def kill_supervisor(bench):
+    """Workers die with it; their clients are told, and end."""
+    clients = [bench.client() for _ in range(3)]
+    workers = [bench.worker(number) for number in range(3)]
+    clients[0].tell("copy 1000")
+    time.sleep(0.2)
+    bench.node.process.kill()
+    for pid in workers:
+        bench.gone(pid, 5)
+    assert clients[0].line().startswith("error ")
+    for client in clients[1:]:
+        assert client.ask("step 1").startswith("error "), "a success without a worker"
+
+
+def cut(bench):
+    """A cut connection is connected again: no call is lost, none is made twice."""
+    seed = int(os.environ.get("OL_TEST_SEED", "0")) or random.randrange(1 << 32)
+    print(f"OL_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    Cable(int(bench.address.split(":")[1]))
+    client = bench.client(address="127.0.0.2:" + bench.address.split(":")[1], ready=False, transport="tcp")
+    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)))
+    assert client.line() == "ready", client.log
+    done, cuts = 0, 0
+    while cuts < 6:
+        count = chance.randrange(50, 400)
+        client.tell(f"step {count}" if chance.random() < 0.7 else "copy 3")
+        time.sleep(chance.random() * 0.05)
+        cuts += cable.cut() > 0
+        said = client.line()
+        assert said.startswith("ok "), f"{said}: {client.log}"
+        now = int(said.split()[1])
+        assert now in (done, done + count)  # the program has compared what is in memory with it
+        done = now
+    client.process.stdin.close()
+    assert client.line() == f"OK steps: {done}"
+    assert sum("connected again" in line for line in client.log) >= 1, client.log
+
+
+def cut_for_good(bench):
+    """Longer than the grace time: an error and a line, on both sides."""
+    Cable(int(bench.address.split(":")[1]))
+    client = bench.client(address="127.0.0.2:" + bench.address.split(":")[1], ready=False, transport="tcp")
+    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)))
+    assert client.line() == "ready", client.log
+    assert client.ask("step 3") == "ok 3"
+    cable.listener.close()
+    assert cable.cut() > 0
+    assert client.ask("step 3").startswith("error "), "a success over a cut cable"
+    client.wait_log("session on the gpunode is lost")
+    bench.gone(bench.worker(0), GRACE + 5)
+
+
+def nonsense(bench):
+    """Bytes of no meaning to the gpunode and to a worker: a line in the log at most, everybody goes on."""
+    client = bench.client()
+    port = int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1))
+    chance = random.Random(7)
+    for target in (int(bench.address.split(":")[1]), port):
+        for length in (0, 1, 8, 100, 5000):
+            with socket.create_connection(("127.0.0.1", target)) as one:
+                one.sendall(bytes(chance.randrange(256) for _ in range(length)))
+        with socket.create_connection(("127.0.0.1", target)):
+            assert client.ask("step 2").startswith("ok ")  # beside one that says nothing
+    assert bench.client().ask("step 2") == "ok 2"
+
+
+def nobody(bench):
+    """Where no gpunode is, one line says so and the program gets CUDA's error."""
+    bench.node.end()
+    client = bench.client(ready=False)
+    assert client.line() == "error cudaErrorNoDevice", client.log
+    assert any("gpunode 127.0.0.1" in line for line in client.log), client.log
+
+
+SCENARIOS = [several, crash, kill_worker, kill_client, kill_supervisor, cut, cut_for_good, nonsense, nobody]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("--olgpunode", "--olrun", "--steps"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("scenario", choices=[s.__name__ for s in SCENARIOS])
+    parser.add_argument("transport", nargs="?", default="tcp", choices=["tcp", "shm"])
+    options = parser.parse_args()
+    bench = Bench(options)
+    try:
+        next(s for s in SCENARIOS if s.__name__ == options.scenario)(bench)
+    except AssertionError:
+        print("\n".join(bench.node.log[-40:]))
+        raise
+    finally:
+        bench.close()
+    print("OK", options.scenario)
+
+
+if __name__ == "__main__":
+    main()
