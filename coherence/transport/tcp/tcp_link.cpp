@@ -138,7 +138,8 @@ uint32_t TcpLink::sliceBytes(bool write, Class klass, uint64_t length) const {
 // ---- asking
 
 void TcpLink::issue() {
-  bool pushes = false, pulls = false;
+  uint32_t pushes = 0;
+  bool pulls = false;
   for (Slice slice; nextSlice(slice);) {
     Egress egress;
     egress.header.klass = static_cast<uint8_t>(slice.klass);
@@ -151,7 +152,7 @@ void TcpLink::issue() {
       egress.header.frame = wire::Frame::kPush;
       egress.header.length = slice.bytes;
       enqueue(egress);
-      pushes = true;
+      ++pushes;
     } else {
       egress.header.frame = wire::Frame::kPull;
       egress.header.bytes = slice.bytes;
@@ -164,7 +165,7 @@ void TcpLink::issue() {
     std::lock_guard lock(control_out_);
     flushControl();
   }
-  if (pushes) sendOnLanes();
+  if (pushes != 0) sendOnLanes(pushes);
 }
 
 void TcpLink::enqueue(Egress egress) {
@@ -174,16 +175,17 @@ void TcpLink::enqueue(Egress egress) {
   egress_size_.store(egress_.size());
 }
 
-// Gives idle lanes something to do. A lane that is busy takes more when it is done; its own thread goes on after the
-// first frame, so that the caller is soon free again.
-void TcpLink::sendOnLanes() {
+// Gives idle lanes something to do, no more of them than slices were queued: to wake one costs as much as to copy tens of
+// KiB. A lane that is busy takes more when it is done.
+void TcpLink::sendOnLanes(uint32_t queued) {
   const auto lanes = static_cast<uint32_t>(lanes_.size());
   const uint32_t first = next_lane_.fetch_add(1, std::memory_order_relaxed);
-  for (uint32_t i = 0; i < lanes && egress_size_.load() != 0; ++i) {
+  for (uint32_t i = 0; i < lanes && queued != 0 && egress_size_.load() != 0; ++i) {
     Lane& lane = *lanes_[(first + i) % lanes];
     std::lock_guard lock(lane.sending);
     if (lane.blocked || lane.closed) continue;
     lane.blocked = true;  // its own thread begins at once: the socket is writable
+    --queued;
     lane.reactor->modify(lane.stream.fd(), EPOLLIN | EPOLLOUT);
   }
 }
@@ -313,7 +315,7 @@ std::string TcpLink::controlFrame(const wire::Header& header, std::span<const st
       egress.header.frame = wire::Frame::kData;
       egress.header.length = static_cast<uint32_t>(header.bytes);
       enqueue(egress);
-      sendOnLanes();
+      sendOnLanes(1);
       return "";
     }
     case wire::Frame::kAck:

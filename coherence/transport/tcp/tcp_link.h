@@ -48,7 +48,7 @@ class TcpLink final : public LinkCore {
   std::string standstill(int64_t now_ms, bool late) override;
 
   void enqueue(Egress egress);
-  void sendOnLanes();
+  void sendOnLanes(uint32_t queued);
 
   // The first connection.
   /// `wait`: also while another thread is at it, so that what has arrived has been looked at.
