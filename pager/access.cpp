@@ -71,10 +71,12 @@ void Access::collect(ReachSet& into) const {
   } else if (host_source_ != nullptr) {
     into.everything = true;
   }
+  bool reads = host_source_ != nullptr;
+  for (unsigned i = 0; i < count_; ++i) reads |= use(i).mode == Mode::kRead;
   for (unsigned i = 0; i < count_; ++i) {
     const Region* region = pool_.state_->find(use(i).address);
     if (region == nullptr) continue;
-    if (use(i).bytes != 0) into.addRange(use(i).address, use(i).bytes);
+    if (use(i).bytes != 0) into.addRange({use(i).address, use(i).bytes, !reads});
     if (region->divisible)
       into.addInPage(use(i).address);
     else
@@ -196,15 +198,14 @@ void ReachSet::addInPage(uint64_t address) {
   if (it == addresses.end() || *it / kPageBytes != page) addresses.insert(it, address);
 }
 
-void ReachSet::addRange(uint64_t address, uint64_t bytes) {
-  const std::pair range{address, bytes};
+void ReachSet::addRange(const Range& range) {
   const auto it = std::lower_bound(ranges.begin(), ranges.end(), range);
   if (it == ranges.end() || *it != range) ranges.insert(it, range);
 }
 
 void ReachSet::add(const ReachSet& other) {
   everything |= other.everything;
-  for (const auto& [address, bytes] : other.ranges) addRange(address, bytes);
+  for (const Range& range : other.ranges) addRange(range);
   for (const uint64_t address : other.addresses) add(address);
 }
 

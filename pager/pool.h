@@ -125,15 +125,21 @@ using Lock = std::unique_lock<std::mutex>;
 struct ReachSet {
   /// Ascending, unique: one address inside each allocation; of a very large one, one in each page that is named.
   std::vector<uint64_t> addresses;
-  /// Ascending, unique: what its copies and memsets name exactly, as address and bytes.
-  std::vector<std::pair<uint64_t, uint64_t>> ranges;
-  bool everything = false;  // a kernel of it may reach any allocation
+  /// What a copy or memset names exactly.
+  struct Range {
+    uint64_t address = 0;
+    uint64_t bytes = 0;
+    bool only_set = false;  // the operation reads from nowhere, as far as is known: a memset
+    auto operator<=>(const Range&) const = default;
+  };
+  std::vector<Range> ranges;  // ascending, unique
+  bool everything = false;    // a kernel of it may reach any allocation
   bool empty() const { return addresses.empty() && !everything; }
   bool operator==(const ReachSet&) const = default;
   void add(uint64_t address);
   /// Unless the page has one.
   void addInPage(uint64_t address);
-  void addRange(uint64_t address, uint64_t bytes);
+  void addRange(const Range& range);
   void add(const ReachSet& other);
 };
 

@@ -45,7 +45,6 @@ struct Capture {
 };
 
 struct Executable {
-  CUgraph graph = nullptr;
   std::map<CUgraphNode, ReachSet> overrides;  // set by cuGraphExec*SetParams
   ReachSet base;                              // of the graph, when it was instantiated or updated
   ReachSet all;                               // base and overrides
@@ -336,7 +335,6 @@ void execMade(CUgraphExec exec, CUgraph graph, bool device_launched) {
   {
     std::lock_guard lock(all.mutex);
     Executable& executable = all.executables[exec];
-    executable.graph = graph;
     executable.device_launched = executable.device_launched || device_launched;
     executable.overrides.clear();
     executable.base = {};
@@ -392,20 +390,6 @@ void execGone(CUgraphExec exec) {
     all.executables.erase(found);
   }
   applyPins({}, dropped.pinned);
-}
-
-void execNodeReach(CUgraphExec exec, CUgraphNode node, ReachSet& into) {
-  Captures& all = state();
-  std::lock_guard lock(all.mutex);
-  const auto exec_at = all.executables.find(exec);
-  if (exec_at == all.executables.end()) return;
-  const Executable& executable = exec_at->second;
-  if (const auto set = executable.overrides.find(node); set != executable.overrides.end()) return into.add(set->second);
-  if (const auto graph = all.graphs.find(executable.graph); graph != all.graphs.end()) {
-    const auto set = graph->second->nodes.find(node);
-    if (set != graph->second->nodes.end()) return into.add(set->second);
-  }
-  into.add(executable.all);
 }
 
 void execReach(CUgraphExec exec, ReachSet& into) {

@@ -61,8 +61,6 @@ void execMade(CUgraphExec exec, CUgraph graph, bool device_launched);
 void execNodeReaches(CUgraphExec exec, CUgraphNode node, const pager::ReachSet& reach);
 void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
 void execGone(CUgraphExec exec);
-/// Adds to `into` what the node of `exec` that was made from `node` reaches, or everything that `exec` does if that is not known.
-void execNodeReach(CUgraphExec exec, CUgraphNode node, pager::ReachSet& into);
 /// Adds to `into` everything that `exec` reaches.
 void execReach(CUgraphExec exec, pager::ReachSet& into);
 

@@ -9,7 +9,7 @@ constexpr size_t kWords = 4096;  // of each buffer that are worked on
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const uint32_t seed = uint32_t(options.seed);
-  constexpr int kBuffers = 6;
+  constexpr int kBuffers = 7;
   uint32_t* buffers[kBuffers];
   for (int b = 0; b < kBuffers; ++b) {
     RUNTIME_OK(cudaMalloc(&buffers[b], kPiece));
@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaStreamCreate(&stream));
   cudaGraph_t graph;
   RUNTIME_OK(cudaGraphCreate(&graph, 0));
-  cudaGraphNode_t one, two, set, down, any;
+  cudaGraphNode_t one, two, set, down, any, rectangle;
 
   away();
   RUNTIME_OK(
@@ -55,6 +55,12 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaGraphAddNode(&any, graph, &down, 1, &params));
 #endif
   away();
+  // With gaps between its rows, which stay as they are.
+  cudaMemsetParams block{};
+  block.dst = buffers[6] + kWords, block.elementSize = 4, block.width = 100, block.height = 8, block.pitch = 512;
+  block.value = seed * 13;
+  RUNTIME_OK(cudaGraphAddMemsetNode(&rectangle, graph, &any, 1, &block));
+  away();
   cudaGraphExec_t exec;
   RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
 
@@ -73,7 +79,14 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMemcpy(got.data(), buffers[zeroed], kWords * 4, cudaMemcpyDeviceToHost));
     for (int i = 0; i < 1000; ++i) CHECK(got[i] == value, "%s: set word %d is %#x", what, i, got[i]);
     RUNTIME_OK(cudaMemcpy(got.data(), buffers[5], 999, cudaMemcpyDeviceToHost));
-    CHECK(got[0] == 0x07070707 && got[248] == 0x07070707, "%s: bytes of the last node", what);
+    CHECK(got[0] == 0x07070707 && got[248] == 0x07070707, "%s: bytes of the memset of bytes", what);
+    const auto first = size_t(static_cast<uint32_t*>(block.dst) - buffers[6]);
+    RUNTIME_OK(cudaMemcpy(got.data(), block.dst, 8 * 512, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < 8 * 128; ++i) {
+      const uint32_t expected =
+          i % 128 < 100 ? block.value : apps::word(uint32_t((first + i) / 4), seed + 6) + uint32_t(i % 4);
+      CHECK(got[i] == expected, "%s: word %zu of the block is %#x, expected %#x", what, i, got[i], expected);
+    }
   };
   check(0, 2, 3, 4, seed * 3, "as added");
 
@@ -91,6 +104,10 @@ int main(int argc, char** argv) {
   away();
   fill.dst = buffers[0], fill.value = seed * 5;
   RUNTIME_OK(cudaGraphExecMemsetNodeSetParams(exec, set, &fill));
+  away();
+  block.dst = buffers[6] + 2 * kWords,
+  block.value = seed * 17;  // two dimensions: only the address and the value may change
+  RUNTIME_OK(cudaGraphExecMemsetNodeSetParams(exec, rectangle, &block));
   check(2, 2, 3, 0, seed * 5, "set in the executable graph");
 
   // The executable graph as a whole.
@@ -99,6 +116,9 @@ int main(int argc, char** argv) {
   away();
   rows.srcPtr = make_cudaPitchedPtr(buffers[0], 512, 256, 16);
   RUNTIME_OK(cudaGraphMemcpyNodeSetParams(two, &rows));
+  away();
+  block.dst = buffers[6] + 3 * kWords, block.value = seed * 19;
+  RUNTIME_OK(cudaGraphMemsetNodeSetParams(rectangle, &block));
   away();
   cudaGraphExecUpdateResultInfo info{};
   const cudaError_t updated = cudaGraphExecUpdate(exec, graph, &info);

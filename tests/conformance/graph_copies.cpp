@@ -173,6 +173,52 @@ void sectionGraphCopies() {
     (is_set ? set.height : copy.Height) = 1;
     (is_set ? set.width : copy.WidthInBytes) = 0;
     record(kind + "exec_set_nothing", setExec(exec));
+    if (is_set) {
+      set.width = 128;
+      set.height = 2;
+      need(setNode(), "a memset of two rows");
+      exec = instantiated(graph);
+      set.height = 3;
+      record(kind + "exec_set_more_rows", setExec(exec));
+      set.height = 1;
+    }
+
+    // A graph as a child, and an update that changes a node, while what the one or the other has is mapped nowhere.
+    (is_set ? set.width : copy.WidthInBytes) = 128;
+    window.vram();
+    use(window.address());
+    need(setNode(), "a node over mapped memory");
+    window.nothing();
+    CUgraph parent = nullptr;
+    CUgraphNode child = nullptr;
+    need(api.cuGraphCreate(&parent, 0), "cuGraphCreate");
+    record(kind + "add_child_unmapped", api.cuGraphAddChildGraphNode(&child, parent, nullptr, 0, graph));
+    window.vram();
+    exec = instantiated(graph);
+    use(other.address());
+    need(setNode(), "a node over mapped memory");
+    other.nothing();
+    recordUpdate(kind + "update_changed_to_unmapped", exec, graph);
+    other.vram();
+    window.nothing();
+    recordUpdate(kind + "update_changed_from_unmapped", exec, graph);
+
+    // Another address, where it is memory of the other kind.
+    window.vram();
+    use(window.address());
+    need(setNode(), "a node over mapped memory");
+    exec = instantiated(graph);
+    other.host();
+    use(other.address());
+    record(kind + "exec_set_to_other_in_host", setExec(exec));
+    exec = instantiated(graph);
+    need(setNode(), "a node over mapped memory");
+    recordUpdate(kind + "update_to_other_in_host", exec, graph);
+    exec = instantiated(graph);
+    use(window.address());
+    record(kind + "exec_set_to_other_in_vram", setExec(exec));
+    need(setNode(), "a node over mapped memory");
+    recordUpdate(kind + "update_to_other_in_vram", exec, graph);
   }
 }
 
