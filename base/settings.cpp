@@ -14,13 +14,15 @@
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
+#include "base/text.h"
+
 namespace olpager::base {
 namespace {
 
 constexpr uint64_t kVaEnd = 1ull << 47;  // the end of user space with four-level page tables
 
 Error notAllowed(std::string_view text, std::string_view allowed) {
-  return Error{fmt::format("'{}' is not allowed; allowed: {}", text, allowed)};
+  return Error{fmt::format("'{}' is not allowed; allowed: {}", printable(text), allowed)};
 }
 
 Status setBudget(Budget& into, std::string_view text) {

@@ -8,6 +8,7 @@
 
 #include "base/settings.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "coherence/transport/trust/keys.h"
 #include "tools/olpagestat/text.h"
 
@@ -155,7 +156,7 @@ std::string nodeTable(const NodeSample& now, const NodeSample* before) {
 std::vector<Line> nodeScreen(const NodeSample& now, const NodeSample* before, size_t most) {
   std::vector<Line> lines;
   if (!now.told) {
-    lines.push_back(Line().add("node ", Style::kTitle).add(printableText(now.error)));
+    lines.push_back(Line().add("node ", Style::kTitle).add(base::printable(now.error)));
     return lines;
   }
   const status::Status& status = now.told->status;
@@ -226,7 +227,7 @@ std::string nodeWatchHead() {
 }
 
 std::string nodeWatchLine(const NodeSample& now, const NodeSample* before) {
-  if (!now.told) return fmt::format("{:<8} {}\n", clockText(), printableText(now.error));
+  if (!now.told) return fmt::format("{:<8} {}\n", clockText(), base::printable(now.error));
   const status::Status& status = now.told->status;
   status::Tier sum;
   for (const auto& tier : status.tiers) {

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <string>
-#include <string_view>
 
 namespace olpager::tools {
 
@@ -13,7 +12,5 @@ std::string bytesText(double bytes);
 std::string bar(double part, double whole, size_t width);
 /// The time of day.
 std::string clockText();
-/// Nothing in it reaches a terminal as more than text.
-std::string printableText(std::string_view text);
 
 }  // namespace olpager::tools

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/text.h"
 #include "coherence/transport/core/reactor.h"
 
 namespace olpager::transport {
@@ -39,7 +40,8 @@ Result<SocketAddress> unixAddress(const std::string& path) {
   SocketAddress address;
   auto* into = reinterpret_cast<sockaddr_un*>(&address.storage);
   if (path.empty() || path.size() >= sizeof into->sun_path) {
-    return Error{fmt::format("'{}' is no path for a Unix socket: 1 to {} bytes", path, sizeof into->sun_path - 1)};
+    return Error{fmt::format("'{}' is no path for a Unix socket: 1 to {} bytes", base::printable(path),
+                             sizeof into->sun_path - 1)};
   }
   into->sun_family = AF_UNIX;
   std::memcpy(into->sun_path, path.c_str(), path.size() + 1);
@@ -51,7 +53,7 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, std::min(colon, address.size()));
   if (colon == std::string::npos || colon + 1 == address.size() || host.empty()) {
-    return Error{fmt::format("'{}' is no address: host:port, [v6]:port or unix:/path", address)};
+    return Error{fmt::format("'{}' is no address: host:port, [v6]:port or unix:/path", base::printable(address))};
   }
   if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   addrinfo hints{};
@@ -59,7 +61,7 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
   hints.ai_flags = (passive ? AI_PASSIVE : 0) | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   if (const int why = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); why != 0) {
-    return Error{fmt::format("{}: {}", address, gai_strerror(why))};
+    return Error{fmt::format("{}: {}", base::printable(address), gai_strerror(why))};
   }
   std::vector<SocketAddress> all;
   for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {

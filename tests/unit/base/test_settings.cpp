@@ -120,6 +120,17 @@ TEST_CASE("a wrong variable says which", "[base][settings]") {
   CHECK(failureOf(files.sources({"OL_VA_BASE=0x7ff000000000"})).find("end above") != std::string::npos);
 }
 
+TEST_CASE("a refusal is one line, whatever was given", "[base][settings]") {
+  Settings settings;
+  for (const char* key : {"memserver", "replicas", "key", "tls", "reach", "log"}) {
+    const auto status = applySetting(settings, key, "a\nb\x1b[31m\xff");
+    REQUIRE(!status.ok());
+    INFO(status.error().message);
+    CHECK(status.error().message.find_first_of("\n\x1b\xff") == std::string::npos);
+    CHECK(status.error().message.find("a?b?[31m?") != std::string::npos);
+  }
+}
+
 TEST_CASE("an unknown OL_ variable is a warning, known ones of other parts are not", "[base][settings]") {
   Files files;
   const auto settings =

@@ -1,0 +1,18 @@
+// Text from elsewhere in our own lines. Pure functions.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+namespace olpager::base {
+
+/// Nothing in it reaches a log or a terminal as more than text of one line: printable ASCII, '?' for all else.
+inline std::string printable(std::string_view text) {
+  std::string plain(text);
+  std::replace_if(
+      plain.begin(), plain.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return plain;
+}
+
+}  // namespace olpager::base
