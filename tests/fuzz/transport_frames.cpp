@@ -1,7 +1,7 @@
 // libFuzzer target: frames on a link over TCP that an honest peer would have made. The first byte's lowest bit chooses the connection:
 // the first one, or the lane. The endpoint has to end the link for what breaks a rule, write nowhere but where it granted, and be done when
 // the peer goes.
-#include "tests/fuzz/transport_victim.h"
+#include "tests/fuzz/rig/transport_victim.h"
 
 using namespace olpager::transport;
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "tests/fuzz/transport_victim.h"
+#include "tests/fuzz/rig/transport_victim.h"
 
 using namespace olpager::transport;
 

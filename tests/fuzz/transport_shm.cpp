@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "tests/fuzz/transport_victim.h"
+#include "tests/fuzz/rig/transport_victim.h"
 
 using namespace olpager::transport;
 

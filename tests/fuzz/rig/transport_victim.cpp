@@ -1,4 +1,4 @@
-#include "tests/fuzz/transport_victim.h"
+#include "tests/fuzz/rig/transport_victim.h"
 
 #include <fcntl.h>
 #include <poll.h>
