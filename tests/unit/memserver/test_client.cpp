@@ -200,8 +200,8 @@ TEST_CASE("a recall is shared by the sessions, and can be taken back", "[client]
   Session large(server), small(server);
   large.open();
   small.open();
-  large.lease(6 * kSlab);
-  small.lease(2 * kSlab);
+  REQUIRE(large.lease(6 * kSlab).size() == 6);
+  REQUIRE(small.lease(2 * kSlab).size() == 2);
   server.service->recall(4 * kSlab, 60000, "a test");
   CHECK(large.await(Event::Kind::kRecall).bytes == 3 * kSlab);
   CHECK(small.await(Event::Kind::kRecall).bytes == kSlab);

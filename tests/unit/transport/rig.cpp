@@ -167,6 +167,20 @@ RawPeer::RawPeer(const std::string& address, int receive_buffer) {
   REQUIRE(header.frame == wire::Frame::kReady);
 }
 
+void limitSending(const base::UniqueFd& to, int bytes) {
+  sockaddr_storage here{}, there{};
+  socklen_t here_length = sizeof here;
+  REQUIRE(getsockname(to.get(), reinterpret_cast<sockaddr*>(&here), &here_length) == 0);
+  bool found = false;
+  for (int fd = 0; fd < 4096 && !found; ++fd) {
+    socklen_t length = sizeof there;
+    found = fd != to.get() && getpeername(fd, reinterpret_cast<sockaddr*>(&there), &length) == 0 &&
+            length == here_length && std::memcmp(&here, &there, length) == 0;
+    if (found) REQUIRE(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes) == 0);
+  }
+  REQUIRE(found);
+}
+
 std::vector<std::byte> bytesOf(const std::string& text) {
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};

@@ -87,6 +87,9 @@ struct RawPeer {
   wire::Hello hello;             // the acceptor's
 };
 
+/// The system takes no more than about `bytes` at a time of what the other end of `to`, in this process, sends there.
+void limitSending(const base::UniqueFd& to, int bytes);
+
 std::vector<std::byte> bytesOf(const std::string& text);
 std::string textOf(const Message& message);
 RemoteRange whole(const RegionPtr& region);
