@@ -570,6 +570,8 @@ void Engine::attach(Extent& extent, Lock& lock) {
     setState(extent, ExtentState::kVram);
   } else if (extent.host != nullptr && extent.host_valid) {
     setState(extent, ExtentState::kParked);
+  } else if (extent.rests != ExtentState::kEmpty) {
+    setState(extent, extent.rests);
   } else {
     setState(extent, ExtentState::kEmpty);
     mapEmpty(extent, lock);
@@ -583,6 +585,8 @@ void Engine::detach(Extent& extent, Lock& lock) {
       if (victim == &extent) victim = nullptr;
   noteUsed(extent, false);
   const bool mapped = extent.mapped();
+  const bool away = extent.state == ExtentState::kRemote || extent.state == ExtentState::kLost;
+  extent.rests = away ? extent.state : ExtentState::kEmpty;
   setState(extent, ExtentState::kDetached);
   if (!mapped) return;
   lock.unlock();
@@ -608,7 +612,10 @@ CUresult Engine::protect(const std::vector<Extent*>& extents, Lock& lock) {
   for (Extent* extent : extents) ++extent->pins;  // nothing of it is evicted meanwhile
   CUresult result = CUDA_SUCCESS;
   for (Extent* extent : extents) {
-    while (moving(extent->state) && !pool_.stopped) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+    while (moving(extent->state) && !pool_.stopped) {
+      hurry(*extent);
+      pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+    }
     if (extent->state == ExtentState::kRetiring) cancelRetiring(*extent);
     if (!extent->mapped() || result != CUDA_SUCCESS) continue;  // else mapped as it is to be, the next time
     const uint64_t address = extent->address;

@@ -84,6 +84,8 @@ class Engine {
 
   /// A launch (or a free) takes a victim back.
   void cancelRetiring(Extent& extent);
+  /// Somebody waits for the extent to come to a stable state: what memservers are about to get stays.
+  void hurry(const Extent& extent);
   /// The region's extents go: nothing of the engine's may name them any more.
   void forget(const Region* region);
   /// A new handle's extents count among those that will need host memory one day.

@@ -358,6 +358,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
     // The engine's thread may be moving it: it ends in a stable state.
     while (moving(extent->state)) {
       if (state.stopped) return;
+      engine.hurry(*extent);
       state.changed.wait_for(lock, std::chrono::milliseconds(1));
     }
     if (extent->state == ExtentState::kRetiring) engine.cancelRetiring(*extent);

@@ -115,7 +115,8 @@ struct Extent : Pooled<Extent> {
   HostChunk* host = nullptr;
   ContentHash hash;  // of what `host` holds; meaningful while hash_valid
   ExtentState state = ExtentState::kEmpty;
-  uint8_t order = 0;  // log2 of pages
+  ExtentState rests = ExtentState::kEmpty;  // while kDetached: kRemote, kLost, if it was; else what the chunks say
+  uint8_t order = 0;                        // log2 of pages
   bool hash_valid = false;
   bool host_valid = false;   // `host` holds the contents as of the last write down
   bool left_mapped = false;  // kFreeing: its mapping still stands

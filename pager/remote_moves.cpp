@@ -5,8 +5,9 @@
 //   up    kRemote -> kReceiving, into a host chunk -> kParked, and from there as ever. For a launch that waits at once; else
 //         in the learned order, ahead of the prefetch into VRAM.
 //
-// What memservers hold stays there as a lower copy until it changes. Extents of reservations (the program may unmap them at any
-// time) and of arenas that move by pieces (they are mapped in place) stay in host RAM.
+// What memservers hold stays there as a lower copy until it changes; also that of a handle which the program maps nowhere
+// meanwhile (Extent::rests). Extents of arenas that move by pieces stay in host RAM: they are mapped in place, for the accesses
+// that nobody foretold.
 #include <algorithm>
 
 #include "pager/clock.h"
@@ -70,6 +71,10 @@ void Engine::finishReceive(Extent& extent, const RemoteTier::Finished& finished)
   extent.hash = finished.hash;
   prefetch_again_ = true;
   setState(extent, ExtentState::kParked);
+}
+
+void Engine::hurry(const Extent& extent) {
+  if (extent.state == ExtentState::kSending && pool_.remote != nullptr) pool_.remote->raise(remoteId(extent));
 }
 
 bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
@@ -158,7 +163,7 @@ bool Engine::demote() {
   for (uint32_t id = 1; id < pool_.regions.end() && candidates.size() < kLooks; ++id) {
     Region* const region = pool_.regions.at(id);
     if (region->dead || region->engine != this || region->by_pieces || region->wanted > 0 || region->pins > 0 ||
-        region->kind == RegionKind::kReservation || (region->unusable == 0 && region->in_place == 0))
+        (region->unusable == 0 && region->in_place == 0))
       continue;
     using Kind = predict::Predictor::NextUse::Kind;
     const auto next = pool_.predictor.nextUse(unitOf(*region));

@@ -120,7 +120,10 @@ void takeOut(PoolState& state, VmmHandle& handle, Region& region, Lock& lock) {
   const ExtentRange before = extentsAt(region, base, handle.bytes);
   for (size_t e = before.first; e < before.last; ++e) going.push_back(region.extents[e].get());
   for (Extent* extent : going) {
-    while (moving(extent->state) && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+    while (moving(extent->state) && !state.stopped) {
+      handle.engine->hurry(*extent);
+      state.changed.wait_for(lock, std::chrono::milliseconds(1));
+    }
     handle.engine->detach(*extent, lock);
   }
   // They change hands in one step: the mutex is not released while the list has holes.

@@ -225,7 +225,7 @@ TEST_CASE("host RAM holds what VRAM does not: no more than the rest comes over t
 
 TEST_CASE(
     "while memservers take nothing the GPU does not look for victims in vain, and what went in place leaves it again",
-    "[pager][remote]") {
+    "[pager][remote][numa]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .remote = remote.tier});
   remote.tier->frozen = true;
@@ -257,5 +257,142 @@ TEST_CASE(
   }
   for (unsigned i = 0; i < pieces.size(); ++i) CHECK(rig.holds(pieces[i], kPiece, 80 + i));
   CHECK(remote.tier->held() > 0);
+  CHECK(remote.tier->broken() == nullptr);
+}
+
+namespace {
+
+constexpr CUmemAccessDesc kAccess{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+
+CUmemGenericAllocationHandle handleOf(Rig& rig, uint64_t bytes) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemGenericAllocationHandle handle = 0;
+  REQUIRE(rig.pool().createHandle(rig.context(), 0, bytes, properties, &handle) == CUDA_SUCCESS);
+  return handle;
+}
+
+void mapHandle(Rig& rig, CUdeviceptr at, uint64_t bytes, CUmemGenericAllocationHandle handle) {
+  REQUIRE(rig.pool().map(at, bytes, 0, handle) == CUDA_SUCCESS);
+  REQUIRE(rig.pool().setAccess(at, bytes, &kAccess, 1) == CUDA_SUCCESS);
+}
+
+}  // namespace
+
+TEST_CASE("the program's own mappings go to memservers, are unmapped there and mapped elsewhere",
+          "[pager][remote][vmm]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  Pool& pool = rig.pool();
+  std::mt19937_64 random(seedOr(23));
+  constexpr unsigned kRanges = 8, kEach = 3;  // 8 reservations of three mappings and room for a fourth: 96 MiB in use
+  constexpr uint64_t kBytes = 4 * kMiB;
+  struct Mapped {
+    CUmemGenericAllocationHandle handle = 0;
+    uint64_t seed = 0;
+    CUdeviceptr at = 0;  // 0: rests
+  };
+  std::vector<CUdeviceptr> ranges(kRanges);
+  std::vector<std::vector<Mapped>> all(kRanges);
+  uint64_t seed = 400;
+  for (unsigned r = 0; r < kRanges; ++r) {
+    REQUIRE(pool.reserveAddress((kEach + 1) * kBytes, 0, 0, &ranges[r]) == CUDA_SUCCESS);
+    for (unsigned m = 0; m < kEach; ++m) {
+      all[r].push_back({handleOf(rig, kBytes), ++seed, ranges[r] + m * kBytes});
+      mapHandle(rig, all[r][m].at, kBytes, all[r][m].handle);
+      rig.fill(all[r][m].at, kBytes, seed);
+    }
+  }
+  rig.synchronize();
+  CHECK(remote.tier->held() > 0);
+  const auto settled = [&](unsigned r) {
+    for (const Mapped& mapped : all[r])
+      if (mapped.at != 0) CHECK(rig.holds(mapped.at, kBytes, mapped.seed));
+  };
+  unsigned unmapped_remote = 0;
+  for (int step = 0; step < 60; ++step) {
+    const auto r = static_cast<unsigned>(random() % kRanges);
+    Mapped& one = all[r][random() % kEach];
+    switch (random() % 4) {
+      case 0:  // away, and to the other end of its range or back
+        if (one.at != 0) {
+          unmapped_remote += pool.residency(one.at).vram == 0 ? 1 : 0;
+          REQUIRE(pool.unmap(one.at, kBytes) == CUDA_SUCCESS);
+          one.at = 0;
+          break;
+        }
+        for (unsigned place = 0; place <= kEach && one.at == 0; ++place) {
+          const CUdeviceptr at = ranges[r] + place * kBytes;
+          if (std::none_of(all[r].begin(), all[r].end(), [at](const Mapped& other) { return other.at == at; }))
+            one.at = at;
+        }
+        mapHandle(rig, one.at, kBytes, one.handle);
+        CHECK(rig.holds(one.at, kBytes, one.seed));
+        break;
+      case 1:  // gone for good, and a new one
+        if (one.at == 0) break;
+        REQUIRE(pool.unmap(one.at, kBytes) == CUDA_SUCCESS);
+        REQUIRE(pool.releaseHandle(one.handle) == CUDA_SUCCESS);
+        one.handle = handleOf(rig, kBytes);
+        one.seed = ++seed;
+        mapHandle(rig, one.at, kBytes, one.handle);
+        rig.fill(one.at, kBytes, one.seed);
+        break;
+      default:
+        settled(r);
+    }
+  }
+  CHECK(unmapped_remote > 0);
+  for (unsigned r = 0; r < kRanges; ++r) settled(r);
+  CHECK(valueOf(rig.figures().remote_in) > 0);
+  rig.synchronize();
+  for (unsigned r = 0; r < kRanges; ++r) {
+    for (const Mapped& mapped : all[r]) {
+      if (mapped.at != 0) REQUIRE(pool.unmap(mapped.at, kBytes) == CUDA_SUCCESS);
+      REQUIRE(pool.releaseHandle(mapped.handle) == CUDA_SUCCESS);
+    }
+    REQUIRE(pool.releaseAddress(ranges[r], (kEach + 1) * kBytes) == CUDA_SUCCESS);
+  }
+  CHECK(remote.tier->held() == 0);
+  CHECK(remote.tier->broken() == nullptr);
+}
+
+TEST_CASE("a mapping whose bytes are lost stays lost when it is mapped anew", "[pager][remote][vmm]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .remote = remote.tier});
+  Pool& pool = rig.pool();
+  constexpr uint64_t kBytes = 2 * kMiB;
+  constexpr unsigned kCount = 24;
+  std::vector<CUdeviceptr> ranges(kCount);
+  std::vector<CUmemGenericAllocationHandle> handles;
+  for (unsigned i = 0; i < kCount; ++i) {
+    REQUIRE(pool.reserveAddress(2 * kBytes, 0, 0, &ranges[i]) == CUDA_SUCCESS);
+    handles.push_back(handleOf(rig, kBytes));
+    mapHandle(rig, ranges[i], kBytes, handles[i]);
+    rig.fill(ranges[i], kBytes, 500 + i);
+  }
+  rig.synchronize();
+  remote.tier->lost = true;
+  unsigned lost = 0;
+  for (unsigned i = 0; i < kCount; ++i) {
+    const bool before = i % 2 == 0;  // it is found out before, or after
+    const auto use = [&](CUdeviceptr at) {
+      return rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), at, uint64_t{1}, kStep, uint64_t{0});
+    };
+    const CUresult first = before ? use(ranges[i]) : CUDA_SUCCESS;
+    rig.synchronize();
+    REQUIRE(pool.unmap(ranges[i], kBytes) == CUDA_SUCCESS);
+    mapHandle(rig, ranges[i] + kBytes, kBytes, handles[i]);
+    const CUresult again = use(ranges[i] + kBytes);
+    if (again == CUDA_SUCCESS) {
+      CHECK(first == CUDA_SUCCESS);
+      CHECK(rig.holds(ranges[i] + kBytes, kBytes, 500 + i));
+    } else {
+      CHECK(again == CUDA_ERROR_ECC_UNCORRECTABLE);
+      ++lost;
+    }
+  }
+  CHECK(lost > 0);
   CHECK(remote.tier->broken() == nullptr);
 }
