@@ -59,11 +59,17 @@ std::vector<std::string> environmentFor(With with, const Options& options, const
     if (text.starts_with("OL_") && !text.starts_with("OL_SIM_") && !text.starts_with("OL_LOG=")) continue;
     entries.push_back(text);
   }
-  if (with == With::kPager) {
+  if (with != With::kNative) {
     if (library.empty() || links.empty())
       throw std::runtime_error("libolpager.so is not beside olbench: build or install it");
     entries.push_back("LD_PRELOAD=" + library);
     library_path = links + (library_path.empty() ? "" : ":" + library_path);
+    if (with == With::kForward) {
+      entries.push_back("OL_GPUNODE=" + options.gpunode);
+      entries.push_back("OL_TRANSPORT=" + options.transport);
+      entries.push_back("LD_LIBRARY_PATH=" + library_path);
+      return entries;
+    }
     // A bare name is found by the loader here and by the pager's own search there.
     if (options.driver.starts_with('/')) entries.push_back("OL_DRIVER=" + options.driver);
     entries.push_back("OL_VRAM=" + std::to_string(options.vram));
@@ -97,6 +103,8 @@ int runAsChild(const std::string& measurement, const Options& options) {
       result = measureCopy(options);
     } else if (measurement == "sampled") {
       result = measureSampled(options);
+    } else if (measurement == "forward") {
+      result = measureForwarded(options);
     } else if (measurement == "resident") {
       result = measureResident(options);
     } else {
@@ -144,7 +152,7 @@ nlohmann::json runChild(With with, const std::string& measurement, const Options
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  const char* where = with == With::kPager ? "through the pager" : "natively";
+  const char* where = with == With::kPager ? "through the pager" : with == With::kForward ? "forwarded" : "natively";
   nlohmann::json result = nlohmann::json::parse(text, nullptr, false);
   if (result.is_discarded() || result.is_null()) {
     throw std::runtime_error(fmt::format("{} {} ended with {} {} and no result", measurement, where,

@@ -1,4 +1,4 @@
-// A measurement in a child process: this program again, with the pager preloaded or without it, its result read from a
+// A measurement in a child process: this program again, with the pager preloaded or without it, or forwarded, its result read from a
 // pipe. Thread-safety: one caller at a time.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace olpager::tools::bench {
 
-enum class With : unsigned char { kNative, kPager };
+enum class With : unsigned char { kNative, kPager, kForward };
 
 /// What the hidden option --child takes: a measurement's name. Runs it and writes its JSON to descriptor 3.
 int runAsChild(const std::string& measurement, const Options& options);

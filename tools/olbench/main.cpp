@@ -9,6 +9,7 @@
 #include "base/locate.h"
 #include "base/size.h"
 #include "tools/olbench/child.h"
+#include "tools/olbench/forward.h"
 #include "tools/olbench/measure.h"
 #include "tools/olbench/memserver.h"
 #include "tools/olbench/remote.h"
@@ -198,6 +199,8 @@ int run(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   auto* remote_command = app.add_subcommand(
       "remote", "Walks through more than VRAM and host RAM hold: 1 to 3 memservers, replicas, TCP and shared memory");
+  auto* forward_command =
+      app.add_subcommand("forward", "Calls through an olgpunode on this host, beside native ones and a raw ping-pong");
   app.require_subcommand(0, 1);
   try {
     app.parse(argc, argv);
@@ -250,6 +253,9 @@ int run(int argc, char** argv) {
     if (bytes->count() == 0) options.bytes = 3 * options.vram;
     if (allocation->count() == 0) options.allocation = sizes.allocation;
     result = measureRemote(options);
+  } else if (forward_command->parsed()) {
+    options.vram = vram->count() == 0 ? uint64_t{512} << 20 : options.vram;
+    result = measureForward(options);
   } else if (sampled_command->parsed()) {
     result = runChild(With::kPager, "sampled", options);
   } else {
@@ -258,6 +264,8 @@ int run(int argc, char** argv) {
   }
   if (as_json) {
     fmt::print("{}\n", result.dump(2));
+  } else if (forward_command->parsed()) {
+    printForward(result);
   } else if (remote_command->parsed()) {
     printRemote(result);
   } else {

@@ -24,6 +24,8 @@ struct Options {
   bool paging = false;                       // launches while twice the budget is allocated
   std::string memservers;                    // addresses with commas between; "": none
   unsigned replicas = 1;                     // at them
+  std::string gpunode;                       // of a forwarded child
+  std::string transport = "auto";            // to it
 };
 
 /// One row of `launch`: a kernel with that many pointers, on one stream or on two in turns.
@@ -51,5 +53,8 @@ nlohmann::json measureResident(const Options& options);
 /// Nanoseconds of a launch with nobody looking at the program, with a reader of everything ten times a second, and with a
 /// trace, in turns; {"rows": [{"reader", "median_ns", "p99_ns", "ratio"}, ...]}. With the pager only.
 nlohmann::json measureSampled(const Options& options);
+
+/// Times of single calls, and rates of copies: {"device", "launch_sync", ...} in microseconds and GB/s.
+nlohmann::json measureForwarded(const Options& options);
 
 }  // namespace olpager::tools::bench

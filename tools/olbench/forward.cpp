@@ -1,0 +1,286 @@
+#include "tools/olbench/forward.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/locate.h"
+#include "tools/olbench/child.h"
+#include "tools/olbench/driver.h"
+
+extern char** environ;
+
+namespace olpager::tools::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double medianOf(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double microseconds(Clock::time_point since) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - since).count();
+}
+
+std::string programPath() {
+  const std::filesystem::path here = std::filesystem::path(base::currentExecutable()).parent_path();
+  for (const char* place : {"olgpunode", "../../gpunode/supervisor/olgpunode"}) {
+    if (std::filesystem::exists(here / place)) return here / place;
+  }
+  throw std::runtime_error("olgpunode is not beside olbench: build it");
+}
+
+/// An olgpunode on a loopback port of its own, ended with the object.
+class Gpunode {
+ public:
+  explicit Gpunode(const Options& options) {
+    const std::string program = programPath();
+    std::vector<std::string> words = {program, "--listen", "127.0.0.1:0", "--vram", std::to_string(options.vram)};
+    if (options.driver.starts_with('/')) words.insert(words.end(), {"--driver", options.driver});
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe: " + std::string(std::strerror(errno)));
+    log_.reset(ends[0]);
+    base::UniqueFd into(ends[1]);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, into.get(), STDERR_FILENO);
+    const int error = posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments.data(), environ);
+    posix_spawn_file_actions_destroy(&actions);
+    if (error != 0) throw std::runtime_error("olgpunode: " + std::string(std::strerror(error)));
+    into.reset();
+    std::string line;
+    for (char c = 0; read(log_.get(), &c, 1) == 1;) {
+      if (c != '\n') {
+        line += c;
+        continue;
+      }
+      if (const size_t at = line.find("listening at "); at != std::string::npos) {
+        address_ = line.substr(at + 13);
+        break;
+      }
+      line.clear();
+    }
+    if (address_.empty()) {
+      waitpid(pid_, nullptr, 0);
+      throw std::runtime_error("olgpunode has not started");
+    }
+    drain_ = std::thread([this] {
+      char bytes[4096];
+      while (read(log_.get(), bytes, sizeof bytes) > 0) {
+      }
+    });
+  }
+  ~Gpunode() {
+    kill(pid_, SIGTERM);
+    waitpid(pid_, nullptr, 0);
+    drain_.join();
+  }
+  Gpunode(const Gpunode&) = delete;
+  Gpunode& operator=(const Gpunode&) = delete;
+  const std::string& address() const { return address_; }
+
+ private:
+  std::string address_;
+  pid_t pid_ = 0;
+  base::UniqueFd log_;
+  std::thread drain_;
+};
+
+/// Median of a blocking exchange of 32 bytes over loopback.
+double pingPong() {
+  constexpr int kTurns = 20000;
+  const base::UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof address;
+  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), bytes) != 0 || listen(listener.get(), 1) != 0 ||
+      getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &bytes) != 0)
+    throw std::runtime_error("no loopback socket");
+  const int one = 1;
+  std::thread echo([&] {
+    const base::UniqueFd peer(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    setsockopt(peer.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    char word[32];
+    while (recv(peer.get(), word, sizeof word, MSG_WAITALL) == sizeof word) {
+      if (send(peer.get(), word, sizeof word, MSG_NOSIGNAL) != sizeof word) break;
+    }
+  });
+  double median = 0;
+  {
+    const base::UniqueFd near(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (connect(near.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+      throw std::runtime_error("no connection over loopback");
+    setsockopt(near.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    std::vector<double> times;
+    char word[32] = {};
+    for (int i = 0; i < kTurns; ++i) {
+      const auto begin = Clock::now();
+      if (send(near.get(), word, sizeof word, MSG_NOSIGNAL) != sizeof word ||
+          recv(near.get(), word, sizeof word, MSG_WAITALL) != sizeof word)
+        break;
+      times.push_back(microseconds(begin));
+    }
+    median = medianOf(times);
+  }
+  echo.join();
+  return median;
+}
+
+struct Row {
+  const char* key;
+  const char* what;
+  const char* unit;
+};
+constexpr Row kRows[] = {
+    {"launch_sync", "launch + sync", "us"},
+    {"launch_issue", "launch issue", "us"},
+    {"dtoh_4", "DtoH 4 bytes", "us"},
+    {"malloc_free", "cuMemAlloc + cuMemFree 4 KiB", "us"},
+    {"htod_4k", "HtoD pageable 4 KiB", "us"},
+    {"htod_pinned", "HtoD pinned 64 MiB", "GB/s"},
+    {"dtoh_pinned", "DtoH pinned 64 MiB", "GB/s"},
+};
+
+}  // namespace
+
+nlohmann::json measureForwarded(const Options& options) {
+  const Driver driver(options.driver);
+  CUstream stream = nullptr;
+  driver.check(driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  const CUfunction function = driver.function(emptyKernelPtx("empty", 1), "empty");
+  constexpr size_t kLarge = 64u << 20;
+  CUdeviceptr buffer = 0;
+  driver.check(driver.cuMemAlloc(&buffer, kLarge), "cuMemAlloc");
+  driver.check(driver.cuMemsetD8(buffer, 0, kLarge), "cuMemsetD8");
+  driver.check(driver.cuCtxSynchronize(), "cuCtxSynchronize");
+  void* parameters[] = {&buffer};
+  const auto launch = [&] {
+    driver.check(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr), "cuLaunchKernel");
+  };
+  const auto synchronize = [&] { driver.check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize"); };
+  const auto timed = [&](unsigned turns, const std::function<void()>& body) {
+    for (unsigned i = 0; i < turns / 10 + 10; ++i) body();
+    std::vector<double> times;
+    for (unsigned i = 0; i < turns; ++i) {
+      const auto begin = Clock::now();
+      body();
+      times.push_back(microseconds(begin));
+    }
+    return medianOf(times);
+  };
+  nlohmann::json result;
+  result["device"] = driver.deviceName();
+  const unsigned turns = std::max(options.launches / 10, 100u);
+  result["launch_sync"] = timed(turns, [&] {
+    launch();
+    synchronize();
+  });
+  {
+    constexpr unsigned kBatch = 100;
+    std::vector<double> times;
+    for (unsigned i = 0; i < turns / 10 + 10; ++i) {
+      const auto begin = Clock::now();
+      for (unsigned k = 0; k < kBatch; ++k) launch();
+      times.push_back(microseconds(begin) / kBatch);
+      synchronize();
+    }
+    result["launch_issue"] = medianOf(times);
+  }
+  uint32_t word = 0;
+  result["dtoh_4"] = timed(turns, [&] { driver.check(driver.cuMemcpyDtoH(&word, buffer, 4), "cuMemcpyDtoH"); });
+  result["malloc_free"] = timed(turns, [&] {
+    CUdeviceptr other = 0;
+    driver.check(driver.cuMemAlloc(&other, 4096), "cuMemAlloc");
+    driver.check(driver.cuMemFree(other), "cuMemFree");
+  });
+  std::vector<char> page(4096, 1);
+  result["htod_4k"] =
+      timed(turns, [&] { driver.check(driver.cuMemcpyHtoD(buffer, page.data(), page.size()), "cuMemcpyHtoD"); });
+  void* pinned = nullptr;
+  driver.check(driver.cuMemHostAlloc(&pinned, kLarge, 0), "cuMemHostAlloc");
+  std::memset(pinned, 7, kLarge);
+  const auto rate = [&](const std::function<void()>& body) {
+    std::vector<double> rates;
+    for (int i = 0; i < 5; ++i) {
+      const auto begin = Clock::now();
+      body();
+      rates.push_back(static_cast<double>(kLarge) / microseconds(begin) / 1000);
+    }
+    return medianOf(rates);
+  };
+  result["htod_pinned"] = rate([&] {
+    driver.check(driver.cuMemcpyHtoDAsync(buffer, pinned, kLarge, stream), "cuMemcpyHtoDAsync");
+    synchronize();
+  });
+  result["dtoh_pinned"] = rate([&] { driver.check(driver.cuMemcpyDtoH(pinned, buffer, kLarge), "cuMemcpyDtoH"); });
+  driver.check(driver.cuMemFreeHost(pinned), "cuMemFreeHost");
+  return result;
+}
+
+nlohmann::json measureForward(const Options& given) {
+  Options options = given;
+  const Gpunode gpunode(options);
+  std::vector<nlohmann::json> native, tcp, shm;
+  std::vector<double> ping;
+  for (unsigned round = 0; round < options.rounds; ++round) {
+    ping.push_back(pingPong());
+    native.push_back(runChild(With::kNative, "forward", options));
+    options.gpunode = gpunode.address();
+    for (const char* transport : {"tcp", "shm"}) {
+      options.transport = transport;
+      (std::string(transport) == "tcp" ? tcp : shm).push_back(runChild(With::kForward, "forward", options));
+    }
+  }
+  nlohmann::json rows = nlohmann::json::array();
+  for (const Row& row : kRows) {
+    const auto figure = [&](const std::vector<nlohmann::json>& runs) {
+      std::vector<double> values;
+      for (const auto& run : runs) values.push_back(run[row.key].get<double>());
+      return medianOf(values);
+    };
+    rows.push_back({{"what", row.what},
+                    {"unit", row.unit},
+                    {"native", figure(native)},
+                    {"tcp", figure(tcp)},
+                    {"shm", figure(shm)}});
+  }
+  return {{"measurement", "forward"},
+          {"device", native[0]["device"]},
+          {"tcp_ping_pong_us", medianOf(ping)},
+          {"rows", rows}};
+}
+
+void printForward(const nlohmann::json& result) {
+  fmt::print("forwarded calls, {}; raw TCP ping-pong over loopback {:.1f} us\n\n{:<30}{:>6}{:>10}{:>10}{:>10}\n",
+             result["device"].get<std::string>(), result["tcp_ping_pong_us"].get<double>(), "", "", "native", "tcp",
+             "shm");
+  for (const auto& row : result["rows"]) {
+    fmt::print("{:<30}{:>6}{:>10.2f}{:>10.2f}{:>10.2f}\n", row["what"].get<std::string>(),
+               row["unit"].get<std::string>(), row["native"].get<double>(), row["tcp"].get<double>(),
+               row["shm"].get<double>());
+  }
+}
+
+}  // namespace olpager::tools::bench
