@@ -209,6 +209,7 @@ CUresult Worker::threadStream(uint32_t thread, uint64_t context, CUstream* strea
   std::lock_guard lock(streams_mutex_);
   CUstream& known = thread_streams_[{context, thread}];
   if (known == nullptr) {
+    if (driver_.cuStreamCreate == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
     const CUresult result = driver_.cuStreamCreate(&known, CU_STREAM_DEFAULT);
     if (result != CUDA_SUCCESS) {
       known = nullptr;

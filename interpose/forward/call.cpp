@@ -101,6 +101,10 @@ CUresult Call::cached() {
   return result;
 }
 
+void Call::finishAhead() {
+  if (session_->finish(wait_) == CUDA_SUCCESS && wait_.answered) session_->remember(out_.bytes, wait_);
+}
+
 CUresult Call::oneWay() {
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
   if (forgets_) session_->forgetAnswers();

@@ -79,6 +79,8 @@ class Call {
   CUresult sync();
   CUresult cached();
   CUresult oneWay();
+  /// cached() for what is asked ahead: begin() and finish(), and the answer is remembered.
+  void finishAhead();
   /// sync() in two steps.
   CUresult begin(bool flush);
   CUresult finish();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -36,6 +37,30 @@ uint64_t numberOf(CUcontext context) { return reinterpret_cast<uint64_t>(context
 int deviceCount() {
   const Session* session = Session::get();
   return session != nullptr ? session->description().devices : 0;
+}
+
+// What every runtime asks of every device when it starts, in one go: a round trip in place of some hundred. Said as the generated
+// encoders say it, so that these find the answers.
+void askAhead(int devices) {
+  std::vector<std::unique_ptr<Call>> calls;
+  const auto ask = [&](api::Symbol symbol, auto... values) {
+    auto call = std::make_unique<Call>(symbol);
+    call->needsNoContext();
+    (call->value(values), ...);
+    call->wants(call.get());
+    if (call->begin(false) == CUDA_SUCCESS) calls.push_back(std::move(call));
+  };
+  for (CUdevice device = 0; device < devices; ++device) {
+    for (int attribute = 1; attribute < CU_DEVICE_ATTRIBUTE_MAX; ++attribute)
+      ask(api::Symbol::kCuDeviceGetAttribute, static_cast<CUdevice_attribute>(attribute), device);
+    ask(api::Symbol::kCuDeviceTotalMem_v2, device);
+    ask(api::Symbol::kCuDeviceGetUuid, device);
+    ask(api::Symbol::kCuDeviceGetUuid_v2, device);
+    ask(api::Symbol::kCuDeviceGet, int{device});
+  }
+  ask(api::Symbol::kCuDeviceGetCount);
+  ask(api::Symbol::kCuModuleGetLoadingMode);
+  for (auto& call : calls) call->finishAhead();
 }
 
 CUresult create(CUcontext* out, unsigned flags, CUdevice device) {
@@ -109,6 +134,8 @@ CUresult ol_forward_cuInit(unsigned flags) {
   if (Session::inForkedChild()) return CUDA_ERROR_NOT_INITIALIZED;
   Session* session = Session::get();
   if (session == nullptr) return CUDA_ERROR_NO_DEVICE;
+  static std::once_flag asked;
+  std::call_once(asked, [&] { askAhead(session->description().devices); });
   session->setInitialized();
   return CUDA_SUCCESS;
 }

@@ -1,0 +1,80 @@
+// What a client may send: every decoder is given nonsense of every length, under no driver. It has to end with an error, and touch
+// nothing beyond the record (the sanitizers look).
+#include <cstdlib>
+#include <random>
+
+#include "gpunode/worker/handles.h"
+#include "gpunode/worker/invocation.h"
+#include "gpunode/worker/worker.h"
+#include "interpose/api/driver_symbols.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace olpager;
+using gpunode::HandleKind;
+using gpunode::HandleTable;
+using gpunode::Invocation;
+
+uint64_t seed() {
+  const char* given = std::getenv("OL_TEST_SEED");
+  return given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
+}
+
+}  // namespace
+
+TEST_CASE("decoders take nonsense of every length", "[gpunode]") {
+  const uint64_t chosen = seed();
+  INFO("OL_TEST_SEED=" << chosen);
+  std::mt19937_64 random(chosen);
+  gpunode::Worker worker({});
+  size_t decoders = 0;
+  for (size_t symbol = 0; symbol < api::kSymbolCount; ++symbol) {
+    const gpunode::Serve serve = gpunode::generatedService(symbol);
+    if (serve == nullptr) continue;
+    ++decoders;
+    for (int turn = 0; turn < 200; ++turn) {
+      // Small numbers make for sizes that fit, large ones for those that don't.
+      std::vector<std::byte> bytes(random() % 200);
+      const bool small = turn % 2 == 0;
+      for (auto& byte : bytes) byte = static_cast<std::byte>(small && random() % 4 != 0 ? random() % 3 : random());
+      const std::vector<std::byte> exact(bytes);  // its end is the heap's
+      forward::CallHead head{};
+      head.function = static_cast<uint16_t>(symbol);
+      Invocation in(worker, head, forward::Reader(exact));
+      CHECK(serve(in) != CUDA_SUCCESS);  // there is no driver
+    }
+  }
+  CHECK(decoders > 400);
+}
+
+TEST_CASE("handles mean what they were given for", "[gpunode]") {
+  HandleTable table;
+  uint64_t value = 0;
+  const uint64_t stream = table.numberOf(HandleKind::kStream, 0x1000);
+  CHECK(forward::isMarked(stream));
+  CHECK(table.numberOf(HandleKind::kStream, 0x1000) == stream);
+  CHECK(table.find(stream, HandleKind::kStream, &value));
+  CHECK(value == 0x1000);
+  CHECK_FALSE(table.find(stream, HandleKind::kEvent, &value));   // of another kind
+  CHECK_FALSE(table.find(0x1000, HandleKind::kStream, &value));  // a pointer is no number
+  CHECK(table.numberOf(HandleKind::kStream, 2) == 2);            // the default streams are the same everywhere
+  CHECK(table.numberOf(HandleKind::kStream, 0) == 0);
+
+  // Numbers of the client's own: once.
+  CHECK(table.bind(forward::kFirstNumber, HandleKind::kEvent, 0x2000));
+  CHECK_FALSE(table.bind(forward::kFirstNumber, HandleKind::kEvent, 0x3000));
+  CHECK_FALSE(table.bind(stream, HandleKind::kEvent, 0x3000));  // the worker's
+  CHECK_FALSE(table.bind(7, HandleKind::kEvent, 0x3000));       // not marked
+  CHECK(table.numberOf(HandleKind::kEvent, 0x2000) == forward::kFirstNumber);
+
+  table.gone(forward::kFirstNumber);
+  CHECK_FALSE(table.find(forward::kFirstNumber, HandleKind::kEvent, &value));
+  // The same place for a new object: a new number.
+  const uint64_t again = table.numberOf(HandleKind::kEvent, 0x2000);
+  CHECK(again != forward::kFirstNumber);
+  // The driver counts allocations: a released number stays.
+  const uint64_t allocation = table.numberOf(HandleKind::kAllocation, 0x4000);
+  table.gone(allocation);
+  CHECK(table.find(allocation, HandleKind::kAllocation, &value));
+}
