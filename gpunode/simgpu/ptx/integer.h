@@ -421,7 +421,6 @@ struct Fns {
 template <typename T, Alu kKind>
 Step carryOp(Warp& w, const Op& op) {
   using U = Unsigned<T>;
-  using W = typename Wider<U>::type;
   constexpr bool kMad = kKind == Alu::kMadLoCc || kKind == Alu::kMadHiCc;
   T* const d = w.reg<T>(op.r[0]);
   const T* const a = w.reg<T>(op.r[1]);
@@ -430,20 +429,32 @@ Step carryOp(Warp& w, const Op& op) {
   U32& carry = w.predicate(op.r[4]);
   const U32 in = (op.flags & kFlagCarryIn) != 0 ? carry : 0;
   U32 out = 0;
-  for (U32 left = w.mask; left != 0; left &= left - 1) {
-    const auto i = static_cast<U32>(std::countr_zero(left));
-    const U one = in >> i & 1;
-    W sum = 0;
-    if constexpr (kKind == Alu::kSubCc) {
-      sum = static_cast<W>(static_cast<W>(static_cast<U>(a[i])) - static_cast<U>(b[i]) - one);
-    } else if constexpr (kMad) {
-      const T product = kKind == Alu::kMadLoCc ? MulLo<T>::apply(a[i], b[i]) : MulHi<T>::apply(a[i], b[i]);
-      sum = static_cast<W>(static_cast<W>(static_cast<U>(product)) + static_cast<U>(c[i]) + one);
-    } else {
-      sum = static_cast<W>(static_cast<W>(static_cast<U>(a[i])) + static_cast<U>(b[i]) + one);
+  // Scalar: no vector unit has a carry, or multiplies 64 bits by 64.
+  const auto lane = [&](U32 i) {
+    U x = static_cast<U>(a[i]);
+    U y = static_cast<U>(b[i]);
+    if constexpr (kMad) {
+      x = static_cast<U>(kKind == Alu::kMadLoCc ? MulLo<T>::apply(a[i], b[i]) : MulHi<T>::apply(a[i], b[i]));
+      y = static_cast<U>(c[i]);
     }
-    d[i] = static_cast<T>(sum);
-    out |= static_cast<U32>((sum >> (8 * sizeof(T))) & 1) << i;
+    const U one = in >> i & 1;
+    U partly = 0;
+    U whole = 0;
+    bool over = false;
+    if constexpr (kKind == Alu::kSubCc) {
+      over = __builtin_sub_overflow(x, y, &partly);
+      over |= __builtin_sub_overflow(partly, one, &whole);
+    } else {
+      over = __builtin_add_overflow(x, y, &partly);
+      over |= __builtin_add_overflow(partly, one, &whole);
+    }
+    d[i] = static_cast<T>(whole);
+    out |= U32{over} << i;
+  };
+  if (w.full()) [[likely]] {
+    for (U32 i = 0; i < kWarpSize; ++i) lane(i);
+  } else {
+    for (U32 left = w.mask; left != 0; left &= left - 1) lane(static_cast<U32>(std::countr_zero(left)));
   }
   if ((op.flags & kFlagCarryOut) != 0) carry = (carry & ~w.mask) | out;
   return Step::kNext;

@@ -104,6 +104,36 @@ void checkFloats(Device& device, const char* kernel) {
   }
 }
 
+// Each word by itself in twice its width, and what goes over into the next.
+template <typename T>
+void checkCarries(Device& device, const char* kernel) {
+  __extension__ typedef unsigned __int128 U128;
+  const std::uint64_t seed = freshSeed();
+  INFO(kernel << " seed " << seed);
+  std::mt19937_64 random(seed);
+  const auto a = randomIntegers<T>(random, kCount);
+  const auto b = randomIntegers<T>(random, kCount);
+  const auto out = device.memory.allocate(kCount * 9 * sizeof(T));
+  const LaunchResult result = device.launch(kernel, kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
+  INFO(result.message);
+  REQUIRE(result.ok());
+  const T* const r = device.memory.host<T>(out);
+  constexpr unsigned kBits = 8 * sizeof(T);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    const U128 x = a[i], y = a[kCount - 1 - i], z = b[i], w = b[kCount - 1 - i];
+    const U128 low = x + z, high = y + w + (low >> kBits);
+    const U128 less = x - z, rest = y - w - (less >> kBits & 1);
+    const U128 product = static_cast<T>(x * z) + y, over = (x * z >> kBits) + w + (product >> kBits);
+    const T expected[9] = {static_cast<T>(low),     static_cast<T>(high), static_cast<T>(high >> kBits),
+                           static_cast<T>(less),    static_cast<T>(rest), static_cast<T>(-(rest >> kBits & 1)),
+                           static_cast<T>(product), static_cast<T>(over), static_cast<T>(over >> kBits)};
+    for (std::size_t k = 0; k < 9; ++k) {
+      INFO("word " << k << " of lane " << i);
+      REQUIRE(r[i * 9 + k] == expected[k]);
+    }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("ptx: integer arithmetic of every width", "[ptx]") {
@@ -188,6 +218,13 @@ TEST_CASE("ptx: bit operations", "[ptx]") {
       REQUIRE(r[i * 24 + k] == expected[k]);
     }
   }
+}
+
+TEST_CASE("ptx: carries go from word to word", "[ptx]") {
+  const char* const file = GENERATE("arithmetic", "arithmetic_debug");
+  Device device = Device::fromFile(file);
+  checkCarries<std::uint32_t>(device, "carries_u32");
+  checkCarries<std::uint64_t>(device, "carries_u64");
 }
 
 TEST_CASE("ptx: integer corner cases", "[ptx]") {

@@ -66,6 +66,26 @@ extern "C" __global__ void bits(const uint32_t* a, const uint32_t* b, uint32_t* 
   asm("lop3.b32 %0, %1, %2, %3, 0x96;" : "=r"(r[23]) : "r"(x), "r"(y), "r"(0x12345678u));
 }
 
+// Sums, differences and products of two words with the carry out of them. The last warp is not full.
+#define CARRIES(name, type, bits, constraint)                                                                  \
+  extern "C" __global__ void name(const type* a, const type* b, type* out, int n) {                            \
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;                                                       \
+    if (i >= n) return;                                                                                        \
+    const type x = a[i], y = a[n - 1 - i], z = b[i], w = b[n - 1 - i];                                         \
+    type* const r = out + i * 9;                                                                               \
+    asm("add.cc." bits " %0, %3, %5;\n\taddc.cc." bits " %1, %4, %6;\n\taddc." bits " %2, 0, 0;"               \
+        : "=&" constraint(r[0]), "=&" constraint(r[1]), "=" constraint(r[2])                                   \
+        : constraint(x), constraint(y), constraint(z), constraint(w));                                         \
+    asm("sub.cc." bits " %0, %3, %5;\n\tsubc.cc." bits " %1, %4, %6;\n\tsubc." bits " %2, 0, 0;"               \
+        : "=&" constraint(r[3]), "=&" constraint(r[4]), "=" constraint(r[5])                                   \
+        : constraint(x), constraint(y), constraint(z), constraint(w));                                         \
+    asm("mad.lo.cc." bits " %0, %3, %5, %4;\n\tmadc.hi.cc." bits " %1, %3, %5, %6;\n\taddc." bits " %2, 0, 0;" \
+        : "=&" constraint(r[6]), "=&" constraint(r[7]), "=" constraint(r[8])                                   \
+        : constraint(x), constraint(y), constraint(z), constraint(w));                                         \
+  }
+CARRIES(carries_u32, uint32_t, "u32", "r")
+CARRIES(carries_u64, unsigned long long, "u64", "l")
+
 // Where C++ has no defined result but PTX has.
 extern "C" __global__ void corners(const int* a, const int* b, int* out, int n) {
   const int i = threadIdx.x;
