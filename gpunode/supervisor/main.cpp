@@ -10,6 +10,7 @@
 #include "base/locate.h"
 #include "base/log.h"
 #include "gpunode/supervisor/options.h"
+#include "gpunode/supervisor/query.h"
 #include "gpunode/supervisor/supervisor.h"
 
 namespace {
@@ -38,6 +39,8 @@ int main(int argc, char** argv) {
                    fmt::format("{} (default: {})", key.text, key.default_))
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
+  bool state = false;
+  app.add_flag("--state", state, "Print the sessions of the daemon that listens there, and end");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {
@@ -53,6 +56,16 @@ int main(int argc, char** argv) {
   }
   base::setLogLevel(options.log);
 
+  if (state) {
+    base::setLogLevel(base::LogLevel::kWarn);
+    const auto text = gpunode::askState(options);
+    if (!text.ok()) {
+      fmt::print(stderr, "olgpunode: {}\n", text.error().message);
+      return 1;
+    }
+    fmt::print("{}", text.value().empty() ? "no sessions\n" : text.value());
+    return 0;
+  }
   const std::string self = base::currentExecutable();
   const std::string worker = base::locateProgram(self, "olgpunode-worker");
   const std::string library = base::locateLibrary(self, "libolpager.so");

@@ -75,6 +75,8 @@ Status Supervisor::start() {
     auto keys = transport::loadKeys(options_.key);
     if (!keys.ok()) return keys.error();
     network.keys = std::move(keys).value();
+    // A session's key travels here: never in clear where there is a key to encrypt it with.
+    if (network.tls == transport::Tls::kOff) network.tls = transport::Tls::kControl;
   }
   auto node = transport::makeEndpoint(network);
   if (!node.ok()) return node.error();
@@ -148,7 +150,9 @@ void Supervisor::take(transport::Completion& completion) {
     completion.link->close("the client speaks another version");
     return;
   }
-  if (request.ask == SessionAsk::kOpen) {
+  if (request.ask == SessionAsk::kList) {
+    list(completion.link, request);
+  } else if (request.ask == SessionAsk::kOpen) {
     open(completion.link, request);
   } else {
     tell(completion.link, request);
@@ -191,6 +195,24 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
                 session.program.c_str(), session.peer.c_str(), session.key_name.empty() ? "" : " with key ",
                 session.key_name.c_str(), session.pid);
   sessions_.emplace(session.id, std::move(session));
+}
+
+// One line for each session, as many as a message holds; a key's holder sees its own.
+void Supervisor::list(const transport::LinkPtr& client, const SessionRequest& /*request*/) {
+  std::string text;
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& [id, session] : sessions_) {
+    if (session.key_name != client->peer().key_name) continue;
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - session.since).count();
+    std::string line = fmt::format("{:016x}  {:<8} {:>8} s  {:<24} {}\n", id,
+                                   !session.ended.empty() ? "ended"
+                                   : session.setup        ? "starting"
+                                                          : "running",
+                                   seconds, session.program, session.ended.empty() ? session.peer : session.ended);
+    if (text.size() + line.size() > client->maxMessageBytes()) break;
+    text += line;
+  }
+  (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(text.data(), text.size())));
 }
 
 void Supervisor::tell(const transport::LinkPtr& client, const SessionRequest& request) {

@@ -45,6 +45,7 @@ class Supervisor {
   void take(transport::Completion& completion);
   void open(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void tell(const transport::LinkPtr& client, const forward::SessionRequest& request);
+  void list(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void refuse(const transport::LinkPtr& client, const std::string& why);
   void ready(Session& session);
   void reap();

@@ -21,14 +21,19 @@ void Text::start(std::function<void(std::string_view)> give) {
   // A kernel that prints more than the pipe holds would wait for ever otherwise.
   std::thread([this] {
     pollfd one{pipe_.get(), POLLIN, 0};
-    while (poll(&one, 1, -1) >= 0) drain();
+    while (poll(&one, 1, -1) >= 0) take();
   }).detach();
 }
 
 void Text::drain() {
   if (!pipe_) return;
+  std::fflush(stdout);  // may wait until the thread above has made room
+  take();
+}
+
+// Without a look at stdio: whoever prints holds its lock while the pipe is full.
+void Text::take() {
   std::lock_guard lock(mutex_);
-  std::fflush(stdout);
   char bytes[16384];
   for (;;) {
     const ssize_t got = read(pipe_.get(), bytes, sizeof bytes);

@@ -17,6 +17,8 @@ class Text {
   void drain();
 
  private:
+  void take();
+
   std::mutex mutex_;
   base::UniqueFd pipe_;
   std::function<void(std::string_view)> give_;

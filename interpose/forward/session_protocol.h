@@ -8,7 +8,11 @@ namespace olpager::forward {
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
 inline constexpr uint32_t kSessionVersion = 1;
 
-enum class SessionAsk : uint32_t { kOpen = 1, kWhatBecameOf = 2 };
+enum class SessionAsk : uint32_t {
+  kOpen = 1,
+  kWhatBecameOf = 2,
+  kList = 3,  // answered by text, a line for each session of the asker's key
+};
 
 struct SessionRequest {
   uint32_t magic = kSessionMagic;

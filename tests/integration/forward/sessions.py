@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sessions of a real olgpunode with real programs, on loopback: several at once, killed on either side, cut and resumed, nonsense.
 
-sessions.py --olgpunode OLGPUNODE --olrun OLRUN --steps STEPS SCENARIO [tcp|shm]
+sessions.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --steps STEPS SCENARIO [tcp|shm]
 """
 import argparse
 import os
@@ -305,15 +305,44 @@ def nobody(bench):
     bench.node.end()
     client = bench.client(ready=False)
     assert client.line() == "error cudaErrorNoDevice", client.log
-    assert any("gpunode 127.0.0.1" in line for line in client.log), client.log
+    client.wait_log(r"gpunode 127\.0\.0\.1")
 
 
-SCENARIOS = [several, crash, kill_worker, kill_client, kill_supervisor, cut, cut_for_good, nonsense, nobody]
+def keys(bench):
+    """With a key everything works encrypted; without it, or with another, one line says so."""
+    paths = []
+    for name in ("laptop", "stranger"):
+        paths.append(os.path.join(bench.scratch.name, name))
+        subprocess.run([bench.options.olctl, "keygen", "--name", name, "--out", paths[-1]], check=True, capture_output=True)
+    node = bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--key", paths[0]])
+    address = node.wait_log(r"listening at (\S+)").group(1)
+
+    def client(*options):
+        return bench.start([bench.options.olrun, "--gpunode", address, "--transport", bench.options.transport, *options, "--",
+                            bench.options.steps])
+
+    good = client("--key", paths[0])
+    assert good.line() == "ready", good.log
+    assert good.ask("step 20") == "ok 20"
+    assert good.ask("copy 2") == "ok 20"
+    node.wait_log("key laptop, everything encrypted")
+    for options in ((), ("--key", paths[1])):
+        bad = client(*options)
+        assert bad.line() == "error cudaErrorNoDevice", bad.log
+        bad.wait_log("key")
+    shown = subprocess.run([bench.options.olgpunode, "--state", "--listen", address, "--key", paths[0]], check=True,
+                           capture_output=True, text=True).stdout
+    assert re.search(r"^[0-9a-f]{16}  running .* steps ", shown, re.MULTILINE), shown
+    refused = subprocess.run([bench.options.olgpunode, "--state", "--listen", address], capture_output=True, text=True)
+    assert refused.returncode == 1 and "key" in refused.stderr, refused
+
+
+SCENARIOS = [several, crash, kill_worker, kill_client, kill_supervisor, cut, cut_for_good, nonsense, nobody, keys]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("--olgpunode", "--olrun", "--steps"):
+    for name in ("--olgpunode", "--olrun", "--olctl", "--steps"):
         parser.add_argument(name, required=True)
     parser.add_argument("scenario", choices=[s.__name__ for s in SCENARIOS])
     parser.add_argument("transport", nargs="?", default="tcp", choices=["tcp", "shm"])
