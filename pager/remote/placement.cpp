@@ -31,6 +31,11 @@ unsigned Tier::wantedReplicas() const {
   return std::clamp(static_cast<unsigned>(usable), 1u, options_.replicas);
 }
 
+unsigned Tier::usableServers() const {
+  return static_cast<unsigned>(
+      std::count_if(servers_.begin(), servers_.end(), [](const auto& server) { return server->usable(); }));
+}
+
 uint64_t Tier::canLease(const Server& server) const {
   if (!server.usable() || server.recalled != 0 || monotonicMs() < server.dry_until_ms) return 0;
   return server.seen.available_bytes;

@@ -388,7 +388,8 @@ void Tier::continueSend(uint64_t id) {
   const bool begun = std::any_of(copy.replicas.begin(), copy.replicas.end(),
                                  [](const Replica& replica) { return replica.writing || replica.written; });
   if (copy.replicas.size() < wanted) {
-    if (copy.attempts < kMostAttempts && leaseMayHelp(copy, copy.bytes)) {
+    // A lease may come, or somebody who is silent speak again.
+    if (copy.attempts < kMostAttempts && (leaseMayHelp(copy, copy.bytes) || usableServers() < wanted)) {
       parked_.insert(id);
       return;
     }
@@ -537,7 +538,7 @@ void Tier::forget(uint64_t id) {
   held_.erase(id);
 }
 
-void Tier::finish(uint64_t id, bool sent, Outcome outcome, const RemoteHash& hash) {
+void Tier::finish(uint64_t id, bool sent, Outcome outcome, RemoteHash hash) {
   bool gone = true;
   const auto found = copies_.find(id);
   if (found != copies_.end()) {

@@ -194,12 +194,13 @@ class Tier final : public RemoteTier {
   void receivePassed(const Pass& pass);
   uint64_t post(Pass::Kind kind, uint64_t id, unsigned server, const transport::Region& region, const Frames& frames,
                 transport::Class klass);
-  void finish(uint64_t id, bool sent, Outcome outcome, const RemoteHash& hash);
-  void forget(uint64_t id);  // the copy is no more
+  void finish(uint64_t id, bool sent, Outcome outcome, RemoteHash hash);  // by value: the copy's own goes with it
+  void forget(uint64_t id);                                               // the copy is no more
   void publish();
 
   // placement.cpp: which server, which frames, how much there is
   unsigned wantedReplicas() const;
+  unsigned usableServers() const;
   uint64_t canLease(const Server& server) const;
   void wantLease(Server& server, uint64_t bytes);
   bool leaseMayHelp(const Copy& copy, uint64_t bytes);
