@@ -28,7 +28,8 @@ using gpunode::WorkerReady;
 using gpunode::WorkerSetup;
 
 constexpr auto kFirstLink = 30s;
-constexpr auto kGreeting = 5s;
+constexpr auto kGreeting = 1s;
+constexpr auto kLook = 2ms;
 
 /// Links that the client has made, each with a queue of its own, until one is taken.
 class Arrivals {
@@ -39,25 +40,31 @@ class Arrivals {
     arrived_.notify_one();
   }
 
-  /// Joins the next link that answers to the channel; false when none did in time.
+  /// Joins the first link that is up and answers to the channel; false when none did in time. One that is lost during its handshake never
+  /// says anything: the others are not kept waiting for it.
   bool join(calls::Channel& channel, std::chrono::milliseconds timeout) {
     const auto end = std::chrono::steady_clock::now() + timeout;
     std::unique_lock lock(mutex_);
-    while (arrived_.wait_until(lock, end, [&] { return !queues_.empty(); })) {
-      auto queue = std::move(queues_.front());
-      queues_.pop_front();
-      lock.unlock();
-      if (take(channel, queue)) return true;
-      lock.lock();
+    while (std::chrono::steady_clock::now() < end) {
+      for (size_t i = 0; i < queues_.size(); ++i) {
+        transport::Completion up[1];
+        if (queues_[i]->poll(up) == 0) continue;
+        const auto queue = queues_[i];
+        queues_.erase(queues_.begin() + static_cast<ptrdiff_t>(i));
+        lock.unlock();
+        if (up[0].kind == transport::Completion::Kind::kUp && take(channel, up[0].link, queue)) return true;
+        lock.lock();
+        break;
+      }
+      constexpr size_t kMost = 64;  // of what never came up
+      if (queues_.size() > kMost) queues_.pop_front();
+      arrived_.wait_for(lock, kLook);
     }
     return false;
   }
 
  private:
-  static bool take(calls::Channel& channel, const transport::QueuePtr& queue) {
-    transport::Completion up[1];
-    if (queue->wait(up, kGreeting) == 0 || up[0].kind != transport::Completion::Kind::kUp) return false;
-    const auto link = up[0].link;
+  static bool take(calls::Channel& channel, const transport::LinkPtr& link, const transport::QueuePtr& queue) {
     const auto heard = calls::answerGreeting(*link, *queue, channel.taken(), kGreeting);
     if (!heard.ok()) return false;
     const auto attached = channel.attach(link, queue, heard.value());

@@ -2,15 +2,24 @@
 // nothing fails the call. Null pointers are left alone.
 #pragma once
 
+#include <cstring>
+
 #include "gpunode/worker/invocation.h"
 
 namespace olpager::gpunode {
 
+/// What a peer sent for an enumerator may be none.
+inline int kindOf(const CUDA_RESOURCE_DESC& about) {
+  int kind = 0;
+  std::memcpy(&kind, &about.resType, sizeof kind);
+  return kind;
+}
+
 inline void settle(Invocation& in, CUDA_RESOURCE_DESC* about) {
   if (about == nullptr) return;
-  if (about->resType == CU_RESOURCE_TYPE_ARRAY)
+  if (kindOf(*about) == CU_RESOURCE_TYPE_ARRAY)
     about->res.array.hArray = in.translated<CUarray>(bitsOf(about->res.array.hArray));
-  if (about->resType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY)
+  if (kindOf(*about) == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY)
     about->res.mipmap.hMipmappedArray = in.translated<CUmipmappedArray>(bitsOf(about->res.mipmap.hMipmappedArray));
 }
 inline void unsettle(Invocation& in, CUDA_RESOURCE_DESC* about) {
