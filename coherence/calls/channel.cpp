@@ -52,6 +52,11 @@ bool Channel::linkUp() const {
   return attached_.load() && link_ && link_->state() == transport::LinkState::kUp;
 }
 
+bool Channel::closed() const {
+  std::lock_guard lock(write_mutex_);
+  return closed_;
+}
+
 std::string Channel::reason() const {
   std::lock_guard lock(write_mutex_);
   return reason_;
@@ -183,7 +188,7 @@ void Channel::receive(std::chrono::microseconds timeout) {
         const auto bytes = completion.message.bytes();
         MessageHead head;
         if (bytes.size() < sizeof head) {
-          lose("a message without a head");
+          breach("a message without a head");
           return;
         }
         std::memcpy(&head, bytes.data(), sizeof head);
@@ -195,7 +200,7 @@ void Channel::receive(std::chrono::microseconds timeout) {
         }
         if (head.number == 0 || head.number <= last_received_) break;
         if (head.number != last_received_ + 1) {
-          lose("messages are missing");
+          breach("messages are missing");
           return;
         }
         last_received_ = head.number;
@@ -224,15 +229,14 @@ void Channel::receive(std::chrono::microseconds timeout) {
   }
 }
 
-void Channel::lose(const std::string& reason) {
-  transport::LinkPtr link;
+// What comes from a peer that broke the protocol is not read any more, over no link.
+void Channel::breach(const std::string& reason) {
+  broken_ = true;
   {
     std::lock_guard lock(write_mutex_);
-    link = link_;
-    reason_ = reason;
-    attached_.store(false, std::memory_order_release);
+    if (!closed_) reason_ = reason;
   }
-  if (link) link->close(reason);
+  close(reason);
 }
 
 // The front message has been read to its end.
@@ -268,13 +272,14 @@ bool Channel::takeBytes(std::byte* into, size_t count) {
 }
 
 bool Channel::nextRecord(std::vector<std::byte>& record) {
+  if (broken_) return false;
   if (length_have_ < sizeof record_length_) {
     auto* const into = reinterpret_cast<std::byte*>(&record_length_) + length_have_;
     const bool whole = takeBytes(into, sizeof record_length_ - length_have_);
     length_have_ += record_have_;
     if (!whole) return false;
     if (record_length_ > options_.record_bytes) {
-      lose("a record above the limit");
+      breach("a record above the limit");
       return false;
     }
     partial_.clear();

@@ -11,7 +11,7 @@
 // lock for that). attach() at any time: it waits for a read() that is under way.
 // Bounds: `kept_bytes` of unacknowledged messages; a writer beyond it waits, and receives in the meantime where nobody else does, so
 // that an acknowledgement can reach it. What was received and not read stays the other end's kept bytes: it is bounded by them.
-// Errors: a peer that breaks the protocol (a gap in the numbers, a record above the limit) loses the link; reason() says why.
+// Errors: a peer that breaks the protocol (a gap in the numbers, a record above the limit) closes the channel for good; reason() says why.
 #pragma once
 
 #include <atomic>
@@ -76,6 +76,8 @@ class Channel {
   bool attached() const { return attached_.load(std::memory_order_acquire); }
   /// Whether the link itself is up, also while nobody receives, who would notice its end.
   bool linkUp() const;
+  /// Closed for good: no link will be taken any more.
+  bool closed() const;
   /// Why there is no link, or why it is closed; "" while there is one.
   std::string reason() const;
   /// For good: writers and readers return.
@@ -93,7 +95,7 @@ class Channel {
   void dropTaken(uint64_t taken);
   bool waitForRoom(std::unique_lock<std::mutex>& lock);
   void receive(std::chrono::microseconds timeout);
-  void lose(const std::string& reason);
+  void breach(const std::string& reason);
   bool nextRecord(std::vector<std::byte>& record);
   bool takeBytes(std::byte* into, size_t count);
   void frontTaken();
@@ -123,6 +125,7 @@ class Channel {
   std::deque<transport::Message> inbox_;
   std::atomic<size_t> inbox_messages_{0};
   uint64_t last_received_ = 0;  // into the inbox
+  bool broken_ = false;         // by the peer, under receive_mutex_
   // Of the reader alone.
   size_t front_offset_ = sizeof(MessageHead);
   uint32_t record_length_ = 0;  // of the record under way

@@ -42,7 +42,8 @@ bool settleBox(Invocation& in, CUDA_MEMCPY3D& box, void* near) {
   return true;
 }
 
-// The packed side of a box has just as many bytes as are there.
+// The packed side of a box has just as many bytes as are there: the driver believes it. A 2D copy does not look at Depth, and moves
+// one layer whatever it says.
 bool fits(const CopyHead& head, bool source) {
   const CUDA_MEMCPY3D& box = head.box;
   const auto type = source ? box.srcMemoryType : box.dstMemoryType;
@@ -52,6 +53,8 @@ bool fits(const CopyHead& head, bool source) {
   const uint64_t x = source ? box.srcXInBytes : box.dstXInBytes;
   const uint64_t y = source ? box.srcY : box.dstY;
   const uint64_t z = source ? box.srcZ : box.dstZ;
+  if (box.WidthInBytes == 0 || box.Height == 0 || box.Depth == 0) return false;
+  if (head.shape == CopyShape::kBox2d && box.Depth != 1) return false;
   const uint64_t whole =
       api::extract::saturatingProduct(box.WidthInBytes, api::extract::saturatingProduct(box.Height, box.Depth));
   return type == CU_MEMORYTYPE_HOST && other != CU_MEMORYTYPE_HOST && pitch == box.WidthInBytes &&

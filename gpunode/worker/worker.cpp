@@ -107,9 +107,10 @@ void Worker::lead(uint64_t self, const std::function<bool()>& rejoined) {
     while (!ended_ && leader_ == self) {
       lock.unlock();
       const auto got = channel_.read(record, kSlice);
-      if (got == calls::Channel::Read::kDown && !ended_ && !rejoined()) {
+      if (got == calls::Channel::Read::kDown && !ended_ && (channel_.closed() || !rejoined())) {
         lock.lock();
-        if (why_.empty()) why_ = "the client is gone: " + channel_.reason();
+        if (why_.empty())
+          why_ = (channel_.closed() ? "the client sends nonsense: " : "the client is gone: ") + channel_.reason();
         ended_.store(true);
         break;
       }

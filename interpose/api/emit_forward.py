@@ -36,6 +36,11 @@ CONTEXT_FREE = re.compile(r"^(cuDevice|cuGetError|cuDriverGetVersion$|cuModuleGe
 FORGETS = re.compile(r"^(cu(Func|Kernel)Set|cuParamSet|cuModuleUnload|cuLibraryUnload|cuCtxSet|cuDevicePrimaryCtxRe|cuCtxDestroy|cuStreamCopyAttributes"
                      r"|cuStreamSetAttribute|cuDeviceSet)")
 
+# Texts that a worker may be given. Any other may name a file, and a client names none on the gpunode.
+TEXTS = frozenset(("name", "symbol", "pciBusId"))
+# A file's name without being declared as text.
+NAMES_FILES = re.compile(r"^cuCoredumpSet")
+
 NOT_GENERIC = ("nested", "kernel", "callback", "opaque", "host", "each")
 
 
@@ -55,7 +60,11 @@ def why_not(symbol):
     form = symbol.form
     if form.function.forward == "refuse":
         return "refused"
+    if NAMES_FILES.match(form.function.name):
+        return "it names a file"
     for parameter in form.parameters:
+        if parameter.get("string") and parameter.get("in") and parameter.name not in TEXTS:
+            return f"{parameter.name} names a file"
         for word in NOT_GENERIC:
             if parameter.get(word):
                 return f"{parameter.name} is {word}"

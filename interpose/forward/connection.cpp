@@ -129,6 +129,7 @@ Status Connection::reopen(calls::Channel& channel) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(session_.grace_ms);
   Status last = Error{"no time to connect again"};
   while (std::chrono::steady_clock::now() < end) {
+    if (channel.closed()) return Error{channel.reason()};
     last = join(channel);
     if (last.ok()) return last;
     SessionRequest request;

@@ -13,7 +13,8 @@ import unittest
 
 FOLDER, CUDA_INCLUDE = sys.argv[1:3]
 sys.path.insert(0, FOLDER)
-import specification  # noqa: E402  (found through FOLDER)
+import emit_forward  # noqa: E402  (found through FOLDER)
+import specification  # noqa: E402
 
 GOOD = """
 function cuThing
@@ -62,6 +63,19 @@ class RealFiles(unittest.TestCase):
             with self.subTest(function.name):
                 self.assertEqual(read(alone.text()).text(), alone.text())
         self.assertEqual(read(self.spec.text()).text(), self.spec.text())
+
+    def test_no_decoder_takes_the_name_of_a_file(self):
+        # Whoever adds a text decides here whether a client may send it.
+        harmless = {"name", "symbol", "pciBusId"}
+        decoders = emit_forward.generic_symbols(self.spec)
+        self.assertGreater(len(decoders), 400)
+        for symbol in decoders:
+            with self.subTest(symbol.name):
+                self.assertNotRegex(symbol.form.function.name, "^cuCoredumpSet")
+                for parameter in symbol.form.parameters:
+                    if re.match(r"(const )?char\s*\*", parameter.type) and not parameter.get("out"):
+                        self.assertIn(parameter.name, harmless)
+                    self.assertNotRegex(parameter.name, "(?i)path|file|fname|folder")
 
     def test_every_device_pointer_says_what_is_done_with_it(self):
         for function in self.spec.functions:

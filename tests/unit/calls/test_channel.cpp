@@ -132,6 +132,20 @@ TEST_CASE("a record above the limit ends the link", "[calls]") {
   CHECK(pair.far.reason() == "a record above the limit");
 }
 
+TEST_CASE("a record above the limit is not taken over the next link either", "[calls]") {
+  Pair pair(transport::Choice::kTcp, {.kept_bytes = 32ull << 20, .record_bytes = 1000});
+  pair.join();
+  std::vector<std::byte> big(200'000), record;
+  REQUIRE(pair.near.write({big}, true));
+  REQUIRE(pair.far.read(record, 5s) == Channel::Read::kDown);
+  CHECK(pair.far.reason() == "a record above the limit");
+  CHECK(pair.far.closed());
+  CHECK_FALSE(pair.far.attach(nullptr, nullptr, 0).ok());
+  // What had come before the breach was seen is not read either.
+  for (int i = 0; i < 3; ++i) CHECK(pair.far.read(record, 10ms) == Channel::Read::kDown);
+  CHECK_FALSE(pair.far.write({bytesOf("more")}, true));
+}
+
 TEST_CASE("a closed channel lets nobody wait", "[calls]") {
   Pair pair(transport::Choice::kTcp, {.kept_bytes = 1 << 20});
   pair.join();

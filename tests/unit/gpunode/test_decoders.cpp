@@ -7,6 +7,7 @@
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/api/driver_symbols.h"
+#include "interpose/forward/copies.h"
 #include "tests/catch.h"
 
 namespace {
@@ -46,6 +47,51 @@ TEST_CASE("decoders take nonsense of every length", "[gpunode]") {
     }
   }
   CHECK(decoders > 400);
+}
+
+TEST_CASE("no decoder takes the name of a file", "[gpunode]") {
+  using api::Symbol;
+  for (const Symbol symbol :
+       {Symbol::kCuModuleLoad, Symbol::kCuLibraryLoadFromFile, Symbol::kCuLinkAddFile, Symbol::kCuLinkAddFile_v2,
+        Symbol::kCuGraphDebugDotPrint, Symbol::kCuLogsDumpToFile, Symbol::kCuProfilerInitialize,
+        Symbol::kCuCoredumpSetAttribute, Symbol::kCuCoredumpSetAttributeGlobal})
+    CHECK(gpunode::generatedService(static_cast<size_t>(symbol)) == nullptr);
+}
+
+TEST_CASE("boxes that don't match their bytes never reach the driver", "[gpunode]") {
+  gpunode::Worker worker({});  // without a driver: a call of it would end the test
+  const auto make = [&](forward::Operation operation, forward::CopyShape shape, uint64_t width, uint64_t height,
+                        uint64_t depth, uint64_t bytes) {
+    forward::CopyHead copy;
+    copy.shape = shape;
+    copy.bytes = bytes;
+    const bool in_copy = operation == forward::Operation::kCopyIn;
+    auto& box = copy.box;
+    box.WidthInBytes = width, box.Height = height, box.Depth = depth;
+    box.srcMemoryType = in_copy ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    box.dstMemoryType = in_copy ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    box.srcPitch = box.dstPitch = width;
+    box.srcHeight = box.dstHeight = height;
+    forward::Writer writer;
+    writer.value(copy);
+    if (in_copy) writer.bytes.resize(writer.bytes.size() + bytes);
+    forward::CallHead head{};
+    head.function = static_cast<uint16_t>(operation);
+    Invocation in(worker, head, forward::Reader(writer.bytes));
+    CHECK(gpunode::writtenService(head.function)(in) != CUDA_SUCCESS);
+    CHECK_FALSE(in.arguments().ok());  // nonsense: it ends the session
+  };
+  constexpr uint64_t kHalf = 1ull << 32;
+  for (const auto operation : {forward::Operation::kCopyIn, forward::Operation::kCopyOut}) {
+    make(operation, forward::CopyShape::kBox2d, 4096, 16, 0, 0);
+    make(operation, forward::CopyShape::kBox2d, 4096, 16, 2, 4096 * 32);
+    make(operation, forward::CopyShape::kBox2d, 4096, 0, 1, 0);
+    make(operation, forward::CopyShape::kBox2d, 4096, 16, 1, 4096);
+    make(operation, forward::CopyShape::kBox2d, kHalf, kHalf, 1, 0);  // the product wraps around to 0
+    make(operation, forward::CopyShape::kBox3d, 4096, 16, 0, 0);
+    make(operation, forward::CopyShape::kBox3d, 0, 16, 16, 0);
+    make(operation, forward::CopyShape::kBox3d, kHalf, 1, kHalf, 0);
+  }
 }
 
 TEST_CASE("handles mean what they were given for", "[gpunode]") {
