@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 
+#include "base/log.h"
 #include "pager/clock.h"
 #include "pager/closure.h"
 #include "pager/counters/trace.h"
@@ -157,7 +158,16 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
     if (!closure.fetched.empty() && !in_vain) closure.used.fetchedInTime();
   }
   if (lost) return CUDA_ERROR_ECC_UNCORRECTABLE;  // its memory is gone: never other bytes in its place
-  if (refused) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (refused) {
+    uint64_t bytes = 0;
+    for (const Region* region : closure.regions) bytes += region->pages * kPageBytes;
+    base::warnOnce(
+        "reach does not fit",
+        "a launch or copy that reaches %llu MiB is refused (out of memory): what it reaches has to fit VRAM and "
+        "host RAM of this machine together, however much memservers have (OL_VRAM, OL_HOST)",
+        static_cast<unsigned long long>(bytes >> 20));
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   // Stopped: nobody brings what is missing any more.
   return state.stopped && !closure.settled(in_vain) ? CUDA_ERROR_DEINITIALIZED : CUDA_SUCCESS;
 }

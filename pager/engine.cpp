@@ -183,14 +183,16 @@ void Engine::guarded(void (Engine::*body)(), bool vital) noexcept {
   }
 }
 
-uint64_t Engine::capacity() const {
+uint64_t Engine::usedByOthers() const {
   uint64_t others = 0;
   for (const auto& engine : pool_.engines)
     if (engine.get() != this) others += engine->beyondVram();
-  // Where everything is mapped for each launch, memservers are of no use.
-  const bool remote = pool_.remote != nullptr && pool_.options.reach != Reach::kAll;
-  const uint64_t below = chunks_.hostLimit() + (remote ? pool_.remote->figures().capacity_bytes : 0);
-  return chunks_.vramBudget() + below - std::min(below, others);
+  return others;
+}
+
+uint64_t Engine::capacity() const {
+  const uint64_t below = chunks_.hostLimit() + remoteCapacity(pool_);
+  return chunks_.vramBudget() + below - std::min(below, usedByOthers());
 }
 
 bool Engine::moveTo(CUcontext context, Lock& lock) {

@@ -105,6 +105,8 @@ class Engine {
 
   /// Bytes that the device's allocations can have: its VRAM, and what others' leave of the host tier. Under the mutex.
   uint64_t capacity() const;
+  /// What other engines' memory takes of what they all share below VRAM.
+  uint64_t usedByOthers() const;
   /// What of its allocations exceeds VRAM.
   uint64_t beyondVram() const { return allocated_ - std::min(allocated_, chunks_.vramBudget()); }
   /// Pages of one region that a launch can get to all at once: where nothing can be used in place, they have to fit VRAM.

@@ -172,6 +172,10 @@ Engine* PoolState::scannerOf(const Region& root) const {
   return engineIn(root.root->context);
 }
 
+uint64_t remoteCapacity(const PoolState& state) {
+  return state.remote == nullptr || state.options.reach == Reach::kAll ? 0 : state.remote->figures().capacity_bytes;
+}
+
 bool refreshRoot(const PoolState& state, Region& region) {
   if (!region.root->scannable || state.scannerOf(region) == nullptr) return false;
   std::vector<ByteRun> by_cpu, by_gpu;

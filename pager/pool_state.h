@@ -266,6 +266,9 @@ void addEdgesAmong(const PoolState& state, Region& region, const void* data, uin
 /// reach anything. Under the mutex.
 bool refreshRoot(const PoolState& state, Region& root);
 
+/// Bytes that memservers have for this pool. 0 where everything is mapped for each launch: they are of no use then.
+uint64_t remoteCapacity(const PoolState& state);
+
 /// Synchronises contexts with launches in per-thread default streams that only their threads could have marked. `number`:
 /// all launches up to it have been submitted. Without the mutex; waits for the GPU.
 void drainUnmarked(PoolState& state, uint64_t number);

@@ -15,11 +15,13 @@ CUresult parameters(Invocation& in) {
   if (!in.ok()) return in.refusal();
   const api::DriverTable& driver = in.driver();
   std::vector<forward::ParameterPlace> places;
+  bool is_kernel = true;  // which of the two the handle is, it does not say
   for (size_t i = 0; i < forward::kMostParameters; ++i) {
     size_t offset = 0, bytes = 0;
-    // Which of the two the handle is, it does not say.
-    CUresult result = driver.cuKernelGetParamInfo(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
-    if (result != CUDA_SUCCESS) result = driver.cuFuncGetParamInfo(function, i, &offset, &bytes);
+    CUresult result = CUDA_ERROR_INVALID_HANDLE;
+    if (is_kernel) result = driver.cuKernelGetParamInfo(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
+    if (i == 0 && result == CUDA_ERROR_INVALID_HANDLE) is_kernel = false;
+    if (!is_kernel) result = driver.cuFuncGetParamInfo(function, i, &offset, &bytes);
     if (result == CUDA_ERROR_INVALID_VALUE) break;
     if (result != CUDA_SUCCESS) return result;
     places.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(bytes)});

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -54,6 +55,13 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
   std::string host = address.substr(0, std::min(colon, address.size()));
   if (colon == std::string::npos || colon + 1 == address.size() || host.empty()) {
     return Error{fmt::format("'{}' is no address: host:port, [v6]:port or unix:/path", base::printable(address))};
+  }
+  // getaddrinfo takes 65537 for 1.
+  unsigned port = 0;
+  const char* const end = address.data() + address.size();
+  const auto [rest, error] = std::from_chars(address.data() + colon + 1, end, port);
+  if (error != std::errc() || rest != end || port > 65535) {
+    return Error{fmt::format("'{}': a port is a number up to 65535", base::printable(address))};
   }
   if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   addrinfo hints{};

@@ -58,6 +58,9 @@ CUresult CUDAAPI cuFuncGetName(const char** name, CUfunction handle) {
 CUresult CUDAAPI cuFuncGetParamInfo(CUfunction handle, size_t index, size_t* offset, size_t* size) {
   if (!Driver::get().settings.param_info) return CUDA_ERROR_NOT_SUPPORTED;
   if (offset == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  // Here, unlike elsewhere, hardware takes no kernel for a function.
+  if (static_cast<HandleKind>(reinterpret_cast<uint64_t>(handle) >> 40) == HandleKind::kKernel)
+    return CUDA_ERROR_INVALID_HANDLE;
   std::shared_ptr<Function> function;
   if (const CUresult error = resolveFunction(handle, &function); error != CUDA_SUCCESS) return error;
   const auto& params = function->info().params;

@@ -111,6 +111,7 @@ Rig::Rig(const RigOptions& options) : watchdog_(options.seconds), options_(optio
   given.vram.bytes = options.vram;
   given.host.bytes = options.host;
   given.reach = options.reach;
+  given.report = options.report;
   given.remote = options.remote;
   DriverApi api = gpu.api;
   if (options.alter != nullptr) options.alter(api);

@@ -69,6 +69,7 @@ struct RigOptions {
   uint64_t vram = 8 * kMiB;
   uint64_t host = 256 * kMiB;
   Reach reach = Reach::kTraced;
+  Report report = Report::kNode;
   unsigned seconds = 120;
   std::shared_ptr<RemoteTier> remote = nullptr;
   void (*alter)(DriverApi& api) = nullptr;  // puts functions that fail in the pager's table

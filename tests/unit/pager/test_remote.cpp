@@ -396,3 +396,20 @@ TEST_CASE("a mapping whose bytes are lost stays lost when it is mapped anew", "[
   CHECK(lost > 0);
   CHECK(remote.tier->broken() == nullptr);
 }
+
+TEST_CASE("what programs are told of memory", "[pager][remote]") {
+  const Remote remote(64 * kMiB);
+  for (const Report report : {Report::kNode, Report::kPool}) {
+    Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .report = report, .remote = remote.tier});
+    const uint64_t all = report == Report::kNode ? 48 * kMiB : 112 * kMiB;
+    std::vector<CUdeviceptr> pieces;
+    for (unsigned i = 0; i < 40; ++i) {
+      const MemoryInfo told = rig.pool().memoryInfo(rig.context(), 0);
+      const uint64_t used = i * kPiece;
+      CHECK(told.total_bytes == all);
+      CHECK(told.free_bytes == all - std::min(all, used));
+      pieces.push_back(rig.allocate(kPiece));
+    }
+    for (const CUdeviceptr piece : pieces) rig.free(piece);
+  }
+}

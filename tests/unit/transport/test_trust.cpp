@@ -90,6 +90,13 @@ struct Target {
   std::unique_ptr<Listener> listener;
 };
 
+TEST_CASE("a port is a number up to 65535", "[trust]") {
+  CHECK(resolve("127.0.0.1:65535", false).ok());
+  for (const char* address :
+       {"127.0.0.1:65536", "127.0.0.1:99999", "127.0.0.1:4294967297", "127.0.0.1:-1", "127.0.0.1:7070:"})
+    CHECK_FALSE(resolve(address, false).ok());
+}
+
 }  // namespace
 
 TEST_CASE("key files", "[trust]") {
