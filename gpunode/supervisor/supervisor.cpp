@@ -133,7 +133,13 @@ int Supervisor::run() {
 void Supervisor::take(transport::Completion& completion) {
   if (completion.kind == transport::Completion::Kind::kDown) {
     for (auto& [id, session] : sessions_) {
-      if (session.client == completion.link) session.client.reset();
+      if (session.client != completion.link) continue;
+      session.client.reset();
+      // Nobody else can come to it: its worker would wait for a client, and hold a session.
+      if (session.setup && session.pid > 0) {
+        session.left = true;
+        kill(session.pid, SIGKILL);
+      }
     }
     return;
   }
@@ -316,11 +322,11 @@ void Supervisor::reap() {
   for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
     for (auto& [id, session] : sessions_) {
       if (session.pid != pid) continue;
-      session.ended = howItEnded(status);
+      session.ended = session.left ? "its client left while it started" : howItEnded(status);
       session.pid = 0;
       session.since = std::chrono::steady_clock::now();
       if (session.setup) ready(session);
-      if (WIFSIGNALED(status)) {
+      if (WIFSIGNALED(status) && !session.left) {
         base::logError("session %016llx (%s): %s", static_cast<unsigned long long>(id), session.program.c_str(),
                        session.ended.c_str());
       } else {

@@ -35,6 +35,7 @@ class Supervisor {
     uint64_t id = 0;
     pid_t pid = 0;
     std::string program, peer, key_name;
+    bool left = false;          // the client has, before the worker was ready
     base::UniqueFd setup;       // until the worker is ready
     transport::LinkPtr client;  // who waits for the answer
     forward::SessionReply reply;

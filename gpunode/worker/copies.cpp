@@ -1,6 +1,7 @@
 // Copies between the client and the device: the client's side is bytes of the call, or of the answer.
 #include "interpose/forward/copies.h"
 
+#include "gpunode/worker/owed.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
 
@@ -161,18 +162,15 @@ void CUDA_CB sendLater(void* data) {
 
 CUresult copyOut(Invocation& in) {
   CopyHead head;
-  if (!readHead(in, &head)) return in.refusal();
+  const bool read = readHead(in, &head);
+  Owed owed(in.worker(), forward::Answer::kBytes, head.number);
+  if (!read) return in.refusal();
   const Place place = placeOf(in, head);
   if (!in.ok()) return in.refusal();
   const api::DriverTable& driver = in.driver();
-  // Where nothing will come after all the client is told, which counts on it.
-  const auto nothing = [&](CUresult why) {
-    if (head.number != 0) in.worker().tell(forward::Answer::kBytes, head.number, why, {}, true);
-    return why;
-  };
   std::byte* const near = nearOf(in, head);
-  if (!in.ok()) return nothing(in.refusal());
-  if (near == nullptr && captures(in, head, place)) return nothing(CUDA_ERROR_NOT_SUPPORTED);
+  if (!in.ok()) return in.refusal();
+  if (near == nullptr && captures(in, head, place)) return CUDA_ERROR_NOT_SUPPORTED;
   auto later = std::make_unique<Later>(
       Later{&in.worker(), head.number, std::vector<std::byte>(near != nullptr ? 0 : head.bytes)});
   std::byte* const into = near != nullptr ? near : later->bytes.data();
@@ -182,11 +180,11 @@ CUresult copyOut(Invocation& in) {
       in.arguments().fail();
       return in.refusal();
     }
-    if (!settleBox(in, head.box, into)) return nothing(CUDA_ERROR_INVALID_VALUE);
+    if (!settleBox(in, head.box, into)) return CUDA_ERROR_INVALID_VALUE;
     result = copyBox(in, head, place);
   } else if (head.array != 0) {
     const auto array = in.translated<CUarray>(head.device);
-    if (!in.ok()) return nothing(in.refusal());
+    if (!in.ok()) return in.refusal();
     result = place.legacy ? driver.cuMemcpyAtoH_v2(into, array, head.offset, head.bytes)
                           : driver.cuMemcpyAtoHAsync_v2(into, array, head.offset, head.bytes, place.stream);
   } else {
@@ -196,8 +194,9 @@ CUresult copyOut(Invocation& in) {
   if (near != nullptr) return result;
   if (head.number != 0) {
     if (result == CUDA_SUCCESS) result = driver.cuLaunchHostFunc(place.stream, sendLater, later.get());
-    if (result != CUDA_SUCCESS) return nothing(result);
+    if (result != CUDA_SUCCESS) return result;
     (void)later.release();
+    owed.comes();
     return result;
   }
   if (!place.legacy && result == CUDA_SUCCESS) result = driver.cuStreamSynchronize(place.stream);

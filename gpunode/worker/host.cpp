@@ -1,6 +1,7 @@
 // The client's host memory and host functions as the driver here sees them.
 #include <memory>
 
+#include "gpunode/worker/owed.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/pinned.h"
@@ -120,12 +121,14 @@ CUresult hostChanges(Invocation& in) {
   const auto given = in.value<uint64_t>();
   const bool per_thread = in.value<uint8_t>() != 0;
   const auto number = in.value<uint32_t>();
+  Owed owed(in.worker(), forward::Answer::kHostBytes, in.ok() ? number : 0);
   const auto count = in.value<uint32_t>();
   if (count > kMost) in.arguments().fail();
   std::vector<uint64_t> blocks;
   for (uint32_t i = 0; in.ok() && i < count; ++i) blocks.push_back(in.value<uint64_t>());
   const CUstream stream = in.streamOf(given, per_thread);
   if (!in.ok()) return in.refusal();
+  owed.comes();
   return sendChangesBehind(in, stream, number, std::move(blocks));
 }
 

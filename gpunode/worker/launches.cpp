@@ -1,6 +1,7 @@
 // Kernels: their parameters' places, and their launches from one block of parameters.
 #include <algorithm>
 
+#include "gpunode/worker/owed.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/launch_wire.h"
@@ -33,6 +34,7 @@ CUresult parameters(Invocation& in) {
 
 CUresult launch(Invocation& in) {
   const auto head = in.value<LaunchHead>();
+  Owed owed(in.worker(), forward::Answer::kHostBytes, head.number);
   if (!in.ok() || head.attributes > forward::kMostAttributes || head.kind > LaunchKind::kEx) {
     in.arguments().fail();
     return in.refusal();
@@ -83,10 +85,9 @@ CUresult launch(Invocation& in) {
     config.attrs = attributes;
     result = driver.cuLaunchKernelEx(&config, function, nullptr, bytes != 0 ? extra : nullptr);
   }
-  if (head.pinned == 0) return result;
-  if (result == CUDA_SUCCESS) return sendChangesBehind(in, stream, head.number, std::move(pinned));
-  in.worker().tell(forward::Answer::kHostBytes, head.number, CUDA_SUCCESS, {}, true);
-  return result;
+  if (head.pinned == 0 || result != CUDA_SUCCESS) return result;
+  owed.comes();
+  return sendChangesBehind(in, stream, head.number, std::move(pinned));
 }
 
 }  // namespace olpager::gpunode

@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 using gpunode::WorkerReady;
 using gpunode::WorkerSetup;
 
-constexpr auto kFirstLink = 30s;
+constexpr auto kFirstLink = 15s;  // of a client that has its address: it gives up before
 constexpr auto kGreeting = 1s;
 constexpr auto kLook = 2ms;
 

@@ -26,6 +26,26 @@ void* resolveIn(void* handle, const char* name) { return dlsym(handle, name); }
 // The current context as the last call of this thread left it.
 thread_local CUcontext t_current = nullptr;
 thread_local bool t_current_known = false;
+// A context that is gone may leave its address to a new one: every thread tells the driver anew.
+std::atomic<uint64_t> g_contexts_gone{0};
+thread_local uint64_t t_contexts_gone = 0;
+
+// The context that this call takes down when it succeeds; 0: none. Its arguments are those of the generated encoders.
+uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments) {
+  using api::Symbol;
+  switch (static_cast<Symbol>(head.function)) {
+    case Symbol::kCuCtxDestroy:
+    case Symbol::kCuCtxDestroy_v2:
+      return arguments.value<uint64_t>();
+    case Symbol::kCuDevicePrimaryCtxRelease:
+    case Symbol::kCuDevicePrimaryCtxRelease_v2:
+    case Symbol::kCuDevicePrimaryCtxReset:
+    case Symbol::kCuDevicePrimaryCtxReset_v2:
+      return forward::primaryHandle(arguments.value<CUdevice>());
+    default:
+      return 0;
+  }
+}
 
 }  // namespace
 
@@ -172,6 +192,11 @@ void Worker::make(const std::vector<std::byte>& record) {
     // A primary context that nobody retained yet: as if there were none.
     context = 0;
   }
+  if (const uint64_t gone = g_contexts_gone.load(); gone != t_contexts_gone) {
+    t_contexts_gone = gone;
+    t_current_known = false;
+  }
+  const uint64_t ends = operation ? 0 : contextThatEnds(head, reader);
   if (const auto wanted = handleFrom<CUcontext>(context); !t_current_known || wanted != t_current) {
     t_current_known = driver_.cuCtxSetCurrent(wanted) == CUDA_SUCCESS;
     t_current = wanted;
@@ -186,6 +211,7 @@ void Worker::make(const std::vector<std::byte>& record) {
       result = CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
+  if (ends != 0 && result == CUDA_SUCCESS && !isStillThere(head, reader)) contextGone(ends);
   if (head.reply == 0) {
     if (result != CUDA_SUCCESS && head.thread != 0) {
       const AnswerHead failed{Answer::kFailed, head.thread, result, head.function};
@@ -202,6 +228,17 @@ void Worker::make(const std::vector<std::byte>& record) {
 void Worker::tell(Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes, bool flush) {
   const AnswerHead head{kind, number, result, 0};
   (void)channel_.write({std::as_bytes(std::span(&head, 1)), bytes}, flush);
+}
+
+// A primary context that others have retained too outlives its release.
+bool Worker::isStillThere(const CallHead& head, forward::Reader arguments) const {
+  const auto symbol = static_cast<api::Symbol>(head.function);
+  if (symbol != api::Symbol::kCuDevicePrimaryCtxRelease && symbol != api::Symbol::kCuDevicePrimaryCtxRelease_v2)
+    return false;
+  unsigned flags = 0;
+  int active = 0;
+  return driver_.cuDevicePrimaryCtxGetState(arguments.value<CUdevice>(), &flags, &active) == CUDA_SUCCESS &&
+         active != 0;
 }
 
 // --- streams of threads, host functions ----------------------------------------------------------------------------------
@@ -222,6 +259,7 @@ CUresult Worker::threadStream(uint32_t thread, uint64_t context, CUstream* strea
 }
 
 void Worker::contextGone(uint64_t context) {
+  g_contexts_gone.fetch_add(1);
   std::lock_guard lock(streams_mutex_);
   std::erase_if(thread_streams_, [&](const auto& entry) { return entry.first.first == context; });
 }

@@ -57,7 +57,7 @@ class Worker {
 
   /// The stream that stands for a client thread's default stream.
   CUresult threadStream(uint32_t thread, uint64_t context, CUstream* stream);
-  /// The context goes, with the streams in it.
+  /// The context is gone, and the driver has taken the streams in it with it. `context`: the client's number.
   void contextGone(uint64_t context);
 
   /// Something for the client that nobody waits for.
@@ -72,6 +72,7 @@ class Worker {
  private:
   void lead(uint64_t self, const std::function<bool()>& rejoined);
   void make(const std::vector<std::byte>& record);
+  bool isStillThere(const forward::CallHead& head, forward::Reader arguments) const;
   void startThread(const std::function<bool()>& rejoined);
   bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);
 

@@ -1,11 +1,6 @@
 #include "interpose/forward/connection.h"
 
-#include <arpa/inet.h>
-#include <dirent.h>
 #include <errno.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +11,7 @@
 #include <thread>
 
 #include "coherence/calls/greeting.h"
+#include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/trust/keys.h"
 #include "interpose/api/forward_functions.h"
 
@@ -142,35 +138,7 @@ Status Connection::reopen(calls::Channel& channel) {
   return last;
 }
 
-// By what they are: shared memory of ours by its name, sockets by whom they reach. The transport's threads are not here, so nobody else
-// uses them.
-void Connection::leaveToParent() const {
-  DIR* const folder = opendir("/proc/self/fd");
-  if (folder == nullptr) return;
-  const uint32_t port = session_.port;
-  while (const dirent* entry = readdir(folder)) {
-    const int fd = std::atoi(entry->d_name);
-    if (fd <= STDERR_FILENO || fd == dirfd(folder)) continue;
-    char target[256];
-    const ssize_t length = readlinkat(dirfd(folder), entry->d_name, target, sizeof target - 1);
-    if (length <= 0) continue;
-    target[length] = '\0';
-    bool ours = std::strstr(target, "olpager") != nullptr;
-    if (!ours && std::strncmp(target, "socket:", 7) == 0) {
-      sockaddr_storage peer{};
-      socklen_t bytes = sizeof peer;
-      if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &bytes) != 0) continue;
-      if (peer.ss_family == AF_INET) ours = ntohs(reinterpret_cast<sockaddr_in&>(peer).sin_port) == port;
-      if (peer.ss_family == AF_INET6) ours = ntohs(reinterpret_cast<sockaddr_in6&>(peer).sin6_port) == port;
-      if (peer.ss_family == AF_UNIX) {
-        const auto& name = reinterpret_cast<sockaddr_un&>(peer);
-        const size_t count = std::min<size_t>(bytes - offsetof(sockaddr_un, sun_path), sizeof name.sun_path);
-        ours = std::string_view(name.sun_path, count).find("olpager") != std::string_view::npos;
-      }
-    }
-    if (ours) close(fd);
-  }
-  closedir(folder);
-}
+// The transport's threads are not here, so nobody else uses them.
+void Connection::leaveToParent() { transport::closeInForkedChild(); }
 
 }  // namespace olpager::forward

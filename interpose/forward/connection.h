@@ -22,7 +22,7 @@ class Connection {
   /// Connects to the worker again, until it succeeds, the grace time is over or the gpunode says that the worker is gone.
   Status reopen(calls::Channel& channel);
   /// In a forked child: lets go of what reaches the worker, which would else take the child for its client.
-  void leaveToParent() const;
+  static void leaveToParent();
   const std::string& address() const { return worker_address_; }
 
  private:

@@ -491,7 +491,7 @@ void Session::forgetAnswers() {
 }
 
 void Session::leaveToParent() {
-  if (connection_) connection_->leaveToParent();
+  Connection::leaveToParent();
 }
 
 void Session::atExit() {

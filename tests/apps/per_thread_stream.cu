@@ -1,13 +1,22 @@
 // Compiled with --default-stream per-thread: four threads, each with the default stream of its own, over buffers that
-// they hand on to each other by events.
+// they hand on to each other by events. After a reset of the device all of it again: the default streams are new ones.
 #include <thread>
 
 #include "common.h"
 
-int main(int argc, char** argv) {
-  const apps::Options options = apps::parse(argc, argv);
-  constexpr unsigned kThreads = 4;
-  constexpr size_t kPiece = size_t{2} << 20;
+static constexpr unsigned kThreads = 4;
+static constexpr size_t kPiece = size_t{2} << 20;
+
+static size_t life(const apps::Options& options) {
+  // This thread's own as well: it is there before and after the reset.
+  uint32_t* first = nullptr;
+  uint32_t got_first = 0;
+  RUNTIME_OK(cudaMalloc(&first, kPiece));
+  apps::fill(first, kPiece, uint32_t(options.seed));
+  RUNTIME_OK(cudaMemcpyAsync(&got_first, first, 4, cudaMemcpyDeviceToHost, cudaStreamPerThread));
+  RUNTIME_OK(cudaStreamSynchronize(cudaStreamPerThread));
+  CHECK(got_first == apps::word(0, uint32_t(options.seed)), "the first word is %#x", got_first);
+  RUNTIME_OK(cudaFree(first));
   const size_t pieces = options.bytes / kPiece / kThreads > 0 ? options.bytes / kPiece / kThreads : 1;
   std::vector<std::vector<void*>> buffers(kThreads, std::vector<void*>(pieces));
   std::vector<cudaEvent_t> filled(kThreads);
@@ -46,6 +55,16 @@ int main(int argc, char** argv) {
   for (std::thread& thread : threads) thread.join();
   for (auto& row : buffers) {
     for (void* p : row) RUNTIME_OK(cudaFree(p));
+  }
+  return pieces;
+}
+
+int main(int argc, char** argv) {
+  const apps::Options options = apps::parse(argc, argv);
+  size_t pieces = 0;
+  for (int lives = 0; lives < 3; ++lives) {
+    pieces = life(options);
+    RUNTIME_OK(cudaDeviceReset());
   }
   return apps::ok("per_thread_stream: %u threads with %zu buffers each", kThreads, pieces);
 }

@@ -17,6 +17,7 @@
 #include <fstream>
 
 #include "base/text.h"
+#include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/core/reactor.h"
 
 namespace olpager::transport {
@@ -83,7 +84,9 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
 }
 
 base::UniqueFd makeSocket(int family) {
-  return base::UniqueFd(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  base::UniqueFd made(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  noteOwnDescriptor(made.get());
+  return made;
 }
 
 void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent) {

@@ -13,6 +13,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "coherence/transport/core/own_descriptors.h"
+
 namespace olpager::transport {
 namespace {
 
@@ -37,6 +39,7 @@ Result<std::unique_ptr<Channel>> Channel::make(uint32_t message_bytes) {
   if (!channel->memory_ || !channel->own_bell_ || !channel->peer_bell_) {
     return Error{fmt::format("shared memory for a link: {}", std::strerror(errno))};
   }
+  noteOwnDescriptor(channel->memory_.get());
   const uint64_t length = 2 * (sizeof(RingControl) + ringBytes(message_bytes) + kSlots * kSlotBytes);
   if (ftruncate(channel->memory_.get(), static_cast<off_t>(length)) != 0 ||
       fcntl(channel->memory_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
@@ -141,6 +144,7 @@ ssize_t receiveWithFds(int socket, void* bytes, size_t length, base::UniqueFd* f
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
       base::UniqueFd owned(fd);
+      noteOwnDescriptor(fd);
       if (taken < count) fds[taken++] = std::move(owned);
     }
   }

@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "coherence/transport/core/endpoint.h"
+#include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/tcp_link.h"
 
@@ -240,6 +241,7 @@ void Acceptor::acceptFrom(int listener) {
       for (auto& each : listeners_) reactor_.modify(each.get(), 0);
       return;
     }
+    noteOwnDescriptor(fd.get());
     const bool unix_socket = from.family() == AF_UNIX;
     const std::string peer = unix_socket ? "unix:" + unix_path_ : from.text();
     std::string why;

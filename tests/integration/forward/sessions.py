@@ -233,6 +233,27 @@ def kill_client(bench):
     assert other.ask("step 3") == "ok 3"
 
 
+def vanish(bench):
+    """Clients that go while their worker starts hold no session: the next gets in at once."""
+    node = bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--sessions", "1"])
+    address = node.wait_log(r"listening at (\S+)").group(1)
+    vanished, seen = 0, 0
+    while vanished < 3:
+        client = bench.client(address=address, ready=False)
+        pid = int(node.wait_log(r"worker (\d+)$", after=seen).group(1))
+        os.kill(pid, signal.SIGSTOP)  # it starts slowly
+        vanished += not any("is at" in line for line in node.log[seen:])
+        program = subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout
+        os.kill(int(program or client.process.pid), signal.SIGKILL)
+        if any("is at" in line for line in node.log[seen:]):
+            os.kill(pid, signal.SIGKILL)  # too late: it was ready
+        bench.gone(pid, 5)
+        node.wait_log("its client left while it started|killed by signal 9", after=seen)
+        seen = len(node.log)
+    client = bench.client(address=address)
+    assert client.ask("step 3") == "ok 3"
+
+
 def kill_supervisor(bench):
     """Workers die with it; their clients are told, and end."""
     clients = [bench.client() for _ in range(3)]
@@ -337,7 +358,7 @@ def keys(bench):
     assert refused.returncode == 1 and "key" in refused.stderr, refused
 
 
-SCENARIOS = [several, crash, kill_worker, kill_client, kill_supervisor, cut, cut_for_good, nonsense, nobody, keys]
+SCENARIOS = [several, crash, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_for_good, nonsense, nobody, keys]
 
 
 def main():

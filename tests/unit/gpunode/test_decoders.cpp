@@ -8,6 +8,7 @@
 #include "gpunode/worker/worker.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/forward/copies.h"
+#include "interpose/forward/launch_wire.h"
 #include "tests/catch.h"
 
 namespace {
@@ -91,6 +92,40 @@ TEST_CASE("boxes that don't match their bytes never reach the driver", "[gpunode
     make(operation, forward::CopyShape::kBox3d, 4096, 16, 0, 0);
     make(operation, forward::CopyShape::kBox3d, 0, 16, 16, 0);
     make(operation, forward::CopyShape::kBox3d, kHalf, 1, kHalf, 0);
+  }
+}
+
+TEST_CASE("what a call owes is answered whichever way it ends", "[gpunode]") {
+  const auto told = [](forward::Operation operation, const forward::Writer& writer) {
+    gpunode::Worker worker({});
+    CHECK_FALSE(worker.channel().unsent());
+    forward::CallHead head{};
+    head.function = static_cast<uint16_t>(operation);
+    Invocation in(worker, head, forward::Reader(writer.bytes));
+    CHECK(gpunode::writtenService(head.function)(in) == CUDA_ERROR_INVALID_HANDLE);
+    CHECK(in.arguments().ok());  // a handle of nothing is no nonsense: the session goes on
+    return worker.channel().unsent();
+  };
+  constexpr uint64_t kNoStream = forward::kFirstNumber + 77;
+  for (const uint32_t number : {0u, 5u}) {
+    forward::Writer copy, launch, changes;
+    forward::CopyHead copy_head;
+    copy_head.stream = kNoStream;
+    copy_head.number = number;
+    copy_head.in_order = 1;
+    copy_head.bytes = 64;
+    copy.value(copy_head);
+    CHECK(told(forward::Operation::kCopyOut, copy) == (number != 0));
+    forward::LaunchHead launch_head;
+    launch_head.stream = kNoStream;
+    launch_head.number = number;
+    launch.value(launch_head);
+    CHECK(told(forward::Operation::kLaunch, launch) == (number != 0));
+    changes.value(kNoStream);
+    changes.value(uint8_t{0});
+    changes.value(number);
+    changes.value(uint32_t{0});
+    CHECK(told(forward::Operation::kHostChanges, changes) == (number != 0));
   }
 }
 

@@ -1,0 +1,30 @@
+// What a call has promised to send behind itself under a number: the client waits with what needs it until it has come. Whichever way the
+// call ends, an exception too, the number is answered: with nothing where nothing will come.
+// Thread-safety: of the thread that makes the call.
+#pragma once
+
+#include <cstdint>
+
+#include "gpunode/worker/worker.h"
+
+namespace olpager::gpunode {
+
+class Owed {
+ public:
+  /// `number` 0: nothing is owed.
+  Owed(Worker& worker, forward::Answer kind, uint32_t number) : worker_(worker), kind_(kind), number_(number) {}
+  Owed(const Owed&) = delete;
+  Owed& operator=(const Owed&) = delete;
+  ~Owed() {
+    if (number_ != 0) worker_.tell(kind_, number_, CUDA_SUCCESS, {}, true);
+  }
+  /// Somebody else will send it.
+  void comes() { number_ = 0; }
+
+ private:
+  Worker& worker_;
+  const forward::Answer kind_;
+  uint32_t number_;
+};
+
+}  // namespace olpager::gpunode
