@@ -15,7 +15,8 @@ namespace {
 
 constexpr uint64_t kPage = memserver::FramePool::kPageBytes;
 constexpr uint64_t kLargest = memserver::FramePool::kPageBytes * memserver::FramePool::kBlockPages;
-constexpr uint64_t kLease = 256ull << 20;     // asked for at a time
+constexpr uint64_t kLease = 256ull << 20;     // asked for at a time, at most;
+constexpr uint64_t kShare = 4;                // and of what there is this part: others may want some
 constexpr uint64_t kAhead = 128ull << 20;     // free here, or more is asked for
 constexpr uint64_t kKeepFree = 512ull << 20;  // more than that is given back
 constexpr uint64_t kQueueUnit = 64ull << 20;  // so much under way halves a memserver's attraction
@@ -47,7 +48,7 @@ void Tier::wantLease(Server& server, uint64_t bytes) {
   server.leasing = true;
   {
     std::lock_guard lock(mutex_);
-    demands_.push_back({server.index, std::min(std::max(bytes, kLease), most)});
+    demands_.push_back({server.index, std::min(std::max(bytes, std::min(kLease, most / kShare)), most)});
   }
   demanded_.notify_one();
 }

@@ -366,8 +366,11 @@ void Tier::noteLoss(Server& server, uint64_t bytes) {
 void Tier::tellLosses(bool all) {
   for (auto& server : servers_) {
     if (server->lost_bytes == 0 || (!all && monotonicMs() < server->log_at_ms)) continue;
-    base::logError("memserver %s lost: %.1f MiB of this program's memory is gone", server->address.c_str(),
-                   static_cast<double>(server->lost_bytes) / (1 << 20));
+    base::logError(
+        "memserver %s lost, with %.1f MiB that it alone held for this program: what of it is not in VRAM or host RAM "
+        "as "
+        "well is gone, and launches that need it are refused; OL_REPLICAS=2 keeps two copies",
+        server->address.c_str(), static_cast<double>(server->lost_bytes) / (1 << 20));
     server->lost_bytes = 0;
   }
 }
