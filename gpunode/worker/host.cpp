@@ -117,13 +117,12 @@ CUresult sendChangesBehind(Invocation& in, CUstream stream, uint32_t number, std
 }
 
 CUresult hostChanges(Invocation& in) {
-  constexpr uint32_t kMost = 1 << 16;
   const auto given = in.value<uint64_t>();
   const bool per_thread = in.value<uint8_t>() != 0;
   const auto number = in.value<uint32_t>();
   Owed owed(in.worker(), forward::Answer::kHostBytes, in.ok() ? number : 0);
   const auto count = in.value<uint32_t>();
-  if (count > kMost) in.arguments().fail();
+  if (count > in.arguments().left() / sizeof(uint64_t)) in.arguments().fail();
   std::vector<uint64_t> blocks;
   for (uint32_t i = 0; in.ok() && i < count; ++i) blocks.push_back(in.value<uint64_t>());
   const CUstream stream = in.streamOf(given, per_thread);

@@ -50,7 +50,8 @@ CUresult launch(Invocation& in) {
   const auto sent = in.arguments().raw(head.parameter_bytes);
   const auto function = in.translated<CUfunction>(head.function);
   const CUstream stream = in.streamOf(head.stream, head.per_thread != 0);
-  std::vector<uint64_t> pinned(head.pinned);
+  if (head.pinned > in.arguments().left() / sizeof(uint64_t)) in.arguments().fail();
+  std::vector<uint64_t> pinned(in.ok() ? head.pinned : 0);
   for (auto& block : pinned) block = in.value<uint64_t>();
   if (!in.ok() || head.parameter_bytes > forward::kMostParameterBytes) return in.refusal();
   alignas(16) std::byte small[1024];

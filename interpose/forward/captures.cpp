@@ -75,8 +75,9 @@ extern "C" {
     for (const uint64_t block : namedBlocks()) {                                                                      \
       if (const CUresult result = awaitMemory(block, 1, true); result != CUDA_SUCCESS) return result;                 \
     }                                                                                                                 \
-    sendAllPinned();                                                                                                  \
+    sendPinnedNow();                                                                                                  \
     const CUresult result = ol_forward_generated_cuGraphLaunch##suffix(graph, stream);                                \
+    if (Session* const session = Session::existing(); session != nullptr) session->graphLaunched();                   \
     if (result == CUDA_SUCCESS) changesBehind(stream, per_thread);                                                    \
     return result;                                                                                                    \
   }

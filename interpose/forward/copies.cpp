@@ -57,11 +57,21 @@ CUresult captureCopy(Operation operation, const Far& far, const void* near, uint
   return call.sync();
 }
 
+// The client's memory is read now, where the driver would read it in stream order: host functions before the copy may still write it.
+CUresult awaitFunctions(const Where& where) {
+  const Session* const session = Session::existing();
+  if (session == nullptr || !session->functionsOutstanding()) return CUDA_SUCCESS;
+  return where.per_thread ? ol_forward_generated_cuStreamSynchronize_ptsz(where.stream)
+                          : ol_forward_generated_cuStreamSynchronize(where.stream);
+}
+
 CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& where) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (from == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (isCaptured(where)) return captureCopy(Operation::kCopyIn, to, from, bytes, where);
+  if (const CUresult error = awaitFunctions(where); error != CUDA_SUCCESS) return error;
   if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(from), bytes); error != CUDA_SUCCESS) return error;
+  noteAddresses(from, bytes);
   std::deque<std::unique_ptr<Call>> under_way;
   CUresult first = CUDA_SUCCESS;
   const auto finish = [&] {
@@ -248,11 +258,13 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
   (from_host ? head.box.srcZ : head.box.dstZ) = 0;
   std::vector<std::byte> packed;
   if (from_host) {
+    if (const CUresult error = awaitFunctions(where); error != CUDA_SUCCESS) return error;
     if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(rows.first), rows.layer * rows.depth);
         error != CUDA_SUCCESS)
       return error;
     packed.reserve(rows.bytes());
     rows.forEach([&](const std::byte* row) { packed.insert(packed.end(), row, row + rows.width); });
+    noteAddresses(packed.data(), packed.size());
     Call call(Operation::kCopyIn);
     call.value(head);
     call.bulk(packed);

@@ -41,8 +41,7 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   if (const CUresult error = packParameters(function, given->kernelParams, given->extra, block); error != CUDA_SUCCESS)
     return error;
   // Pinned memory that it names is exchanged at each launch of the graph.
-  uint64_t pinned[kMostBlocks];
-  (void)sendPinned(block.data(), block.bytes(), pinned);
+  noteAddresses(block.data(), block.bytes());
   KernelNodeHead head;
   head.function = reinterpret_cast<uint64_t>(function);
   head.context = reinterpret_cast<uint64_t>(given->ctx);

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/captures.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/launch_wire.h"
 #include "interpose/forward/memory.h"
@@ -67,10 +68,13 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   const CUresult packed = packParameters(reinterpret_cast<CUfunction>(head.function), parameters, extra, block);
   if (packed != CUDA_SUCCESS) return packed;
   head.parameter_bytes = static_cast<uint32_t>(block.bytes());
-  uint64_t pinned[kMostBlocks];
-  head.pinned = static_cast<uint8_t>(sendPinned(block.data(), block.bytes(), pinned));
+  noteAddresses(block.data(), block.bytes());
+  std::vector<uint64_t> pinned;
+  // What is captured is exchanged at each launch of its graph.
+  if (!capturing() || !captures(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0)) pinned = sendPinned();
+  head.pinned = static_cast<uint32_t>(pinned.size());
   if (Session* session = Session::existing(); head.pinned != 0 && session != nullptr)
-    head.number = session->expectChanges({pinned, pinned + head.pinned});
+    head.number = session->expectChanges(pinned);
   Call call(Operation::kLaunch);
   call.value(head);
   for (uint32_t i = 0; i < head.attributes; ++i) {
@@ -78,7 +82,7 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
     call.value(attributes[i]);
   }
   call.raw(block.data(), block.bytes());
-  call.raw(pinned, head.pinned * sizeof pinned[0]);
+  call.raw(pinned.data(), pinned.size() * sizeof pinned[0]);
   return call.oneWay();
 }
 

@@ -9,7 +9,7 @@ namespace olpager::forward {
 
 enum class LaunchKind : uint8_t { kKernel, kCooperative, kEx };
 
-/// Arguments of kLaunch; behind it the attributes (kEx), the block of parameters, and the addresses of pinned blocks that it names.
+/// Arguments of kLaunch; behind it the attributes (kEx), the block of parameters, and the addresses of all pinned blocks that kernels can reach.
 struct LaunchHead {
   uint64_t function = 0;
   uint64_t stream = 0;
@@ -19,10 +19,9 @@ struct LaunchHead {
   uint32_t parameter_bytes = 0;
   LaunchKind kind = LaunchKind::kKernel;
   uint8_t per_thread = 0;
-  uint8_t pinned = 0;
-  uint8_t reserved = 0;
+  uint16_t reserved = 0;
   uint32_t number = 0;  // of the changes of pinned blocks that come behind it; 0 where it may be captured
-  uint32_t reserved2 = 0;
+  uint32_t pinned = 0;  // blocks
 };
 static_assert(sizeof(LaunchHead) == 64);
 

@@ -1,12 +1,13 @@
 // Pinned host memory: blocks in the window, at the same addresses here and at the worker. A block has a copy of what both sides
 // last agreed on (`agreed`); what differs from it is what the program changed, and goes to the worker before a kernel that
-// names the block. What a kernel changed comes back in stream order behind it (Answer::kHostBytes, session.cpp).
+// may reach the block: every one after its address has gone to the GPU. What a kernel changed comes back in stream order behind it (Answer::kHostBytes, session.cpp).
 #include "interpose/forward/memory.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -30,7 +31,7 @@ struct Block {
   uint64_t bytes;
   unsigned flags;
   bool registered;                // memory of the program's own, elsewhere
-  std::vector<std::byte> agreed;  // empty until a kernel names it
+  std::vector<std::byte> agreed;  // empty until it is named
 };
 
 // Changes go in the order in which they were seen: send_mutex. It is taken before mutex, and alone while something is sent, so that
@@ -43,6 +44,7 @@ struct Memory {
   std::shared_mutex known_mutex;           // alone
   std::map<CUdeviceptr, uint64_t> known;   // plain allocations
   uint64_t next = kWindow;
+  std::atomic<uint32_t> in_window{0};  // blocks that are not the program's own memory
 };
 Memory& memory() {
   static auto* instance = new Memory;
@@ -87,6 +89,7 @@ CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   all.blocks[address] = {bytes, flags, false, {}};
+  all.in_window.fetch_add(1);
   *out = got;
   return CUDA_SUCCESS;
 }
@@ -109,6 +112,7 @@ CUresult release(void* pointer) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   all.blocks.erase(address);
+  all.in_window.fetch_sub(1);
   munmap(pointer, mapped);
   return result;
 }
@@ -127,10 +131,44 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-// What the program changed in a block, as runs; agreed on from now on.
-void takeChanges(uint64_t base, Block& block, std::vector<std::byte>& runs) {
-  if (block.agreed.empty()) block.agreed.resize(block.bytes);
+// Calls `each` for every word that may be an address in the window; whether one of them returned true.
+template <typename Each>
+bool eachAddress(const void* words, uint64_t bytes, Each each) {
+  constexpr uint64_t kStep = 4;  // parameters and packed structures
+  bool any = false;
+  for (uint64_t at = 0; at + sizeof(uint64_t) <= bytes; at += kStep) {
+    uint64_t word = 0;
+    std::memcpy(&word, static_cast<const std::byte*>(words) + at, sizeof word);
+    if (word - kWindow < kWindowBytes && each(word)) any = true;
+  }
+  return any;
+}
+
+// Under mutex. Whether the block there has not been named before.
+bool name(Memory& all, uint64_t address) {
+  uint64_t base = 0;
+  Block* const block = find(all, address, &base);
+  if (block == nullptr || block->registered || !block->agreed.empty()) return false;
+  block->agreed.resize(block->bytes);
+  return true;
+}
+
+// Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it names blocks that were not named before.
+bool takeChanges(Memory& all, uint64_t base, Block& block, std::vector<std::byte>& runs) {
+  const size_t before = runs.size();
   appendChanges(base, reinterpret_cast<const std::byte*>(base), block.agreed, runs);
+  bool any = false;
+  for (Reader reader(std::span<const std::byte>(runs).subspan(before)); reader.left() > 0;) {
+    // A run is what differs: of an address maybe a part.
+    const auto address = reader.value<uint64_t>();
+    const uint64_t length = reader.raw(reader.value<uint64_t>()).size();
+    const uint64_t begin = std::max(base, (address - (sizeof(uint64_t) - 1)) / 4 * 4);
+    const uint64_t end = std::min(base + block.bytes, address + length + sizeof(uint64_t));
+    any = eachAddress(reinterpret_cast<const void*>(begin), end - begin,
+                      [&](uint64_t word) { return name(all, word); }) ||
+          any;
+  }
+  return any;
 }
 
 // Whole runs to a call, as many as it holds.
@@ -195,26 +233,38 @@ uint64_t blockBytes(uint64_t address) {
 }
 }  // namespace
 
-int sendPinned(const void* words, uint64_t bytes, uint64_t* blocks) {
-  int count = 0;
-  std::vector<std::byte> runs;
-  std::unique_lock order(memory().send_mutex, std::defer_lock);
-  for (uint64_t at = 0; at + sizeof(uint64_t) <= bytes && count < kMostBlocks; at += 4) {
-    uint64_t word = 0;
-    std::memcpy(&word, static_cast<const std::byte*>(words) + at, sizeof word);
-    if (word - kWindow >= kWindowBytes) continue;
-    if (const uint64_t named = blockOf(word, 1); named != 0) (void)awaitMemory(named, blockBytes(named), true);
-    if (!order.owns_lock()) order.lock();
-    Memory& all = memory();
+void noteAddresses(const void* words, uint64_t bytes) {
+  Memory& all = memory();
+  if (all.in_window.load(std::memory_order_relaxed) == 0) return;
+  (void)eachAddress(words, bytes, [&](uint64_t address) {
     std::lock_guard lock(all.mutex);
-    uint64_t base = 0;
-    Block* block = find(all, word, &base);
-    if (block == nullptr || std::find(blocks, blocks + count, base) != blocks + count) continue;
-    blocks[count++] = base;
-    takeChanges(base, *block, runs);
+    return name(all, address);
+  });
+}
+
+std::vector<uint64_t> sendPinned() {
+  if (memory().in_window.load(std::memory_order_relaxed) == 0) return {};
+  for (const uint64_t block : namedBlocks()) (void)awaitMemory(block, blockBytes(block), true);
+  sendPinnedNow();
+  return namedBlocks();
+}
+
+void sendPinnedNow() {
+  Memory& all = memory();
+  if (all.in_window.load(std::memory_order_relaxed) == 0) return;
+  std::lock_guard order(all.send_mutex);
+  std::vector<std::byte> runs;
+  {
+    std::lock_guard lock(all.mutex);
+    // What changed may name further blocks.
+    for (bool again = true; again;) {
+      again = false;
+      for (auto& [base, block] : all.blocks) {
+        if (!block.registered && !block.agreed.empty()) again = takeChanges(all, base, block, runs) || again;
+      }
+    }
   }
   if (!runs.empty()) sendRuns(runs);
-  return count;
 }
 
 uint64_t blockOf(uint64_t address, uint64_t bytes) {
@@ -229,8 +279,7 @@ uint64_t blockOf(uint64_t address, uint64_t bytes) {
 void noteNamed(uint64_t address) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
-  const auto found = all.blocks.find(address);
-  if (found != all.blocks.end() && found->second.agreed.empty()) found->second.agreed.resize(found->second.bytes);
+  (void)name(all, address);
 }
 
 std::vector<uint64_t> namedBlocks() {
@@ -282,19 +331,6 @@ void forgetAllocation(CUdeviceptr address) {
 }
 
 }  // namespace
-
-void sendAllPinned() {
-  Memory& all = memory();
-  std::lock_guard order(all.send_mutex);
-  std::vector<std::byte> runs;
-  {
-    std::lock_guard lock(all.mutex);
-    for (auto& [base, block] : all.blocks) {
-      if (!block.registered && !block.agreed.empty()) takeChanges(base, block, runs);
-    }
-  }
-  if (!runs.empty()) sendRuns(runs);
-}
 
 void takePinned(uint64_t address, std::span<const std::byte> bytes) {
   Memory& all = memory();

@@ -27,11 +27,13 @@ std::vector<uint64_t> namedBlocks();
 /// `by_kernel`: what kernels wrote in it before is there for the next one anyway.
 CUresult awaitMemory(uint64_t address, uint64_t bytes, bool by_kernel = false);
 
-/// Before a launch whose parameters name addresses: what the program changed in pinned memory that they name goes to the
-/// worker. `words` are the parameters. Returns how many pinned blocks are named; their numbers in `blocks` (kMostBlocks).
-inline constexpr int kMostBlocks = 16;
-int sendPinned(const void* words, uint64_t bytes, uint64_t* blocks);
-/// The same for all blocks that were ever named: before a graph, whose kernels may name any of them.
-void sendAllPinned();
+/// A kernel reaches pinned memory by an address that the program has given it: in its parameters, or in bytes that went to the
+/// GPU before. Blocks that an address in [words, + bytes) lies in are named from now on.
+void noteAddresses(const void* words, uint64_t bytes);
+/// Before a launch: what the program changed in all blocks that were ever named goes to the worker, when nothing is to come for them
+/// any more. Returns these blocks: what the kernel changes in them has to come back.
+std::vector<uint64_t> sendPinned();
+/// The same without waiting: by who may not (a host function's thread).
+void sendPinnedNow();
 
 }  // namespace olpager::forward

@@ -15,6 +15,7 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/connection.h"
 #include "interpose/forward/launch.h"
+#include "interpose/forward/memory.h"
 #include "interpose/forward/pinned.h"
 
 namespace olpager::forward {
@@ -39,6 +40,7 @@ Root& root() {
 }
 std::atomic<Session*> g_session{nullptr};
 std::atomic<bool> g_forked{false};
+thread_local bool t_in_function = false;  // in the thread that runs the program's host functions
 
 void childAfterFork() {
   Session* const parents = g_session.exchange(nullptr);
@@ -374,12 +376,21 @@ uint32_t Session::expectFunction(std::function<void(CUresult)> run, bool again) 
     number = next_function_++;
     functions_[number] = {std::move(run), again};
     has_functions_.store(true);
+    if (again)
+      functions_in_graphs_.store(true);
+    else
+      functions_outstanding_.fetch_add(1);
   }
   somethingComes();
   return number;
 }
 
+bool Session::functionsOutstanding() const {
+  return !t_in_function && (functions_outstanding_.load() != 0 || graphs_with_functions_.load());
+}
+
 void Session::runFunctions() {
+  t_in_function = true;
   std::unique_lock lock(functions_mutex_);
   for (;;) {
     function_due_.wait(lock, [&] { return !due_.empty() || ended_; });
@@ -393,13 +404,14 @@ void Session::runFunctions() {
     if (!again) functions_.erase(found);
     lock.unlock();
     run(status);
+    sendPinnedNow();  // what it changed is there for what is behind it in the stream
     Writer done;
     done.value(CallHead{static_cast<uint16_t>(Operation::kHostFunctionDone), 0, 0, 0, 0, 0});
     done.value(number);
     auto& head = *reinterpret_cast<CallHead*>(done.bytes.data());
     head.thread = 0;
     (void)channel_.write({done.bytes}, true);
-    if (!again) comes_.fetch_sub(1);
+    if (!again) functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
     lock.lock();
   }
 }
@@ -490,9 +502,7 @@ void Session::forgetAnswers() {
   remembered_.clear();
 }
 
-void Session::leaveToParent() {
-  Connection::leaveToParent();
-}
+void Session::leaveToParent() { Connection::leaveToParent(); }
 
 void Session::atExit() {
   if (ended_) return;

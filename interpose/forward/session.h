@@ -63,6 +63,10 @@ class Session {
   bool outstanding(uint64_t address, uint64_t bytes, uint64_t block);
   /// A function that the worker calls in stream order, once. `run` gets the stream's state.
   uint32_t expectFunction(std::function<void(CUresult)> run, bool again = false);
+  /// A graph may have host functions in it, whose ends nobody counts.
+  void graphLaunched() { graphs_with_functions_.store(graphs_with_functions_ || functions_in_graphs_); }
+  /// Whether a host function may still be to run, which may change what this thread is about to read. False in a host function itself.
+  bool functionsOutstanding() const;
   /// Something will come that nobody waits for: receives also when no thread does.
   void somethingComes();
 
@@ -110,6 +114,8 @@ class Session {
   std::atomic<bool> initialized_{false};
   std::atomic<uint32_t> threads_{0};
   std::atomic<bool> has_functions_{false};
+  std::atomic<uint32_t> functions_outstanding_{0};  // those that run once
+  std::atomic<bool> functions_in_graphs_{false}, graphs_with_functions_{false};
   std::atomic<bool> ended_{false};
 
   std::mutex waits_mutex_;
