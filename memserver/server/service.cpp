@@ -402,13 +402,26 @@ protocol::LeasedSlab Service::attach(const SessionPtr& session, const LeaseId& i
   lease->region = std::move(region.value());
   if (old != session) {
     lease->session = session;
+    // What was wanted back goes with the leases and is said again.
+    uint64_t recalled = 0;
+    int64_t recall_by_ms = 0;
+    std::string recall_why;
     {
       std::lock_guard old_lock(old->mutex);
       old->leases.erase(id);
+      recalled = std::exchange(old->recalled, 0);
+      recall_by_ms = old->recall_by_ms;
+      recall_why = old->recall_why;
     }
     {
       std::lock_guard new_lock(session->mutex);
       session->leases.insert(id);
+      if (recalled != 0) {
+        session->recalled += recalled;
+        session->recall_by_ms = recall_by_ms;
+        session->recall_why = std::move(recall_why);
+        ++session->recall_number;
+      }
     }
     old->bytes.fetch_sub(bytes);  // the key's use stays the same
     session->bytes.fetch_add(bytes);

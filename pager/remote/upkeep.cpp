@@ -50,6 +50,7 @@ void Tier::happened(Server& server, const Event& event) {
       server.up = true;
       server.stalled = false;
       server.dry_until_ms = 0;
+      recall(server, 0);  // what is still wanted back is said again
       reconsider();
       break;
     case Event::Kind::kDown:

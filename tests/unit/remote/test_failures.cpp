@@ -339,4 +339,40 @@ TEMPLATE_TEST_CASE("a tier ends under load, also when a memserver is dead", "[fa
   }
 }
 
+TEST_CASE("a recall moves with the leases to a new connection, and ends there", "[failures]") {
+  for (const bool ends_while_cut : {false, true}) {
+    INFO("ends while cut " << ends_while_cut);
+    ServiceOptions service;
+    service.lease_ms = 60'000;
+    Server a(Choice::kTcp, 8 * kSlab, service);
+    auto made = transport::makeFaultyWire(a.address(), {});
+    REQUIRE(made.ok());
+    const auto wire = std::move(made.value());
+    RemoteOptions options;
+    options.memservers.push_back(wire->address());
+    options.replicas = 1;
+    options.transport = memserver::test::optionsFor(Choice::kTcp);
+    Caller caller(options);
+    std::vector<std::unique_ptr<Bytes>> all;
+    for (uint64_t id = 1; id <= 3; ++id) {
+      all.push_back(std::make_unique<Bytes>(4 * kMiB));
+      all.back()->fill(id);
+      REQUIRE(caller.sent(id, *all.back()) == Outcome::kDone);
+    }
+    a.service->recall(8 * kSlab, 60'000, "test");
+    eventually([&] { return a.service->lentBytes() == 3 * kSlab; });  // what is used has no other place
+    wire->cut();
+    if (ends_while_cut) a.service->recall(0, 0, "test");
+    eventually([&] { return a.service->figures().leases_moved >= 3; });
+    if (!ends_while_cut) {
+      CHECK(a.service->recalledBytes() != 0);
+      a.service->recall(0, 0, "test");
+    }
+    uint64_t id = 9;
+    Bytes more(4 * kMiB);
+    eventually([&] { return caller.sent(id++, more) == Outcome::kDone; });
+    CHECK(caller.tier->figures().lost_bytes == 0);
+  }
+}
+
 }  // namespace olpager::pager::test
