@@ -2,12 +2,16 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <thread>
 
+#include "base/fd.h"
+#include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/core/region_entry.h"
 #include "coherence/transport/core/scheduler.h"
 #include "coherence/transport/shm/channel.h"
@@ -199,4 +203,30 @@ TEST_CASE("a channel that is not sealed, or of another size, is refused", "[ring
   REQUIRE(offer(true, about.st_size));
   REQUIRE(!offer(false, about.st_size));
   REQUIRE(!offer(true, about.st_size - 4096));
+}
+
+TEST_CASE("a forked child closes what the transport opened and nothing else", "[transport]") {
+  const base::UniqueFd own(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const base::UniqueFd programs(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // The transport had one of this number before, and has closed it.
+  int reused = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  REQUIRE((own && programs && reused >= 0));
+  transport::noteOwnDescriptor(own.get());
+  transport::noteOwnDescriptor(reused);
+  transport::noteOwnDescriptor(-1);
+  const base::UniqueFd file(memfd_create("olpager-of-the-program", MFD_CLOEXEC));
+  REQUIRE(dup2(file.get(), reused) == reused);
+  const pid_t child = fork();
+  if (child == 0) {
+    transport::closeInForkedChild();
+    const bool own_open = fcntl(own.get(), F_GETFD) >= 0;
+    const bool others_open =
+        fcntl(programs.get(), F_GETFD) >= 0 && fcntl(reused, F_GETFD) >= 0 && fcntl(file.get(), F_GETFD) >= 0;
+    _exit(own_open ? 1 : others_open ? 0 : 2);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  close(reused);
 }
