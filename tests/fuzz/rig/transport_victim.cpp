@@ -15,7 +15,7 @@
 namespace olpager::transport::fuzz {
 namespace {
 
-constexpr int kStuckMs = 10'000;
+constexpr int kStuckMs = 60'000;
 
 [[noreturn]] void stuck(const char* what) {
   std::fprintf(stderr, "%s\n", what);
