@@ -518,20 +518,36 @@ bool Engine::takeHost(Extent& extent, Lock& lock) {
   return true;
 }
 
-// The host tier is full: lower copies of extents that are in VRAM are a convenience only.
-uint64_t Engine::dropLowerCopies(uint64_t bytes, bool own) {
+// Gives up copies in host RAM of what is in VRAM until `bytes` came free: those that may(region, extent) names. Returns the bytes.
+template <typename May>
+uint64_t Engine::dropHostCopies(uint64_t bytes, May may) {
   uint64_t dropped = 0;
   for (uint32_t id = 1; id < pool_.regions.end() && dropped < bytes; ++id) {
-    Region* region = pool_.regions.at(id);
-    if (region->dead || region->engine == nullptr || (region->engine == this) != own) continue;
+    Region* const region = pool_.regions.at(id);
+    if (region->dead || region->engine == nullptr) continue;
     for (auto& extent : region->extents) {
-      if (extent->state != ExtentState::kVram || extent->host == nullptr) continue;
+      if (dropped >= bytes) break;
+      if (extent->state != ExtentState::kVram || extent->host == nullptr || !may(*region, *extent)) continue;
       dropped += extent->bytes();
       region->engine->giveHost(*extent);
-      if (dropped >= bytes) break;
     }
   }
   return dropped;
+}
+
+// The host tier is full: lower copies of extents that are in VRAM are a convenience only.
+uint64_t Engine::dropLowerCopies(uint64_t bytes, bool own) {
+  return dropHostCopies(bytes, [&](const Region& region, const Extent&) { return (region.engine == this) == own; });
+}
+
+// Lower copies that nobody will miss: of what is to stay in VRAM, and those that memservers have as well. A parked extent is
+// needed sooner than any of them.
+uint64_t Engine::dropSpareCopies(uint64_t bytes) {
+  return dropHostCopies(bytes, [&](const Region& region, const Extent& extent) {
+    if (region.engine != this || region.by_pieces) return false;
+    return region.placement == Placement::kKeep ||
+           (extent.hash_valid && pool_.remote->holds(remoteId(extent), extent.hash));
+  });
 }
 
 void Engine::dismantle(Extent& extent, Lock& lock) {

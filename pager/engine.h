@@ -307,6 +307,8 @@ class Engine {
   void drainContexts(Lock& lock);
   bool takeHost(Extent& extent, Lock& lock);
   void giveHost(Extent& extent);
+  template <typename May>
+  uint64_t dropHostCopies(uint64_t bytes, May may);
   uint64_t dropLowerCopies(uint64_t bytes, bool own);
   void refused(const char* what, CUresult result);
   void stockEvents(Lock& lock);

@@ -124,25 +124,6 @@ bool Engine::prefetchRemote(Lock& lock) {
   return progress;
 }
 
-// Lower copies that nobody will miss, of what is in VRAM: of what is to stay there, and those that memservers have as well.
-// A parked extent is needed sooner than any of them. Returns the bytes that came free.
-uint64_t Engine::dropSpareCopies(uint64_t bytes) {
-  uint64_t dropped = 0;
-  for (uint32_t id = 1; id < pool_.regions.end() && dropped < bytes; ++id) {
-    Region* const region = pool_.regions.at(id);
-    if (region->dead || region->engine != this || region->by_pieces) continue;
-    const bool stays = region->placement == Placement::kKeep;
-    for (auto& extent : region->extents) {
-      if (dropped >= bytes) break;
-      if (extent->state != ExtentState::kVram || extent->host == nullptr) continue;
-      if (!stays && !(extent->hash_valid && pool_.remote->holds(remoteId(*extent), extent->hash))) continue;
-      dropped += extent->bytes();
-      giveHost(*extent);
-    }
-  }
-  return dropped;
-}
-
 // Keeps some of host RAM free for what comes in, from memservers and from VRAM.
 bool Engine::demote() {
   if (pool_.remote == nullptr || broken_ || pausing_ || chunks_.hostLimit() == 0) return false;

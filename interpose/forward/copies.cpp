@@ -39,6 +39,16 @@ struct Far {
   uint64_t offset = 0;
 };
 
+// Of `bytes` from `at` on.
+CopyHead headOf(const Where& where, const Far& far, uint64_t at, uint64_t bytes) {
+  CopyHead head = headOf(where);
+  head.device = far.array ? far.device : far.device + at;
+  head.array = far.array ? 1 : 0;
+  head.offset = far.array ? far.offset + at : 0;
+  head.bytes = bytes;
+  return head;
+}
+
 // A copy in a stream that captures: with memory that both sides have, or not at all.
 bool isCaptured(const Where& where) { return where.async && capturing() && captures(where.stream, where.per_thread); }
 
@@ -46,11 +56,7 @@ CUresult captureCopy(Operation operation, const Far& far, const void* near, uint
   const uint64_t block = blockOf(reinterpret_cast<uint64_t>(near), bytes);
   if (block == 0) return refused("a captured copy from or to memory that is not of cuMemHostAlloc", false);
   noteNamed(block);
-  CopyHead head = headOf(where);
-  head.device = far.device;
-  head.array = far.array ? 1 : 0;
-  head.offset = far.offset;
-  head.bytes = bytes;
+  CopyHead head = headOf(where, far, 0, bytes);
   head.near = reinterpret_cast<uint64_t>(near);
   Call call(operation);
   call.value(head);
@@ -80,12 +86,7 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& wh
     if (first == CUDA_SUCCESS) first = result;
   };
   for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += kPiece) {
-    CopyHead head = headOf(where);
-    head.device = to.device;
-    head.array = to.array ? 1 : 0;
-    head.offset = to.offset + at;
-    if (!to.array) head.device += at, head.offset = 0;
-    head.bytes = std::min(kPiece, bytes - at);
+    const CopyHead head = headOf(where, to, at, std::min(kPiece, bytes - at));
     auto call = std::make_unique<Call>(Operation::kCopyIn);
     call->value(head);
     call->bulk({static_cast<const std::byte*>(from) + at, head.bytes});
@@ -122,12 +123,7 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& where
     if (first == CUDA_SUCCESS) first = result;
   };
   for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += kPiece) {
-    CopyHead head = headOf(where);
-    head.device = from.device;
-    head.array = from.array ? 1 : 0;
-    head.offset = from.offset + at;
-    if (!from.array) head.device += at, head.offset = 0;
-    head.bytes = std::min(kPiece, bytes - at);
+    CopyHead head = headOf(where, from, at, std::min(kPiece, bytes - at));
     auto* const target = static_cast<std::byte*>(into) + at;
     if (later) head.number = Session::get() != nullptr ? Session::get()->expectBytes(target, head.bytes) : 0;
     auto call = std::make_unique<Call>(Operation::kCopyOut);

@@ -113,6 +113,18 @@ CUresult loadFile(Operation operation, const char* path, unsigned count, CUjit_o
   return load(operation, bytes.data(), count, options, values, out);
 }
 
+// A variable of a module or a library: kernels and copies may name its memory from now on.
+template <typename Ask, typename Owner>
+CUresult findGlobal(Ask ask, CUdeviceptr* address, size_t* bytes, Owner owner, const char* name) {
+  CUdeviceptr found = 0;
+  size_t size = 0;
+  if (const CUresult result = ask(&found, &size, owner, name); result != CUDA_SUCCESS) return result;
+  noteDeviceMemory(found, size);
+  if (address != nullptr) *address = found;
+  if (bytes != nullptr) *bytes = size;
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 }  // namespace olpager::forward
 
@@ -147,25 +159,11 @@ CUresult ol_forward_cuLibraryLoadFromFile(CUlibrary* library, const char* path, 
 }
 
 CUresult ol_forward_cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
-  CUdeviceptr found = 0;
-  size_t size = 0;
-  const CUresult result = ol_forward_generated_cuModuleGetGlobal_v2(&found, &size, module, name);
-  if (result != CUDA_SUCCESS) return result;
-  noteDeviceMemory(found, size);
-  if (address != nullptr) *address = found;
-  if (bytes != nullptr) *bytes = size;
-  return result;
+  return findGlobal(ol_forward_generated_cuModuleGetGlobal_v2, address, bytes, module, name);
 }
 
 CUresult ol_forward_cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
-  CUdeviceptr found = 0;
-  size_t size = 0;
-  const CUresult result = ol_forward_generated_cuLibraryGetGlobal(&found, &size, library, name);
-  if (result != CUDA_SUCCESS) return result;
-  noteDeviceMemory(found, size);
-  if (address != nullptr) *address = found;
-  if (bytes != nullptr) *bytes = size;
-  return result;
+  return findGlobal(ol_forward_generated_cuLibraryGetGlobal, address, bytes, library, name);
 }
 
 CUresult ol_forward_cuLibraryGetManaged(CUdeviceptr* /*address*/, size_t* /*bytes*/, CUlibrary /*library*/,
