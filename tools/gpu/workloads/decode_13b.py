@@ -1,7 +1,7 @@
 """Greedy decode, batch 1, of a 13-billion-parameter Llama-style model with random bf16 weights (26.03 GB).
 
-decode_13b.py [LAYERS [TOKENS]]: prints the size of the weights, s/token, and the tokens. With EACH=1 in the environment it then
-generates as much twice more with a longer prompt and prints the time of each token: the first time, PyTorch and cuBLAS
+decode_13b.py [LAYERS [TOKENS]]: prints the size of the weights, s/token, and the tokens. With EACH=1 in the environment it prints
+the time of each token, then generates as much twice more with a longer prompt: the first time, PyTorch and cuBLAS
 choose kernels for sequence lengths that are new to them; the second time they know them.
 """
 import os
@@ -23,6 +23,26 @@ with torch.device("cuda"):
 torch.cuda.synchronize()
 weights = sum(p.numel() * p.element_size() for p in model.parameters())
 print(f"weights {weights / 1e9:.2f} GB, init {time.time() - start:.1f} s", flush=True)
+
+
+class Clock:
+    """Told of each token once it is on the CPU."""
+
+    def __init__(self):
+        self.times = []
+
+    def put(self, value):
+        self.times.append(time.perf_counter())
+
+    def end(self):
+        pass
+
+    def show(self, name):
+        print(f"{name} lengths, ms:", *(f"{(b - a) * 1e3:.1f}" for a, b in zip(self.times, self.times[1:])))
+        self.times.clear()
+
+
+clock = Clock() if os.environ.get("EACH") else None
 x = torch.arange(32, device="cuda").reshape(1, 32)
 with torch.no_grad():
     start = time.time()
@@ -30,27 +50,16 @@ with torch.no_grad():
     torch.cuda.synchronize()
     print(f"first two tokens {time.time() - start:.1f} s", flush=True)
     start = time.time()
-    y = model.generate(x, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+    y = model.generate(x, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, streamer=clock)
     torch.cuda.synchronize()
     seconds = (time.time() - start) / tokens
 print(f"s/token {seconds:.4f}")
 print("tokens", y[0, 32:].tolist())
 
-
-if os.environ.get("EACH"):
-
-    class Clock:
-        """Told of each token once it is on the CPU."""
-
-        def put(self, value):
-            times.append(time.perf_counter())
-
-        def end(self):
-            pass
-
+if clock:
+    clock.show("first")
     x = torch.arange(64, device="cuda").reshape(1, 64)
     for name in ("new", "known"):
-        times = []
         with torch.no_grad():
-            model.generate(x, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, streamer=Clock())
-        print(f"{name} lengths, ms:", *(f"{(b - a) * 1e3:.1f}" for a, b in zip(times, times[1:])))
+            model.generate(x, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, streamer=clock)
+        clock.show(name)

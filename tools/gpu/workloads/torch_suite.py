@@ -1,8 +1,9 @@
 """Small PyTorch workloads with fixed seeds; what one prints must be equal with and without the pager.
 
-torch_suite.py available|zeros|gemm|resnet|llm|graph|compile|expandable
+torch_suite.py available|zeros|gemm|resnet|llm|llama|training|graph|compile|overhead|loader|expandable|recover|illegal
 """
 import sys
+import time
 
 import torch
 
@@ -49,6 +50,45 @@ def llm():
     print(y.shape, y.sum().item(), y[0, 64:].tolist())
 
 
+def llama():  # 1.1 billion parameters, batch 1; the time of a token on a line of its own
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
+                         num_key_value_heads=4, vocab_size=32000)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    x = torch.arange(32, device="cuda").reshape(1, 32)
+    with torch.no_grad():
+        for _ in range(2):  # at lengths that are known the second time
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            y = model.generate(x, max_new_tokens=64, min_new_tokens=64, do_sample=False)
+            torch.cuda.synchronize()
+            seconds = (time.perf_counter() - start) / 64
+    print(f"s/token {seconds:.5f}")
+    print(y[0, 32:].tolist())
+
+
+def training():  # ResNet-50, batch 32; the time of a step on a line of its own
+    import torchvision
+
+    model = torchvision.models.resnet50().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    x = torch.randn(32, 3, 224, 224, device="cuda")
+    y = torch.randint(0, 1000, (32,), device="cuda")
+    for step in range(25):
+        if step == 5:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    print(f"s/step {(time.perf_counter() - start) / 20:.5f}")
+    print(f"{loss.item():.3f}")
+
+
 def graph():
     x = torch.randn(512, 512, device="cuda")
     stream = torch.cuda.Stream()
@@ -72,12 +112,56 @@ def compile():
     print(function(torch.randn(1024, 1024, device="cuda")).sum().item())
 
 
+def overhead():  # CUDA graphs made by the compiler
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)).cuda()
+    function = torch.compile(model, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(4):
+            y = function(torch.ones(64, 256, device="cuda")).clone()
+    print(y.sum().item())
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((1024,), float(index * index))
+
+
+def loader():  # worker processes (fork), batches in pinned memory
+    torch.zeros(1, device="cuda")  # there is a context before the fork
+    total = torch.zeros(1024, device="cuda", dtype=torch.float64)
+    for batch in torch.utils.data.DataLoader(Squares(), batch_size=8, num_workers=2, pin_memory=True):
+        total += batch.to("cuda", non_blocking=True).sum(0)
+    print(total.sum().item())
+
+
+def recover():  # an allocation that can't be had, then one that can
+    try:
+        torch.empty(1 << 50, device="cuda", dtype=torch.uint8)
+        print("an allocation of 1 PiB was made")
+    except torch.OutOfMemoryError:
+        print("out of memory")
+    print(torch.ones(1 << 20, device="cuda").sum().item())
+
+
+def illegal():  # an index beyond its tensor: an assertion in a kernel, then a context that is of no use
+    x = torch.zeros(16, device="cuda")
+    try:
+        x[torch.tensor([1 << 20], device="cuda")] = 1
+        torch.cuda.synchronize()
+        print("nothing happened")
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+
+
 def expandable():  # with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
     parts = [torch.randn(1 << 22, device="cuda") for _ in range(8)]
     print(sum(parts).sum().item())
 
 
-WORKLOADS = {f.__name__: f for f in (available, zeros, gemm, resnet, llm, graph, compile, expandable)}
+WORKLOADS = {f.__name__: f for f in (available, zeros, gemm, resnet, llm, llama, training, graph, compile, overhead, loader, expandable, recover, illegal)}
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in WORKLOADS:

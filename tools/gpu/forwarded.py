@@ -1,0 +1,99 @@
+"""Steps of bench-h200 in forwarded mode: an olgpunode with this machine's GPU, and programs that see no driver (needs root)."""
+import os
+import re
+import signal
+import subprocess
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Gpunode:
+    """`with Gpunode(build, log) as node`: an olgpunode on loopback with the machine's GPU; node.address is where."""
+
+    def __init__(self, build, log, options=()):
+        self.program = os.path.join(build, "gpunode", "supervisor", "olgpunode")
+        self.options, self.log = options, log
+
+    def __enter__(self):
+        start = self.log.tell()
+        self.process = subprocess.Popen([self.program, "--listen", "127.0.0.1:0", *self.options],
+                                        stdout=self.log, stderr=self.log, env=os.environ | {"OL_LOG": "info"})
+        end = time.monotonic() + 30
+        while time.monotonic() < end and self.process.poll() is None:
+            with open(self.log.name) as file:
+                file.seek(start)
+                found = re.search(r"listening at (\S+)", file.read())
+            if found:
+                self.address = found.group(1)
+                return self
+            time.sleep(0.1)
+        self.__exit__()
+        raise RuntimeError("olgpunode did not start: see its log")
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def run(context, node, argv, transport="auto", env=None, limit=None, check=True):
+    """A program without a driver on its side, on that olgpunode; what it printed."""
+    return context.run([os.path.join(HERE, "without-driver"), context.olrun, "--gpunode", node.address, "--transport", transport,
+                        "--log", "info", "--", *argv], env, limit, check)
+
+
+def programs(failed):
+    """Every program of tests/apps, natively and forwarded."""
+    def action(context):
+        folder = os.path.join(context.build, "tests", "apps")
+        names = sorted(n for n in os.listdir(folder) if os.access(os.path.join(folder, n), os.X_OK)
+                       and os.path.isfile(os.path.join(folder, n)) and "." not in n)
+        # These fill whatever memory there is, or need a private table of the simulated GPU.
+        names = [n for n in names if n not in ("exhaustion", "arrays") and not n.startswith("driver_ptx_")]
+        bad, good = [], 0
+        with Gpunode(context.build, context.log) as node:
+            for name in names:
+                argv = [os.path.join(folder, name), "--bytes", str(64 << 20), "--seed", "1"]
+                native = context.run(argv, limit=60, check=False)
+                if not native.strip().splitlines()[-1:] or not native.strip().splitlines()[-1].startswith("OK"):
+                    continue
+                try:
+                    out = run(context, node, argv, limit=30, check=False).strip().splitlines()
+                    said = out[-1] if out else "no output"
+                except failed as error:
+                    said = str(error)
+                if said.startswith(("OK", "SKIPPED")):
+                    good += 1
+                else:
+                    bad.append(f"{name}: {said[:100]}")
+        if bad:
+            raise failed(f"{good} good; " + "; ".join(bad))
+        return f"{good} good"
+    return action
+
+
+def workload(failed, argv, transports=("shm", "tcp"), env=None, options=(), same=lambda text: text):
+    """A program natively and forwarded over each transport: same(output) has to be equal. Says how long each took."""
+    def action(context):
+        begin = time.monotonic()
+        native = context.run(argv, env)
+        said = [f"native {time.monotonic() - begin:.1f} s"]
+        figure = re.search(r"(s/\w+) ([0-9.]+)", native)
+        if figure:
+            said[0] += f" ({figure.group(2)} {figure.group(1)})"
+        with Gpunode(context.build, context.log, options) as node:
+            for transport in transports:
+                begin = time.monotonic()
+                out = run(context, node, argv, transport, env)
+                if same(out) != same(native):
+                    raise failed(f"differs over {transport}: {out.split()[-6:]}, natively {native.split()[-6:]}")
+                said.append(f"{transport} {time.monotonic() - begin:.1f} s")
+                figure = re.search(r"(s/\w+) ([0-9.]+)", out)
+                if figure:
+                    said[-1] += f" ({figure.group(2)} {figure.group(1)})"
+        return "equal; " + ", ".join(said)
+    return action
