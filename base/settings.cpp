@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -15,6 +16,7 @@
 #include <toml++/toml.h>
 
 #include "base/text.h"
+#include "base/toml_text.h"
 
 namespace olpager::base {
 namespace {
@@ -91,11 +93,17 @@ Status setDriver(Settings& settings, std::string_view text) {
 
 Status setMemservers(Settings& settings, std::string_view text) {
   std::vector<std::string> found;
+  if (text == "none") {
+    settings.memservers.clear();
+    return {};
+  }
   for (std::string_view rest = text;;) {
     const size_t comma = rest.find(',');
     const std::string_view one = rest.substr(0, comma);
     if (one.empty() || one.find(':') == std::string_view::npos)
-      return notAllowed(one, "host:port, [v6]:port or unix:/path; several with commas between");
+      return notAllowed(one, "host:port, [v6]:port or unix:/path, several with commas between; or none");
+    if (std::find(found.begin(), found.end(), one) != found.end())
+      return Error{fmt::format("{} is named twice; each memserver once", printable(one))};
     found.emplace_back(one);
     if (comma == std::string_view::npos) break;
     rest = rest.substr(comma + 1);
@@ -158,7 +166,8 @@ struct Key {
   const char* key;
   const char* variable;
   Status (*set)(Settings&, std::string_view);
-  bool number;  // a TOML integer will do
+  bool number;        // a TOML integer will do
+  bool list = false;  // so will an array of strings: as text with commas between
 };
 constexpr Key kKeys[] = {
     {"vram", "OL_VRAM", setVram, true},
@@ -170,7 +179,7 @@ constexpr Key kKeys[] = {
     {"log", "OL_LOG", setLog, false},
     {"driver", "OL_DRIVER", setDriver, false},
     {"exportable", "OL_EXPORTABLE", setExportable, false},
-    {"memserver", "OL_MEMSERVER", setMemservers, false},
+    {"memserver", "OL_MEMSERVER", setMemservers, false, true},
     {"replicas", "OL_REPLICAS", setReplicas, true},
     {"key", "OL_KEY", setKey, false},
     {"tls", "OL_TLS", setTls, false},
@@ -198,12 +207,21 @@ bool knownElsewhere(std::string_view name) {
 }
 
 // A string value as settings take it; an integer becomes its decimal text.
-std::optional<std::string> valueText(const toml::node& node, bool number_allowed) {
+std::optional<std::string> valueText(const toml::node& node, const Key& key) {
   if (auto text = node.value_exact<std::string>()) return text;
-  if (const auto number = node.value_exact<int64_t>(); number && number_allowed && *number >= 0) {
+  if (const auto number = node.value_exact<int64_t>(); number && key.number && *number >= 0) {
     return std::to_string(*number);
   }
-  return std::nullopt;
+  const toml::array* const list = key.list ? node.as_array() : nullptr;
+  if (list == nullptr) return std::nullopt;
+  if (list->empty()) return "none";
+  std::string joined;
+  for (const auto& element : *list) {
+    const auto text = element.value_exact<std::string>();
+    if (!text) return std::nullopt;
+    joined += fmt::format("{}{}", joined.empty() ? "" : ",", *text);
+  }
+  return joined;
 }
 
 Status applyFile(Settings& settings, const std::string& path, bool required) {
@@ -220,11 +238,10 @@ Status applyFile(Settings& settings, const std::string& path, bool required) {
   if (file.bad()) return Error{fmt::format("{}: can't be read", path)};
   const toml::parse_result parsed = toml::parse(text.str(), path);
   if (!parsed) {
-    std::string why(parsed.error().description());
-    for (char& c : why) {
-      if (c == '\n') c = ' ';
-    }
-    return Error{fmt::format("{}:{}: {}", path, parsed.error().source().begin.line, why)};
+    const auto line = parsed.error().source().begin.line;
+    std::string why = unquotedValue(text.str(), line);
+    if (why.empty()) why = printable(parsed.error().description());
+    return Error{fmt::format("{}:{}: {}", path, line, why)};
   }
   for (const auto& [name, node] : parsed.table()) {
     const auto place = fmt::format("{}:{}", path, node.source().begin.line);
@@ -233,12 +250,14 @@ Status applyFile(Settings& settings, const std::string& path, bool required) {
       return Error{fmt::format("{}: unknown {} '{}'; allowed: {}", place, node.is_table() ? "table" : "key", name.str(),
                                keyList())};
     }
-    const auto value = valueText(node, key->number);
+    const auto value = valueText(node, *key);
     if (!value) {
       std::ostringstream type;
       type << node.type();
       return Error{fmt::format("{}: {} is of type {}; allowed: {}", place, key->key, type.str(),
-                               key->number ? "a string or a number that is not negative" : "a string")};
+                               key->number ? "a string or a number that is not negative"
+                               : key->list ? "a string or an array of strings"
+                                           : "a string")};
     }
     if (auto status = key->set(settings, *value); !status.ok()) {
       return Error{fmt::format("{}: {}: {}", place, key->key, status.error().message)};

@@ -46,7 +46,7 @@ struct Settings {
   uint64_t va_base = 0;  // 0: the built-in base
   uint64_t va_size = 0;  // 0: 16 TiB
   LogLevel log = LogLevel::kWarn;
-  std::vector<std::string> memservers;  // "host:port", "[v6]:port" or "unix:/path"
+  std::vector<std::string> memservers;  // "host:port", "[v6]:port" or "unix:/path"; each once
   unsigned replicas = 1;                // of what they hold: 1 or 2
   std::string key;                      // absolute path of the file with the key for memservers and gpunodes; "": none
   TlsSetting tls = TlsSetting::kAll;

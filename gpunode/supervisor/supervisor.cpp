@@ -160,6 +160,8 @@ void Supervisor::take(transport::Completion& completion) {
     list(completion.link, request);
   } else if (request.ask == SessionAsk::kOpen) {
     open(completion.link, request);
+  } else if (request.ask == SessionAsk::kWouldOpen) {
+    wouldOpen(completion.link, request);
   } else {
     tell(completion.link, request);
   }
@@ -172,13 +174,30 @@ void Supervisor::refuse(const transport::LinkPtr& client, const std::string& why
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
 }
 
-void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& request) {
-  if (request.specification != forward::kSpecification)
-    return refuse(client, "the client and the gpunode are of different versions of olpager");
-  const auto running = static_cast<size_t>(
+size_t Supervisor::running() const {
+  return static_cast<size_t>(
       std::count_if(sessions_.begin(), sessions_.end(), [](const auto& one) { return one.second.ended.empty(); }));
-  if (running >= options_.sessions)
-    return refuse(client, fmt::format("it has {} sessions already, the most (--sessions)", running));
+}
+
+// "", or why there can be no session.
+std::string Supervisor::inTheWay(const SessionRequest& request) const {
+  if (request.specification != forward::kSpecification)
+    return "the client and the gpunode are of different versions of olpager";
+  if (running() >= options_.sessions)
+    return fmt::format("it has {} sessions already, the most (--sessions)", running());
+  return "";
+}
+
+void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionRequest& request) {
+  if (const std::string why = inTheWay(request); !why.empty()) return refuse(client, why);
+  SessionReply reply;
+  const std::string text = fmt::format("{} of at most {} sessions", running(), options_.sessions);
+  std::strncpy(reply.text, text.c_str(), sizeof reply.text - 1);
+  (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
+}
+
+void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& request) {
+  if (const std::string why = inTheWay(request); !why.empty()) return refuse(client, why);
   Session session;
   while (session.id == 0 || sessions_.contains(session.id)) {
     if (getrandom(&session.id, sizeof session.id, 0) != sizeof session.id) session.id = 0;

@@ -45,10 +45,13 @@ class Supervisor {
 
   void take(transport::Completion& completion);
   void open(const transport::LinkPtr& client, const forward::SessionRequest& request);
+  void wouldOpen(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void tell(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void list(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void refuse(const transport::LinkPtr& client, const std::string& why);
   void ready(Session& session);
+  size_t running() const;
+  std::string inTheWay(const forward::SessionRequest& request) const;
   void reap();
   Status spawn(Session& session, const std::string& host);
   void forgetOld();

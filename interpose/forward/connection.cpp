@@ -12,31 +12,21 @@
 
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/core/own_descriptors.h"
+#include "coherence/transport/from_settings.h"
 #include "coherence/transport/trust/keys.h"
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/ask.h"
 
 namespace olpager::forward {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kAnswer = 30s;  // a worker starts its driver meanwhile
+constexpr uint32_t kConnectMs = 5000;
+constexpr uint32_t kAnswerMs = 30000;  // a worker starts its driver meanwhile
 constexpr auto kGreeting = 5s;
 constexpr auto kFirst = 2s;  // to reach the worker
 constexpr auto kRetry = 50ms;
-
-transport::Options optionsFrom(const base::Settings& settings) {
-  transport::Options options;
-  options.tls = settings.tls == base::TlsSetting::kAll       ? transport::Tls::kAll
-                : settings.tls == base::TlsSetting::kControl ? transport::Tls::kControl
-                                                             : transport::Tls::kOff;
-  options.choice = settings.transport == base::TransportSetting::kTcp   ? transport::Choice::kTcp
-                   : settings.transport == base::TransportSetting::kShm ? transport::Choice::kShm
-                                                                        : transport::Choice::kAuto;
-  return options;
-}
-
-std::string textOf(const char* text, size_t most) { return {text, strnlen(text, most)}; }
 
 std::string withPort(const std::string& address, uint32_t port) {
   return address.substr(0, address.rfind(':')) + ":" + std::to_string(port);
@@ -44,54 +34,22 @@ std::string withPort(const std::string& address, uint32_t port) {
 
 }  // namespace
 
-Result<SessionReply> Connection::ask(SessionRequest request) {
-  transport::Options options = optionsFrom(settings_);
-  options.choice = transport::Choice::kTcp;  // a message each way: no shared memory for that
-  if (!settings_.key.empty()) {
-    auto keys = transport::loadKeys(settings_.key);
-    if (!keys.ok()) return keys.error();
-    options.keys = std::move(keys).value();
-  }
-  auto node = transport::makeEndpoint(options);
-  if (!node.ok()) return node.error();
-  auto queue = node.value()->makeQueue();
-  auto link = node.value()->connect(settings_.gpunode, {transport::makeDomain(), queue, ""});
-  if (!link.ok()) return Error{"gpunode " + settings_.gpunode + ": " + link.error().message};
-  if (link.value()->send(transport::MessageClass::kRequest, std::as_bytes(std::span(&request, 1))) !=
-      transport::Outcome::kOk)
-    return Error{"gpunode " + settings_.gpunode + ": " + link.value()->reason()};
-  const auto end = std::chrono::steady_clock::now() + kAnswer;
-  for (;;) {
-    transport::Completion one[1];
-    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - std::chrono::steady_clock::now());
-    if (left.count() <= 0) return Error{"gpunode " + settings_.gpunode + " did not answer in time"};
-    if (queue->wait(one, left) == 0) continue;
-    if (one[0].kind == transport::Completion::Kind::kDown)
-      return Error{"gpunode " + settings_.gpunode + ": " + link.value()->reason()};
-    if (one[0].kind != transport::Completion::Kind::kMessage) continue;
-    SessionReply reply;
-    if (one[0].message.bytes().size() != sizeof reply) return Error{settings_.gpunode + " is no gpunode"};
-    std::memcpy(&reply, one[0].message.bytes().data(), sizeof reply);
-    if (reply.magic != kSessionMagic) return Error{settings_.gpunode + " is no gpunode"};
-    one[0] = {};
-    link.value()->close("done");
-    return reply;
-  }
-}
-
 Status Connection::open(calls::Channel& channel) {
   SessionRequest request;
   request.process = static_cast<uint32_t>(getpid());
   request.specification = kSpecification;
   std::strncpy(request.program, program_invocation_short_name, sizeof request.program - 1);
-  auto reply = ask(request);
+  auto reply = askGpunode(settings_, request, kConnectMs, kAnswerMs);
   if (!reply.ok()) return reply.error();
   session_ = reply.value();
-  if (session_.refused != 0)
-    return Error{"gpunode " + settings_.gpunode + " refuses: " + textOf(session_.text, sizeof session_.text)};
-  worker_address_ =
-      session_.port != 0 ? withPort(settings_.gpunode, session_.port) : textOf(session_.text, sizeof session_.text);
-  transport::Options options = optionsFrom(settings_);
+  if (session_.refused != 0) return Error{"gpunode " + settings_.gpunode + " refuses: " + textOf(session_)};
+  worker_address_ = session_.port != 0 ? withPort(settings_.gpunode, session_.port) : textOf(session_);
+  auto network = transport::optionsFrom(settings_);
+  if (!network.ok()) return network.error();
+  transport::Options& options = network.value();
+  options.choice = settings_.transport == base::TransportSetting::kTcp   ? transport::Choice::kTcp
+                   : settings_.transport == base::TransportSetting::kShm ? transport::Choice::kShm
+                                                                         : transport::Choice::kAuto;
   transport::NamedKey key{kSessionKeyName, {}};
   static_assert(sizeof key.secret == sizeof session_.key);
   std::memcpy(key.secret.data(), session_.key, sizeof session_.key);
@@ -131,8 +89,8 @@ Status Connection::reopen(calls::Channel& channel) {
     SessionRequest request;
     request.ask = SessionAsk::kWhatBecameOf;
     request.session = session_.session;
-    if (auto reply = ask(request); reply.ok() && reply.value().refused != 0)
-      return Error{textOf(reply.value().text, sizeof reply.value().text)};
+    if (auto reply = askGpunode(settings_, request, kConnectMs, kAnswerMs); reply.ok() && reply.value().refused != 0)
+      return Error{textOf(reply.value())};
     std::this_thread::sleep_for(kRetry);
   }
   return last;

@@ -26,7 +26,6 @@ class Connection {
   const std::string& address() const { return worker_address_; }
 
  private:
-  Result<SessionReply> ask(SessionRequest request);
   Status join(calls::Channel& channel);
 
   const base::Settings settings_;

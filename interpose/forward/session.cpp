@@ -209,7 +209,7 @@ void Session::receiveFor(Wait& wait) {
 
 Status Session::resume() {
   const std::string why = channel_.reason();
-  base::logWarn("gpunode: the connection is lost (%s); connecting again", why.c_str());
+  base::logWarn("gpunode: disconnected (%s); connecting again", why.c_str());
   Status again = connection_->reopen(channel_);
   if (!again.ok()) return Error{again.error().message};
   base::logWarn("gpunode: connected again");

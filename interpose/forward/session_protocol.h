@@ -6,12 +6,13 @@
 namespace olpager::forward {
 
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 2;
+inline constexpr uint32_t kSessionVersion = 3;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,
   kWhatBecameOf = 2,
-  kList = 3,  // answered by text, a line for each session of the asker's key
+  kList = 3,       // answered by text, a line for each session of the asker's key
+  kWouldOpen = 4,  // as kOpen, but nothing is opened: refused, or `text` says how many sessions there are
 };
 
 struct SessionRequest {
@@ -19,7 +20,7 @@ struct SessionRequest {
   uint32_t version = kSessionVersion;
   SessionAsk ask = SessionAsk::kOpen;
   uint32_t process = 0;        // kOpen: the client's, for lists
-  uint64_t specification = 0;  // kOpen
+  uint64_t specification = 0;  // kOpen, kWouldOpen
   uint64_t session = 0;        // kWhatBecameOf
   char program[40] = {};       // kOpen: printable, NUL-terminated
 };

@@ -24,7 +24,7 @@
 
 #include "base/log.h"
 #include "base/settings.h"
-#include "coherence/transport/trust/keys.h"
+#include "coherence/transport/from_settings.h"
 #include "interpose/forward/session.h"
 #include "interpose/local/driver_loader.h"
 #include "interpose/local/ipc_exports.h"
@@ -109,14 +109,9 @@ Result<std::shared_ptr<pager::RemoteTier>> remoteFrom(const base::Settings& sett
   options.memservers = settings.memservers;
   options.replicas = settings.replicas;
   options.label = program_invocation_short_name;
-  options.transport.tls = settings.tls == base::TlsSetting::kAll       ? transport::Tls::kAll
-                          : settings.tls == base::TlsSetting::kControl ? transport::Tls::kControl
-                                                                       : transport::Tls::kOff;
-  if (!settings.key.empty()) {
-    auto keys = transport::loadKeys(settings.key);
-    if (!keys.ok()) return keys.error();
-    options.transport.keys = std::move(keys).value();
-  }
+  auto network = transport::optionsFrom(settings);
+  if (!network.ok()) return network.error();
+  options.transport = std::move(network).value();
   auto made = pager::RemoteTier::connect(options);
   if (!made.ok()) return made.error();
   return std::shared_ptr<pager::RemoteTier>(std::move(made).value());

@@ -796,7 +796,7 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   const std::string reason = link->reason();
   Lock lock(mutex_);
   if (link != link_) return;  // it failed before it was this client's: connected() sees it
-  if (told_up_ && !closing_) happen(Event::Kind::kDown, fmt::format("the connection is lost: {}", reason));
+  if (told_up_ && !closing_) happen(Event::Kind::kDown, fmt::format("disconnected: {}", reason));
   if (state_ == State::kGreeting) attempt_failed_ = true;
   if (figures_.connects == 0 && first_error_.empty()) {
     first_error_ = fmt::format("memserver {}: {}", options_.address, reason);

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/text.h"
+#include "base/toml_text.h"
 #include "coherence/transport/trust/keys.h"
 #include "memserver/server/slabs.h"
 
@@ -255,7 +257,10 @@ Status applyFile(DaemonOptions& options, const std::string& path, bool must) {
   text << file.rdbuf();
   const auto parsed = toml::parse(text.str(), path);
   if (!parsed) {
-    return Error{fmt::format("{}:{}: {}", path, parsed.error().source().begin.line, parsed.error().description())};
+    const auto line = parsed.error().source().begin.line;
+    std::string why = base::unquotedValue(text.str(), line);
+    if (why.empty()) why = base::printable(parsed.error().description());
+    return Error{fmt::format("{}:{}: {}", path, line, why)};
   }
   for (const auto& [key, value] : parsed.table()) {
     const auto where = [&path, line = value.source().begin.line, name = std::string(key.str())](const Error& error) {

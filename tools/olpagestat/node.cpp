@@ -9,7 +9,7 @@
 #include "base/settings.h"
 #include "base/size.h"
 #include "base/text.h"
-#include "coherence/transport/trust/keys.h"
+#include "coherence/transport/from_settings.h"
 #include "tools/olpagestat/text.h"
 
 namespace olpager::tools {
@@ -84,19 +84,13 @@ Result<NodeSource> NodeSource::make(const NodeOptions& options, uint32_t answer_
     if (const Status status = base::applySetting(settings.value(), "tls", options.tls); !status.ok())
       return Error{"--tls: " + status.error().message};
   }
-  transport::Options network;
-  network.connect_ms = answer_ms;
-  network.tls = settings.value().tls == base::TlsSetting::kAll       ? transport::Tls::kAll
-                : settings.value().tls == base::TlsSetting::kControl ? transport::Tls::kControl
-                                                                     : transport::Tls::kOff;
-  if (const std::string& file = options.key.empty() ? settings.value().key : options.key; !file.empty()) {
-    auto keys = transport::loadKeys(file);
-    if (!keys.ok()) return keys.error();
-    network.keys = std::move(keys).value();
-  }
+  if (!options.key.empty()) settings.value().key = options.key;
+  auto network = transport::optionsFrom(settings.value());
+  if (!network.ok()) return network.error();
+  network.value().connect_ms = answer_ms;
   NodeSource source;
   for (const std::string& address : options.addresses) {
-    auto asker = status::Asker::make(network, address, answer_ms);
+    auto asker = status::Asker::make(network.value(), address, answer_ms);
     if (!asker.ok()) return asker.error();
     source.nodes_.push_back({address, std::move(asker).value()});
   }

@@ -20,6 +20,7 @@
 #include "base/fd.h"
 #include "base/size.h"
 #include "pager/counters/files.h"
+#include "tools/olrun/daemons.h"
 #include "tools/olrun/driver_probe.h"
 
 namespace olpager::tools {
@@ -110,6 +111,19 @@ void checkDriver(Findings& findings, const std::string& driver, const std::strin
          fmt::format("the driver refuses HOST_NUMA memory ({}): what a launch reaches has to fit VRAM; in a "
                      "container allow the set_mempolicy and mbind calls (--cap-add SYS_NICE)",
                      facts.host_problem)});
+  }
+}
+
+void checkDaemons(Findings& findings, const base::Settings& settings) {
+  const auto asked = askDaemons(settings);
+  if (!asked.ok()) {
+    findings.push_back({Kind::kGap, "key", asked.error().message});
+    return;
+  }
+  for (const DaemonAnswer& answer : asked.value()) {
+    findings.push_back(answer.problem.empty()
+                           ? Finding{Kind::kGood, answer.kind, fmt::format("{}: {}", answer.address, answer.text)}
+                           : Finding{Kind::kGap, answer.kind, answer.problem});
   }
 }
 
@@ -225,6 +239,11 @@ std::vector<Finding> checkMachine(const base::Settings& settings, const std::str
                                   const std::string& link_folder, const std::string& driver) {
   Findings findings;
   checkInstallation(findings, library, link_folder);
+  checkDaemons(findings, settings);
+  if (!settings.gpunode.empty()) {
+    findings.push_back({Kind::kNote, "here", "a forwarded program needs neither a GPU nor a driver of this machine"});
+    return findings;
+  }
   if (settings.driver != "sim") checkDevices(findings);
   if (driver.empty()) {
     findings.push_back({Kind::kGap, "driver", "libolsimcuda.so, the simulated GPU, is not beside olrun; build it"});

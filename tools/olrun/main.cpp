@@ -18,6 +18,7 @@
 
 #include "base/locate.h"
 #include "base/settings.h"
+#include "tools/olrun/daemons.h"
 #include "tools/olrun/driver_probe.h"
 #include "tools/olrun/environment.h"
 #include "tools/olrun/machine_check.h"
@@ -35,6 +36,9 @@ int refuse(const std::string& line) {
   return kRefused;
 }
 
+// Whether a program is forwarded decides which settings can have an effect.
+enum class Mode : uint8_t { kBoth, kLocal, kForwarded };
+
 // One setting as an option of the command line.
 struct SettingOption {
   const char* option;
@@ -42,6 +46,7 @@ struct SettingOption {
   const char* variable;
   const char* type;
   const char* help;
+  Mode mode = Mode::kLocal;
   std::string text{};
 };
 
@@ -56,14 +61,16 @@ struct CommandLine {
       {"--va-base", "va_base", "OL_VA_BASE", "ADDRESS", "Where the global address range begins"},
       {"--va-size", "va_size", "OL_VA_SIZE", "SIZE", "Its size (default: 16TiB)"},
       {"--memserver", "memserver", "OL_MEMSERVER", "HOST:PORT,...",
-       "Memory of other machines (olmemserver): below host RAM. As often as there are machines"},
+       "Memory of other machines (olmemserver): below host RAM. As often as there are machines; none: without"},
       {"--replicas", "replicas", "OL_REPLICAS", "N", "Memservers that hold each page: 1 or 2 (default: 1)"},
       {"--gpunode", "gpunode", "OL_GPUNODE", "HOST:PORT",
-       "Run all GPU work on another machine (olgpunode): no GPU and no driver is needed here"},
-      {"--transport", "transport", "OL_TRANSPORT", "HOW", "To the gpunode: auto, tcp or shm (default: auto)"},
-      {"--key", "key", "OL_KEY", "FILE", "Key for memservers and gpunodes (olctl keygen)"},
-      {"--tls", "tls", "OL_TLS", "WHAT", "What goes to them encrypted: all, control or off (default: all)"},
-      {"--log", "log", "OL_LOG", "LEVEL", "off, error, warn, info, debug or trace (default: warn)"},
+       "Run all GPU work on another machine (olgpunode): no GPU and no driver is needed here; none: not", Mode::kBoth},
+      {"--transport", "transport", "OL_TRANSPORT", "HOW", "To the gpunode: auto, tcp or shm (default: auto)",
+       Mode::kForwarded},
+      {"--key", "key", "OL_KEY", "FILE", "Key for memservers and gpunodes (olctl keygen)", Mode::kBoth},
+      {"--tls", "tls", "OL_TLS", "WHAT", "What goes to them encrypted: all, control or off (default: all)",
+       Mode::kBoth},
+      {"--log", "log", "OL_LOG", "LEVEL", "off, error, warn, info, debug or trace (default: warn)", Mode::kBoth},
       {"--driver", "driver", "OL_DRIVER", "DRIVER",
        "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
       {"--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
@@ -167,6 +174,31 @@ std::string absolute(const std::string& path) {
   return failure ? path : full.lexically_normal().string();
 }
 
+// What was asked for by an option and can't be had is no setting to ignore. (Files and variables may name settings of both.)
+Status checkOptions(const std::vector<SettingOption>& options, const std::string& gpunode) {
+  const Mode other = gpunode.empty() ? Mode::kForwarded : Mode::kLocal;
+  for (const auto& option : options) {
+    if (option.text.empty() || option.text == "none" || option.mode != other) continue;
+    return Error{
+        gpunode.empty()
+            ? fmt::format("{}: of no effect without a gpunode (--gpunode)", option.option)
+            : fmt::format("{}: of no effect with the gpunode {}, whose own settings hold (man olgpunode); leave it "
+                          "out, or run here: --gpunode none",
+                          option.option, gpunode)};
+  }
+  return {};
+}
+
+// One that does not serve the program would make its cuInit fail.
+Status checkDaemons(const base::Settings& settings) {
+  const auto asked = tools::askDaemons(settings);
+  if (!asked.ok()) return asked.error();
+  for (const auto& answer : asked.value()) {
+    if (!answer.problem.empty()) return Error{fmt::format("{} (without it: --{} none)", answer.problem, answer.kind)};
+  }
+  return {};
+}
+
 int printFindings(const std::vector<tools::Finding>& findings) {
   bool gaps = false;
   for (const auto& finding : findings) {
@@ -202,6 +234,7 @@ int run(int argc, char** argv) {
   const auto loaded = base::loadSettings({.environment = environment.entries()});
   if (!loaded.ok()) return refuse(loaded.error().message);
   const base::Settings& settings = loaded.value();
+  if (auto status = checkOptions(line.settings, settings.gpunode); !status.ok()) return refuse(status.error().message);
 
   const std::string self = base::currentExecutable();
   const std::string library = base::locateLibrary(self, "libolpager.so");
@@ -234,6 +267,7 @@ int run(int argc, char** argv) {
     return refuse(fmt::format("{} is not in the build or installation of {}; build it: meson compile -C build",
                               library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
   }
+  if (auto status = checkDaemons(settings); !status.ok()) return refuse(status.error().message);
   if (!program.warning.empty()) fmt::print(stderr, "olrun: warning: {}\n", program.warning);
 
   if (settings.driver == "sim") environment.set("OL_DRIVER", driver);

@@ -381,12 +381,12 @@ std::string Acceptor::preamble(Handshake& shake) {
   const auto& keys = endpoint_.options().keys;
   switch (preamble.kind) {
     case wire::Preamble::Kind::kPlainLink:
-      if (keys) return "it gives no key, and this node wants one";
+      if (keys) return "no key was given, and this node wants one: name the file with it (--key, the setting key)";
       shake.state = Handshake::State::kHello;
       shake.wanted = sizeof(wire::Header) + sizeof(wire::Hello);
       return "";
     case wire::Preamble::Kind::kTlsLink: {
-      if (!keys) return "it uses a key, and this node has none";
+      if (!keys) return "a key was given, and this node has none: start it with --key, or come without";
       auto session =
           TlsSession::server(shake.stream.fd(), [keys](const std::string& name) { return keys->find(name); });
       if (!session.ok()) return session.error().message;

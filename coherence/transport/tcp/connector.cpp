@@ -211,7 +211,8 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address, 
     endpoint.releaseLink();
     why = link.error().message;
   }
-  return Error{fmt::format("{}: {}", address, why)};
+  // A numeric address is named already where it could not be connected to.
+  return Error{why.starts_with(address + ": ") ? why : fmt::format("{}: {}", address, why)};
 }
 
 }  // namespace olpager::transport

@@ -10,7 +10,7 @@ On loopback:
   killed    replicas = 2, one of three memservers is killed: the right result, without waiting for its lease, which outlasts the test
   stopped   likewise, stopped for good
   gone      replicas = 1, all memservers are killed: the right result, or a CUDA error and a line that names one
-  absent    a memserver that is not there: one line, and the program is told so
+  absent    a memserver that is not there: one line, and no program
 
 Each on a host of its own (hosts.py), with a key and TLS; one of three memservers
   host-killed     is killed
@@ -260,7 +260,7 @@ def loopback_case(run, case):
             server.process.send_signal(signal.SIGSTOP) if case == "stopped" else server.kill()
     end = program.finish()
     if case == "absent":
-        return end is not None and end[0] != 0 and "127.0.0.1:1" in end[2]
+        return end is not None and end[0] == 2 and end[1] == "" and "127.0.0.1:1" in end[2]
     return is_right(end) or (case == "gone" and was_told(end, run.servers))
 
 

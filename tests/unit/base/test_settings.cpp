@@ -102,12 +102,38 @@ TEST_CASE("a wrong file says where, what and what is allowed", "[base][settings]
       {"va_base = 0x1001\n", 1, "va_base: '4097' is not allowed"},
       {"va_size = '0'\n", 1, "va_size: '0' is not allowed"},
       {"\n\nvram = \n", 3, ""},
+      {"\nvram = 8GiB  # mine\n", 2, "vram = 8GiB: a text needs quotes: vram = \"8GiB\""},
+      {"vram = 50%\n", 1, "vram = 50%: a text needs quotes: vram = \"50%\""},
+      {"driver = /usr/lib/libcuda.so.1", 1, "driver = \"/usr/lib/libcuda.so.1\""},
+      {"log = info\n", 1, "log = \"info\""},
+      {"replicas = 2\nreplicas = 2\n", 2, "replicas"},
+      {"memserver = 7\n", 1, "memserver is of type integer; allowed: a string or an array of strings"},
+      {"memserver = ['a:1', 2]\n", 1, "memserver is of type array"},
+      {"memserver = ['a:1', 'a:1']\n", 1, "memserver: a:1 is named twice"},
   }));
   const auto path = files.write("etc.toml", text);
   const auto failure = failureOf(files.sources({}));
   CHECK(failure.rfind(path + ":" + std::to_string(line) + ": ", 0) == 0);
   CHECK(failure.find(expected) != std::string::npos);
   CHECK(failure.find('\n') == std::string::npos);
+}
+
+TEST_CASE("what a file names can be left out for one run", "[base][settings]") {
+  Files files;
+  files.write("etc.toml", "memserver = ['a:1', 'unix:/b']\ngpunode = 'c:1'\n");
+  const auto all = loadSettings(files.sources({}));
+  REQUIRE(all.ok());
+  CHECK(all.value().memservers == std::vector<std::string>{"a:1", "unix:/b"});
+  CHECK(all.value().gpunode == "c:1");
+  const auto none = loadSettings(files.sources({"OL_MEMSERVER=none", "OL_GPUNODE=none"}));
+  REQUIRE(none.ok());
+  CHECK(none.value().memservers.empty());
+  CHECK(none.value().gpunode.empty());
+  files.write("xdg/olpager/olpager.toml", "memserver = []\n");
+  const auto emptied = loadSettings(files.sources({"OL_GPUNODE="}));
+  REQUIRE(emptied.ok());
+  CHECK(emptied.value().memservers.empty());
+  CHECK(emptied.value().gpunode == "c:1");
 }
 
 TEST_CASE("a wrong variable says which", "[base][settings]") {

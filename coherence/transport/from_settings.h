@@ -1,0 +1,15 @@
+// What a program's settings say of its connections to daemons (tls, key).
+//
+// Thread-safety: pure but for the key file, which it reads.
+#pragma once
+
+#include "base/result.h"
+#include "base/settings.h"
+#include "coherence/transport/options.h"
+
+namespace olpager::transport {
+
+/// All else as the defaults. The Error is one line that names the key file.
+Result<Options> optionsFrom(const base::Settings& settings);
+
+}  // namespace olpager::transport

@@ -1,0 +1,53 @@
+#include "interpose/forward/ask.h"
+
+#include <chrono>
+#include <cstring>
+#include <span>
+
+#include "base/text.h"
+#include "coherence/transport/from_settings.h"
+#include "coherence/transport/transport.h"
+
+namespace olpager::forward {
+
+Result<SessionReply> askGpunode(const base::Settings& settings, const SessionRequest& request, uint32_t connect_ms,
+                                uint32_t answer_ms) {
+  using Clock = std::chrono::steady_clock;
+  const std::string name = "gpunode " + settings.gpunode + ": ";
+  auto options = transport::optionsFrom(settings);
+  if (!options.ok()) return options.error();
+  options.value().choice = transport::Choice::kTcp;  // a message each way: no shared memory for that
+  options.value().connect_ms = connect_ms;
+  auto node = transport::makeEndpoint(options.value());
+  if (!node.ok()) return node.error();
+  auto queue = node.value()->makeQueue();
+  auto link = node.value()->connect(settings.gpunode, {transport::makeDomain(), queue, ""});
+  if (!link.ok()) return Error{"gpunode " + link.error().message};  // which names the address
+  if (link.value()->send(transport::MessageClass::kRequest, std::as_bytes(std::span(&request, 1))) !=
+      transport::Outcome::kOk)
+    return Error{name + link.value()->reason()};
+  const auto end = Clock::now() + std::chrono::milliseconds(answer_ms);
+  for (;;) {
+    transport::Completion one[1];
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - Clock::now());
+    if (left.count() <= 0) return Error{name + "it did not answer in time"};
+    if (queue->wait(one, left) == 0) continue;
+    if (one[0].kind == transport::Completion::Kind::kDown)
+      return Error{name + link.value()->reason() + "; is it a gpunode?"};
+    if (one[0].kind != transport::Completion::Kind::kMessage) continue;
+    SessionReply reply;
+    const auto bytes = one[0].message.bytes();
+    if (bytes.size() != sizeof reply) return Error{name + "it is no gpunode"};
+    std::memcpy(&reply, bytes.data(), sizeof reply);
+    if (reply.magic != kSessionMagic) return Error{name + "it is no gpunode"};
+    one[0] = {};
+    link.value()->close("done");
+    return reply;
+  }
+}
+
+std::string textOf(const SessionReply& reply) {
+  return base::printable({reply.text, strnlen(reply.text, sizeof reply.text)});
+}
+
+}  // namespace olpager::forward
