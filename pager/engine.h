@@ -298,8 +298,9 @@ class Engine {
   void noteVariables(const Batch& batch, const uint32_t* found, std::vector<uint32_t>& news);
   void noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named, std::vector<uint32_t>& news);
   void lookThroughNews(std::vector<uint32_t>& news);
-  void spare(const Batch& batch, std::vector<uint32_t> news);
-  void spareAll(const Batch& batch);
+  void spare(std::vector<uint32_t> news);
+  template <typename Named>
+  void spareVictims(Named named);
   void spreadStamps();
   static void stampPage(Region& region, uint64_t page, uint64_t stamp);
   static uint64_t stampToScan(const Region& region);

@@ -260,8 +260,12 @@ void StreamTable::markOwn(StreamState* stream) {
 bool StreamTable::quiet(uint64_t number) {
   std::lock_guard lock(mutex_);
   for (auto& stream : streams_) {
-    const uint64_t last = std::min(number, stream->last.load(std::memory_order_acquire));
-    if (stream->completed.load() < last) return false;
+    const uint64_t completed = stream->completed.load();
+    if (completed >= number) continue;
+    // In this order: what is not pending any more is in `last`.
+    if (stream->pending.load(std::memory_order_acquire) != 0 ||
+        completed < stream->last.load(std::memory_order_acquire))
+      return false;
   }
   return true;
 }

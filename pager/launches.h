@@ -1,7 +1,7 @@
 // Launches in flight: who may still touch what.
 //
 // Every operation takes one global number. A region keeps the highest number that reached it (Region::stamp). A region is
-// quiet when every stream has completed everything up to that number. Three parties:
+// quiet when every stream has completed everything up to that number, and none is about to submit it. Three parties:
 //
 //   launching thread   enters its hazard slot (seq_cst), reads Region::blocked, counts itself in StreamState::pending, takes
 //                      its number, raises Region::stamp, makes the driver call, raises StreamState::last, leaves `pending`
@@ -119,7 +119,8 @@ class StreamTable {
   void polls(CUdevice device, bool on);
   /// The launching thread's own mark, for per-thread default streams.
   void markOwn(StreamState* stream);
-  /// True when every launch that reached something stamped `number` has completed, as far as the marks tell.
+  /// True when every launch that reached something stamped `number` has completed, as far as the marks tell. One that has its
+  /// number and is not submitted has not: stamps rise with the number, and whoever asks may have begun to wait before that.
   bool quiet(uint64_t number);
   /// Every launch up to this number has completed.
   uint64_t completedFloor(uint64_t upper);

@@ -786,8 +786,9 @@ void Engine::noteMoved(const kernels::ScanScope& scope, const std::vector<uint32
 }
 
 // Launches that were made before the pass ended did not know that something names `news`: they may follow it, or have put it
-// elsewhere. What it leads to stays this time; launches from now on know.
-void Engine::spare(const Batch& batch, std::vector<uint32_t> news) {
+// elsewhere. What it leads to stays this time, also where a later pass has begun, which waited for none of them; launches from
+// now on know.
+void Engine::spare(std::vector<uint32_t> news) {
   if (news.empty()) return;
   const uint32_t mark = ++pool_.closure_mark;
   while (!news.empty()) {
@@ -796,22 +797,25 @@ void Engine::spare(const Batch& batch, std::vector<uint32_t> news) {
     if (region->dead || region->mark == mark) continue;
     region->mark = mark;
     // What can't be looked through leads anywhere.
-    if (region->isRoot() && pool_.leadsAnywhere(*region)) return spareAll(batch);
+    if (region->isRoot() && pool_.leadsAnywhere(*region)) return spareVictims([](const Region&) { return true; });
     news.insert(news.end(), region->edges.begin(), region->edges.end());
     pool_.forFixed(*region, [&](const Region* target) {
       if (target != nullptr) news.push_back(target->id);
     });
   }
-  const std::vector<Extent*> victims = batch.victims;  // cancelRetiring takes them off the batch
-  for (Extent* extent : victims)
-    if (extent != nullptr && extent->state == ExtentState::kRetiring && extent->region->mark == mark)
-      cancelRetiring(*extent);
+  spareVictims([mark](const Region& region) { return region.mark == mark; });
 }
 
-void Engine::spareAll(const Batch& batch) {
-  const std::vector<Extent*> victims = batch.victims;
-  for (Extent* extent : victims)
-    if (extent != nullptr && extent->state == ExtentState::kRetiring) cancelRetiring(*extent);
+// Takes back the victims of the passes that have begun, those in regions that named(region) names.
+template <typename Named>
+void Engine::spareVictims(Named named) {
+  for (const auto& batch : batches_) {
+    if (batch->stage != Batch::Stage::kPass) continue;
+    const std::vector<Extent*> victims = batch->victims;  // cancelRetiring takes them off the batch
+    for (Extent* extent : victims)
+      if (extent != nullptr && extent->state == ExtentState::kRetiring && named(*extent->region))
+        cancelRetiring(*extent);
+  }
 }
 
 // Whoever reaches a region reaches what it names: stamps follow the edges, as far as they go.
@@ -904,7 +908,7 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   if (!named.empty()) noteMoved(batch.scope, named, news);
   lookThroughNews(news);
   if (!named.empty() || !news.empty()) spreadStamps();
-  spare(batch, news);
+  spare(news);
   // Copies into these had completed when the pass began; none has come since if the stamp is the same.
   for (const auto& entry : batch.scan_for) {
     const bool same = entry.region->by_pieces || entry.region->isRoot() ? entry.region->host_writes == entry.host_writes

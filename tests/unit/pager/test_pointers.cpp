@@ -1,5 +1,9 @@
 // Pointers that lie in memory: what a launch reaches besides what it names.
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <thread>
 
 #include "tests/unit/pager/rig.h"
@@ -263,6 +267,231 @@ TEST_CASE("what a copy puts into a module's variable is followed at once", "[pag
   rig.pool().removeRoot(global);
   REQUIRE(driver().api.cuMemFree_v2(foreign) == CUDA_SUCCESS);
   REQUIRE(driver().api.cuMemFreeHost(pinned) == CUDA_SUCCESS);
+}
+
+namespace {
+
+/// A stream of its own, of which everything waits from close() on until `open`.
+struct Gate {
+  explicit Gate(Rig& owner) : rig(owner), stream(owner.makeStream()) {}
+  ~Gate() {
+    open = true;
+    driver().api.cuStreamSynchronize(stream);
+    rig.pool().streamDestroyed(rig.key(stream));
+    driver().api.cuStreamDestroy_v2(stream);
+  }
+  void close() {
+    REQUIRE(driver().cuLaunchHostFunc(
+                stream,
+                [](void* flag) {
+                  while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
+                },
+                &open) == CUDA_SUCCESS);
+  }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+  Rig& rig;
+  CUstream stream;
+  std::atomic<bool> open{false};
+};
+
+/// Longer than an engine needs for a pass that may begin.
+constexpr auto kTimeOfAPass = std::chrono::milliseconds(150);
+/// And than a launch waits for victims in vain before it uses host memory in place.
+constexpr auto kTimeInVain = std::chrono::milliseconds(500);
+
+}  // namespace
+
+// The eviction was under way before the copy: it did not wait for the copy's submission.
+TEST_CASE("a pass that begins while a copy into a variable is being submitted has not seen it",
+          "[pager][pointers][roots][numa]") {
+  Rig rig({.vram = 16 * kMiB});
+  CUdeviceptr global = 0;
+  size_t bytes = 0;
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
+  rig.put(target + 64, 99);
+  void* pinned = nullptr;
+  REQUIRE(driver().api.cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
+  const uint64_t word = target + 64;
+  std::memcpy(pinned, &word, 8);
+  rig.press();
+  const CUstream copies = rig.makeStream(), more = rig.makeStream();
+  {
+    // What fills VRAM is used by a launch that does not end; another one, which needs room, waits for victims there.
+    Gate gate(rig);
+    gate.close();
+    rig.fill(rig.allocate(12 * kMiB), 12 * kMiB, 1, gate.stream);
+    rig.launch(copies, "setEntry", out, uint64_t{8}, uint64_t{0});  // what this stream had to do is over
+    REQUIRE(driver().api.cuStreamSynchronize(copies) == CUDA_SUCCESS);
+    const CUdeviceptr wanted = rig.allocate(8 * kMiB);
+    std::thread presses([&] {
+      rig.enterThread();
+      rig.fill(wanted, 8 * kMiB, 2, more);
+    });
+    std::this_thread::sleep_for(kTimeInVain);
+    Access access(rig.pool(), rig.key(copies));
+    access.addRange(global, 8, Mode::kWrite);
+    access.addHostSource(pinned, 8, false);
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    const uint64_t before = rig.figures().scans.load();
+    gate.open = true;
+    presses.join();
+    std::this_thread::sleep_for(kTimeOfAPass);
+    CHECK(rig.figures().scans.load() > before);
+    REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(global, pinned, 8, copies) == CUDA_SUCCESS);
+    access.submitted(CUDA_SUCCESS);
+  }
+  rig.launch(copies, "readGlobal", out);
+  REQUIRE(driver().api.cuStreamSynchronize(copies) == CUDA_SUCCESS);
+  CHECK(rig.get(out) == 99);
+  for (const CUstream stream : {copies, more}) {
+    rig.pool().streamDestroyed(rig.key(stream));
+    driver().api.cuStreamDestroy_v2(stream);
+  }
+  rig.pool().removeRoot(global);
+  REQUIRE(driver().api.cuMemFreeHost(pinned) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a scan that begins while a second copy into memory is being submitted has not seen it",
+          "[pager][pointers]") {
+  Rig rig({.vram = 16 * kMiB});
+  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB), other_out = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  void* pinned = nullptr;
+  REQUIRE(driver().api.cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
+  const uint64_t words[] = {targets[0] + 64, targets[1] + 64};
+  std::memcpy(pinned, words, sizeof(words));
+  const char* const source = static_cast<const char*>(pinned);
+  rig.press();
+  const CUstream copies = rig.makeStream(), more = rig.makeStream();
+  // What is used first is there: nobody evicts, and so scans, anything meanwhile.
+  for (const CUdeviceptr used : {table, out, other_out, targets[0]})
+    rig.launch(copies, "setEntry", used, uint64_t{0}, uint64_t{0});
+  REQUIRE(driver().api.cuStreamSynchronize(copies) == CUDA_SUCCESS);
+  {
+    Gate gate(rig);
+    gate.close();
+    REQUIRE(rig.copyIn(gate.stream, table, source, 8, false) == CUDA_SUCCESS);
+    // Waits for a scan of the table, which waits for the copy.
+    std::thread reads([&] {
+      rig.enterThread();
+      rig.launch(more, "readThrough", other_out, table);
+    });
+    std::this_thread::sleep_for(kTimeOfAPass);
+    Access access(rig.pool(), rig.key(copies));
+    access.addRange(table, 8, Mode::kWrite);
+    access.addHostSource(source + 8, 8, false);
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    gate.open = true;
+    std::this_thread::sleep_for(kTimeOfAPass);
+    REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(table, source + 8, 8, copies) == CUDA_SUCCESS);
+    access.submitted(CUDA_SUCCESS);
+    reads.join();
+  }
+  REQUIRE(driver().api.cuStreamSynchronize(more) == CUDA_SUCCESS);
+  rig.launch(copies, "readThrough", out, table);
+  REQUIRE(driver().api.cuStreamSynchronize(copies) == CUDA_SUCCESS);
+  CHECK(rig.get(out) == 1001);
+  const uint64_t other = rig.get(other_out);  // before the second copy or after
+  CHECK((other == 1000 || other == 1001));
+  for (const CUstream stream : {copies, more}) {
+    rig.pool().streamDestroyed(rig.key(stream));
+    driver().api.cuStreamDestroy_v2(stream);
+  }
+  REQUIRE(driver().api.cuMemFreeHost(pinned) == CUDA_SUCCESS);
+}
+
+namespace {
+
+/// Passes whose ends the pager does not hear of while `held`: what begins meanwhile runs beside them.
+struct HeldPasses {
+  std::mutex mutex;
+  std::vector<CUstream> streams;  // the pager's own, in the order in which it makes them; the last is the passes'
+  std::set<CUevent> ends;
+  bool held = false;
+};
+HeldPasses g_passes;
+
+CUresult noteStream(CUstream* out, unsigned flags, int priority) {
+  const CUresult result = driver().api.cuStreamCreateWithPriority(out, flags, priority);
+  const std::lock_guard lock(g_passes.mutex);
+  if (result == CUDA_SUCCESS) g_passes.streams.push_back(*out);
+  return result;
+}
+
+CUresult noteRecord(CUevent event, CUstream stream) {
+  const std::lock_guard lock(g_passes.mutex);
+  if (g_passes.held && !g_passes.streams.empty() && stream == g_passes.streams.back()) g_passes.ends.insert(event);
+  return driver().api.cuEventRecord(event, stream);
+}
+
+CUresult queryOrHold(CUevent event) {
+  {
+    const std::lock_guard lock(g_passes.mutex);
+    if (g_passes.held && g_passes.ends.contains(event)) return CUDA_ERROR_NOT_READY;
+  }
+  return driver().api.cuEventQuery(event);
+}
+
+void holdPassesAtWill(DriverApi& api) {
+  g_passes.streams.clear();
+  g_passes.ends.clear();
+  g_passes.held = false;
+  api.cuStreamCreateWithPriority = noteStream;
+  api.cuEventRecord = noteRecord;
+  api.cuEventQuery = queryOrHold;
+}
+
+size_t holdPasses(bool held) {
+  const std::lock_guard lock(g_passes.mutex);
+  g_passes.held = held;
+  return g_passes.ends.size();
+}
+
+}  // namespace
+
+TEST_CASE("what one pass finds is spared by the one that runs beside it", "[pager][pointers][numa]") {
+  Rig rig({.vram = 16 * kMiB, .alter = holdPassesAtWill});
+  const CUdeviceptr before = rig.allocate(8 * kMiB), oldest = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
+  const CUdeviceptr target = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB), busy = rig.allocate(8 * kMiB);
+  // The second is more than the first one's victims leave.
+  const CUdeviceptr wanted[] = {rig.allocate(2 * kMiB), rig.allocate(4 * kMiB)};
+  rig.put(target + 64, 99);
+  // In VRAM in the end, from the oldest on: oldest, target, table, out, busy.
+  for (const CUdeviceptr address : {before, oldest, target, table, out, busy}) {
+    rig.fill(address + kMiB, kMiB, address);
+    rig.synchronize();
+  }
+  const CUstream others[] = {rig.makeStream(), rig.makeStream()};
+  std::vector<std::thread> presses;
+  {
+    Gate gate(rig);
+    rig.launch(gate.stream, "setEntry", table, uint64_t{0}, target + 64);  // no pass has seen it
+    rig.free(before);  // a free shows that what was launched is over: the target can go
+    gate.close();
+    rig.fill(busy, 8 * kMiB, 1, gate.stream);
+    rig.launch(gate.stream, "readThrough", out, table);
+    holdPasses(true);
+    for (unsigned i = 0; i < 2; ++i) {
+      presses.emplace_back([&rig, &others, &wanted, i] {
+        rig.enterThread();
+        rig.fill(wanted[i], (i + 1) * 2 * kMiB, 2, others[i]);
+      });
+      std::this_thread::sleep_for(kTimeOfAPass);
+    }
+    CHECK(holdPasses(false) == 2);
+    std::this_thread::sleep_for(kTimeOfAPass);
+  }
+  for (std::thread& press : presses) press.join();
+  rig.synchronize();
+  CHECK(rig.get(out) == 99);
+  for (const CUstream each : others) {
+    rig.pool().streamDestroyed(rig.key(each));
+    driver().api.cuStreamDestroy_v2(each);
+  }
 }
 
 TEST_CASE("a variable that is made known late is scanned before a kernel follows it", "[pager][pointers][roots]") {

@@ -436,3 +436,28 @@ TEST_CASE("a thread that launches on several streams in turns looks each of them
   // More streams than are remembered.
   for (uintptr_t i = 0; i < 20; ++i) CHECK(table.find(key(0x1, 0x70000 + i))->key == key(0x1, 0x70000 + i));
 }
+
+TEST_CASE("what is being submitted is not over", "[pager][threads]") {
+  StreamTable table(driver().api);
+  const StreamKey key{reinterpret_cast<CUcontext>(0x1000), reinterpret_cast<CUstream>(0x5000), 0};
+  const StreamKey elsewhere{reinterpret_cast<CUcontext>(0x1000), reinterpret_cast<CUstream>(0x6000), 0};
+  StreamState* const stream = table.find(key);
+  StreamState* const other = table.find(elsewhere);
+  other->last = other->completed = 7;
+  CHECK(table.quiet(7));
+  CHECK(table.quiet(9));  // nobody has it
+  // Launch 9 has its number, and the driver has not been called for it.
+  stream->pending = 1;
+  CHECK_FALSE(table.quiet(9));
+  CHECK(table.completedFloor(9) == 0);
+  stream->last = 9;
+  stream->pending = 0;
+  CHECK_FALSE(table.quiet(9));
+  stream->completed = 9;
+  CHECK(table.quiet(9));
+  CHECK(table.completedFloor(9) == 9);
+  // A later one on its way says nothing of what is over.
+  stream->pending = 1;
+  CHECK(table.quiet(9));
+  CHECK_FALSE(table.quiet(10));
+}
