@@ -32,21 +32,57 @@ CUresult parameters(Invocation& in) {
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+// Those of a launch; the call fails when they are too many, or hold handles.
+void takeAttributes(Invocation& in, const LaunchHead& head, CUlaunchAttribute (&into)[forward::kMostAttributes]) {
+  if (head.attributes > forward::kMostAttributes || head.kind > LaunchKind::kEx) in.arguments().fail();
+  for (uint32_t i = 0; in.ok() && i < head.attributes; ++i) {
+    into[i] = in.value<CUlaunchAttribute>();
+    if (into[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
+        into[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT ||
+        into[i].id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE)
+      in.arguments().fail();
+  }
+}
+
+CUlaunchConfig configOf(const LaunchHead& head, CUstream stream, CUlaunchAttribute* attributes) {
+  CUlaunchConfig config{};
+  config.gridDimX = head.grid[0], config.gridDimY = head.grid[1], config.gridDimZ = head.grid[2];
+  config.blockDimX = head.block[0], config.blockDimY = head.block[1], config.blockDimZ = head.block[2];
+  config.sharedMemBytes = head.shared;
+  config.hStream = stream;
+  config.attrs = attributes;
+  config.numAttrs = head.attributes;
+  return config;
+}
+
+}  // namespace
+
+CUresult clusters(Invocation& in) {
+  const auto question = in.value<forward::ClusterQuestion>();
+  const auto head = in.value<LaunchHead>();
+  CUlaunchAttribute attributes[forward::kMostAttributes];
+  takeAttributes(in, head, attributes);
+  const auto function = in.translated<CUfunction>(head.function);
+  const CUstream stream = in.streamOf(head.stream, head.per_thread != 0);
+  if (!in.ok()) return in.refusal();
+  const CUlaunchConfig config = configOf(head, stream, attributes);
+  const auto ask = question == forward::ClusterQuestion::kMostActive ? in.driver().cuOccupancyMaxActiveClusters
+                                                                     : in.driver().cuOccupancyMaxPotentialClusterSize;
+  if (ask == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  int answer = 0;
+  const CUresult result = ask(&answer, function, &config);
+  if (result == CUDA_SUCCESS) in.results().value(static_cast<int32_t>(answer));
+  return result;
+}
+
 CUresult launch(Invocation& in) {
   const auto head = in.value<LaunchHead>();
   Owed owed(in.worker(), forward::Answer::kHostBytes, head.number);
-  if (!in.ok() || head.attributes > forward::kMostAttributes || head.kind > LaunchKind::kEx) {
-    in.arguments().fail();
-    return in.refusal();
-  }
   CUlaunchAttribute attributes[forward::kMostAttributes];
-  for (uint32_t i = 0; i < head.attributes; ++i) {
-    attributes[i] = in.value<CUlaunchAttribute>();
-    if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
-        attributes[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT ||
-        attributes[i].id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE)
-      in.arguments().fail();
-  }
+  takeAttributes(in, head, attributes);
+  if (!in.ok()) return in.refusal();
   const auto sent = in.arguments().raw(head.parameter_bytes);
   const auto function = in.translated<CUfunction>(head.function);
   const CUstream stream = in.streamOf(head.stream, head.per_thread != 0);
@@ -70,20 +106,13 @@ CUresult launch(Invocation& in) {
     result = driver.cuLaunchKernel(function, head.grid[0], head.grid[1], head.grid[2], head.block[0], head.block[1],
                                    head.block[2], head.shared, stream, nullptr, bytes != 0 ? extra : nullptr);
   } else {
-    CUlaunchConfig config{};
-    config.gridDimX = head.grid[0], config.gridDimY = head.grid[1], config.gridDimZ = head.grid[2];
-    config.blockDimX = head.block[0], config.blockDimY = head.block[1], config.blockDimZ = head.block[2];
-    config.sharedMemBytes = head.shared;
-    config.hStream = stream;
+    CUlaunchConfig config = configOf(head, stream, attributes);
     if (head.kind == LaunchKind::kCooperative) {
       attributes[0] = {};
       attributes[0].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
       attributes[0].value.cooperative = 1;
       config.numAttrs = 1;
-    } else {
-      config.numAttrs = head.attributes;
     }
-    config.attrs = attributes;
     result = driver.cuLaunchKernelEx(&config, function, nullptr, bytes != 0 ? extra : nullptr);
   }
   if (head.pinned == 0 || result != CUDA_SUCCESS) return result;

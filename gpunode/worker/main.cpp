@@ -136,7 +136,7 @@ int run() {
   const std::chrono::milliseconds grace(setup.grace_ms);
   worker->endWithoutClient(grace);
   const std::string why = worker->serve([&] { return arrivals->join(worker->channel(), grace); });
-  base::logInfo("session %llu ended: %s", static_cast<unsigned long long>(setup.session), why.c_str());
+  base::logInfo("session %016llx ended: %s", static_cast<unsigned long long>(setup.session), why.c_str());
   worker->channel().close("the session has ended");
   return 0;
 }

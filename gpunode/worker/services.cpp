@@ -52,6 +52,8 @@ Serve writtenService(size_t operation) {
       return graphHostNode;
     case Operation::kGraphMemcpyNode:
       return graphMemcpyNode;
+    case Operation::kClusters:
+      return clusters;
     case Operation::kSynchronizeDefault:
       return synchronizeDefault;
   }

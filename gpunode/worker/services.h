@@ -23,6 +23,7 @@ CUresult loadLibrary(Invocation& in);
 
 CUresult parameters(Invocation& in);
 CUresult launch(Invocation& in);
+CUresult clusters(Invocation& in);
 
 CUresult hostAlloc(Invocation& in);
 CUresult hostFree(Invocation& in);

@@ -28,7 +28,7 @@ SETTLED_TYPES = frozenset(("CUDA_RESOURCE_DESC", "CUgraphExecUpdateResultInfo", 
 
 # Of what is `cached`: what changes without a call that says so, and is asked each time.
 CHANGING = re.compile(
-    r"^(cuGraph|cuPointer|cuMem(?!GetAllocationGranularity)|cuTexRef|cuSurfRef|cuDevicePrimaryCtxGetState$|cuCtxGetFlags$"
+    r"^(cuGraph|cuPointer|cuMem(?!GetAllocationGranularity)|cuTex|cuSurf|cuDeviceTotalMem$|cuDevicePrimaryCtxGetState$|cuCtxGetFlags$"
     r"|cuFuncIsLoaded$|cuThreadExchange|cuDeviceGetMemPool$|cuCtxGetExecAffinity$|cuStreamGetCtx|cuStreamGetDevice)")
 # Answers that depend on no context: the same whichever is current.
 CONTEXT_FREE = re.compile(r"^(cuDevice|cuGetError|cuDriverGetVersion$|cuModuleGetLoadingMode$)")

@@ -53,7 +53,6 @@ void askAhead(int devices) {
   for (CUdevice device = 0; device < devices; ++device) {
     for (int attribute = 1; attribute < CU_DEVICE_ATTRIBUTE_MAX; ++attribute)
       ask(api::Symbol::kCuDeviceGetAttribute, static_cast<CUdevice_attribute>(attribute), device);
-    ask(api::Symbol::kCuDeviceTotalMem_v2, device);
     ask(api::Symbol::kCuDeviceGetUuid, device);
     ask(api::Symbol::kCuDeviceGetUuid_v2, device);
     ask(api::Symbol::kCuDeviceGet, int{device});

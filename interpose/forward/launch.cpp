@@ -47,17 +47,6 @@ CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* 
   return result;
 }
 
-bool stays(const CUlaunchAttribute& attribute) {
-  switch (attribute.id) {
-    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
-    case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
-    case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
-      return false;  // they hold handles
-    default:
-      return true;
-  }
-}
-
 CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** parameters, void** extra) {
   if (head.function == 0) return CUDA_ERROR_INVALID_HANDLE;
   for (int i = 0; i < 3; ++i) {
@@ -78,7 +67,7 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   Call call(Operation::kLaunch);
   call.value(head);
   for (uint32_t i = 0; i < head.attributes; ++i) {
-    if (!stays(attributes[i])) return refused("a launch with an event or a node in its attributes", false);
+    if (!travels(attributes[i])) return refused("a launch with an event or a node in its attributes", false);
     call.value(attributes[i]);
   }
   call.raw(block.data(), block.bytes());
@@ -86,8 +75,8 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   return call.oneWay();
 }
 
-LaunchHead headOf(LaunchKind kind, CUfunction f, CUstream stream, bool per_thread, unsigned gx, unsigned gy,
-                  unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared) {
+LaunchHead plainHead(LaunchKind kind, CUfunction f, CUstream stream, bool per_thread, unsigned gx, unsigned gy,
+                     unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared) {
   LaunchHead head;
   head.kind = kind;
   head.function = reinterpret_cast<uint64_t>(f);
@@ -101,14 +90,29 @@ LaunchHead headOf(LaunchKind kind, CUfunction f, CUstream stream, bool per_threa
 
 CUresult launchEx(const CUlaunchConfig* config, CUfunction f, bool per_thread, void** parameters, void** extra) {
   if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  LaunchHead head =
-      headOf(LaunchKind::kEx, f, config->hStream, per_thread, config->gridDimX, config->gridDimY, config->gridDimZ,
-             config->blockDimX, config->blockDimY, config->blockDimZ, config->sharedMemBytes);
-  head.attributes = config->attrs != nullptr ? config->numAttrs : 0;
-  return launch(head, config->attrs, parameters, extra);
+  return launch(headOf(*config, f, per_thread), config->attrs, parameters, extra);
 }
 
 }  // namespace
+
+bool travels(const CUlaunchAttribute& attribute) {
+  switch (attribute.id) {
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+    case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+    case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+      return false;
+    default:
+      return true;
+  }
+}
+
+LaunchHead headOf(const CUlaunchConfig& config, CUfunction function, bool per_thread) {
+  LaunchHead head =
+      plainHead(LaunchKind::kEx, function, config.hStream, per_thread, config.gridDimX, config.gridDimY,
+                config.gridDimZ, config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes);
+  head.attributes = config.attrs != nullptr ? config.numAttrs : 0;
+  return head;
+}
 
 void forgetLayouts() {
   Layouts& all = layouts();
@@ -159,22 +163,22 @@ using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the 
 
 extern "C" {
 
-#define OL_LAUNCH(suffix, per_thread)                                                                               \
-  CUresult ol_forward_cuLaunchKernel##suffix(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,      \
-                                             unsigned by, unsigned bz, unsigned shared, CUstream stream,            \
-                                             void** parameters, void** extra) {                                     \
-    return launch(headOf(LaunchKind::kKernel, f, stream, per_thread, gx, gy, gz, bx, by, bz, shared), nullptr,      \
-                  parameters, extra);                                                                               \
-  }                                                                                                                 \
-  CUresult ol_forward_cuLaunchCooperativeKernel##suffix(CUfunction f, unsigned gx, unsigned gy, unsigned gz,        \
-                                                        unsigned bx, unsigned by, unsigned bz, unsigned shared,     \
-                                                        CUstream stream, void** parameters) {                       \
-    return launch(headOf(LaunchKind::kCooperative, f, stream, per_thread, gx, gy, gz, bx, by, bz, shared), nullptr, \
-                  parameters, nullptr);                                                                             \
-  }                                                                                                                 \
-  CUresult ol_forward_cuLaunchKernelEx##suffix(const CUlaunchConfig* config, CUfunction f, void** parameters,       \
-                                               void** extra) {                                                      \
-    return launchEx(config, f, per_thread, parameters, extra);                                                      \
+#define OL_LAUNCH(suffix, per_thread)                                                                                  \
+  CUresult ol_forward_cuLaunchKernel##suffix(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,         \
+                                             unsigned by, unsigned bz, unsigned shared, CUstream stream,               \
+                                             void** parameters, void** extra) {                                        \
+    return launch(plainHead(LaunchKind::kKernel, f, stream, per_thread, gx, gy, gz, bx, by, bz, shared), nullptr,      \
+                  parameters, extra);                                                                                  \
+  }                                                                                                                    \
+  CUresult ol_forward_cuLaunchCooperativeKernel##suffix(CUfunction f, unsigned gx, unsigned gy, unsigned gz,           \
+                                                        unsigned bx, unsigned by, unsigned bz, unsigned shared,        \
+                                                        CUstream stream, void** parameters) {                          \
+    return launch(plainHead(LaunchKind::kCooperative, f, stream, per_thread, gx, gy, gz, bx, by, bz, shared), nullptr, \
+                  parameters, nullptr);                                                                                \
+  }                                                                                                                    \
+  CUresult ol_forward_cuLaunchKernelEx##suffix(const CUlaunchConfig* config, CUfunction f, void** parameters,          \
+                                               void** extra) {                                                         \
+    return launchEx(config, f, per_thread, parameters, extra);                                                         \
   }
 OL_LAUNCH(, false)
 OL_LAUNCH(_ptsz, true)

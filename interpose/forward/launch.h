@@ -31,6 +31,11 @@ class ParameterBlock {
   size_t bytes_ = 0;
 };
 
+/// Attributes whose values hold handles don't travel.
+bool travels(const CUlaunchAttribute& attribute);
+/// A launch as cuLaunchKernelEx is told it, without what comes behind it.
+LaunchHead headOf(const CUlaunchConfig& config, CUfunction function, bool per_thread = false);
+
 CUresult layoutOf(CUfunction function, std::shared_ptr<const ParameterLayout>* out);
 /// From an array of pointers, or the buffer that `extra` names.
 CUresult packParameters(CUfunction function, void* const* parameters, void* const* extra, ParameterBlock& block);

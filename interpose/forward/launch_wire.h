@@ -25,6 +25,9 @@ struct LaunchHead {
 };
 static_assert(sizeof(LaunchHead) == 64);
 
+/// Of kClusters; behind it a LaunchHead and its attributes.
+enum class ClusterQuestion : uint8_t { kMostActive, kLargest };
+
 /// Which call about a node of a graph it is.
 enum class NodeCall : uint8_t { kAdd, kSet, kSetExec };
 

@@ -38,6 +38,7 @@ enum class Operation : uint16_t {
   kGraphKernelNode,     // added, or its parameters set
   kGraphHostNode,
   kGraphMemcpyNode,
+  kClusters,  // how many, or how large, for a launch
 };
 
 /// At the head of a record of the client's.
