@@ -60,10 +60,10 @@ double waitPercentile(const WaitHistogram& histogram, double quantile) noexcept;
 /// What the launch path writes lies on cache lines of its own.
 struct alignas(64) DeviceCounters {
   // Launch path.
-  Counter launches;           // launches and graph launches that name pool memory
-  Counter launches_resident;  // of these, all that they reach was where it should be: nothing fetched or waited for
-  Counter launches_in_place;  // of these, at least one extent was used in host memory in place
-  Counter copies;             // copies and memsets with pool memory
+  Counter launches;               // launches and graph launches that name pool memory
+  Counter launches_resident;      // of these, all that they reach was where it should be: nothing fetched or waited for
+  Counter launches_in_place;      // of these, at least one extent was used in host memory in place
+  Counter copies;                 // copies and memsets with pool memory
   Counter launches_reaching_all;  // launches of which nobody knew what they reach, although reach is not `all`
   /// Until when (CLOCK_MONOTONIC) events are put into the trace ring; set by who reads it, 0: nobody does. On the line
   /// that a launch writes anyway.
@@ -83,7 +83,7 @@ struct alignas(64) DeviceCounters {
   Counter reserved_memory[1];
 
   // Movement.
-  alignas(64) Counter demand_faults;  // extents that a launch or copy waited for
+  alignas(64) Counter demand_faults;  // extents fetched since a launch or copy waited for them
   Counter prefetches_issued;          // extents
   Counter prefetches_useful;          // of these, used before they were evicted
   Counter prefetches_wasted;          // of these, evicted or freed unused
@@ -93,12 +93,13 @@ struct alignas(64) DeviceCounters {
   Counter bytes_out;                  // VRAM to host
   Counter scans;                      // pages scanned for pointers
   Counter hashed_bytes;
-  Counter remote_out;  // bytes that went to memservers, replicas not counted
-  Counter remote_in;   // and came back
+  Counter remote_out;      // bytes that went to memservers, replicas not counted
+  Counter remote_in;       // and came back
   Counter remote_dropped;  // bytes that left host RAM because memservers had them already
   Counter reserved_movement[3];
 
-  alignas(64) WaitHistogram fault_wait;  // what a launch or copy waited for its extents
+  alignas(64) WaitHistogram fault_wait;  // of launches and copies that waited: for extents fetched, on their
+                                         // way already, or to be mapped in place
 };
 
 /// The beginning of the file; details.h has the rest. Everything up to `devices` describes the process.
@@ -123,7 +124,9 @@ struct alignas(64) Counters {
   Counter managed_bytes;
   Counter pinned_host_allocations;  // passed to the driver as they are
   Counter pinned_host_bytes;
-  Counter reserved_process[7];
+  Counter memservers_tcp;  // (g) memservers that are connected, by the transport that was chosen
+  Counter memservers_shm;  // (g)
+  Counter reserved_process[5];
 
   DeviceCounters devices[kMaxCountedDevices];
 

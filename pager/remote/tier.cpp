@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "pager/counters/counters.h"
 
 namespace olpager::pager {
 namespace {
@@ -576,7 +577,13 @@ void Tier::finish(uint64_t id, bool sent, Outcome outcome, RemoteHash hash) {
 void Tier::publish() {
   now_.memservers = static_cast<unsigned>(servers_.size());
   now_.connected = 0;
-  for (const auto& server : servers_) now_.connected += server->up;
+  unsigned by_shm = 0;
+  for (const auto& server : servers_) {
+    now_.connected += server->up;
+    by_shm += server->up && server->seen.transport == transport::LinkKind::kShm;
+  }
+  set(counters().memservers_tcp, now_.connected - by_shm);
+  set(counters().memservers_shm, by_shm);
   const uint64_t room = capacity();
   if (room != now_.capacity_bytes) must_wake_ = true;
   now_.capacity_bytes = room;

@@ -6,6 +6,16 @@
 
 #include "coherence/transport/trust/keys.h"
 
+namespace {
+
+// `command`: as far as it was understood.
+int refuse(const std::string& command, const std::string& why) {
+  fmt::print(stderr, "{}: {}\n", command, why);
+  return 2;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   CLI::App app("Prepares nodes to trust each other.", "olctl");
   app.set_version_flag("--version", std::string("olctl ") + OLPAGER_VERSION);
@@ -16,13 +26,18 @@ int main(int argc, char** argv) {
   keygen->add_option("--out", out, "The file to make; mode 0600, never an existing one")->required();
   try {
     app.parse(argc, argv);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    return app.exit(asked);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    const std::string command = keygen->parsed() ? "olctl keygen" : "olctl";
+    const auto left = app.remaining(true);
+    const bool unknown = !keygen->parsed() && !left.empty();
+    return refuse(command, fmt::format("{} ({} --help lists {})",
+                                       unknown ? fmt::format("there is no command {}", left.front()) : error.what(),
+                                       command, keygen->parsed() ? "the options" : "the commands"));
   }
-  if (const auto status = olpager::transport::createKeyFile(out, name); !status.ok()) {
-    fmt::print(stderr, "olctl: {}\n", status.error().message);
-    return 2;
-  }
+  if (const auto status = olpager::transport::createKeyFile(out, name); !status.ok())
+    return refuse("olctl keygen", status.error().message);
   fmt::print(
       "{}: key {}. Copy it to the other nodes over a way that you trust, and keep it readable for its owner only.\n",
       out, name);

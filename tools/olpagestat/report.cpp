@@ -65,13 +65,15 @@ std::string pagesOf(uint64_t bytes) {
   return fmt::format("{} ({} pages)", formatSize(bytes), (bytes + (2u << 20) - 1) / (2u << 20));
 }
 
-bool waited(const DeviceCounters& device) {
-  return std::any_of(std::begin(device.fault_wait.buckets), std::end(device.fault_wait.buckets),
-                     [](const auto& bucket) { return valueOf(bucket) != 0; });
+// Launches and copies that waited.
+uint64_t waits(const DeviceCounters& device) {
+  uint64_t sum = 0;
+  for (const auto& bucket : device.fault_wait.buckets) sum += valueOf(bucket);
+  return sum;
 }
 
 std::string wait(const DeviceCounters& device, double quantile) {
-  return !waited(device) ? "-" : duration(pager::waitPercentile(device.fault_wait, quantile));
+  return waits(device) == 0 ? "-" : duration(pager::waitPercentile(device.fault_wait, quantile));
 }
 
 // "62MiB (31 pages), peak 64MiB"
@@ -109,8 +111,9 @@ const std::vector<Row>& rows() {
       {"  reaching all", [](const auto& d) { return number(d.launches_reaching_all); }},
       {"copies, memsets", [](const auto& d) { return number(d.copies); }},
       {"faults", [](const auto& d) { return number(d.demand_faults); }},
-      {"  wait p50", [](const auto& d) { return wait(d, 0.50); }},
-      {"  wait p99", [](const auto& d) { return wait(d, 0.99); }},
+      {"waits", [](const auto& d) { return fmt::format("{}", waits(d)); }},
+      {"  p50", [](const auto& d) { return wait(d, 0.50); }},
+      {"  p99", [](const auto& d) { return wait(d, 0.99); }},
       {"prefetches", [](const auto& d) { return number(d.prefetches_issued); }},
       {"  useful", [](const auto& d) { return number(d.prefetches_useful); }},
       {"  wasted", [](const auto& d) { return number(d.prefetches_wasted); }},
@@ -139,6 +142,8 @@ std::string processTable(const CountersSnapshot& process) {
   text += fmt::format("  {:<16}{}\n", "pool", formatSize(valueOf(counters.pool_bytes)));
   text += fmt::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
                       formatSize(valueOf(counters.host_limit_bytes)));
+  if (const uint64_t tcp = valueOf(counters.memservers_tcp), shm = valueOf(counters.memservers_shm); tcp + shm != 0)
+    text += fmt::format("  {:<16}{} by tcp, {} by shm\n", "memservers", tcp, shm);
   text += fmt::format("  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
                       formatSize(valueOf(counters.managed_bytes)), valueOf(counters.managed_allocations),
                       formatSize(valueOf(counters.pinned_host_bytes)), valueOf(counters.pinned_host_allocations));
@@ -165,17 +170,17 @@ nlohmann::ordered_json ratio(uint64_t part, uint64_t whole) {
 }
 
 nlohmann::ordered_json waitJson(const DeviceCounters& device, double quantile) {
-  if (!waited(device)) return nullptr;
+  if (waits(device) == 0) return nullptr;
   return pager::waitPercentile(device.fault_wait, quantile);
 }
 
 nlohmann::ordered_json deviceJson(unsigned ordinal, const DeviceCounters& d) {
-  nlohmann::ordered_json waits = nlohmann::ordered_json::array();
+  nlohmann::ordered_json histogram = nlohmann::ordered_json::array();
   unsigned used = 0;
   for (unsigned i = 0; i < pager::kWaitBuckets; i++) {
     if (valueOf(d.fault_wait.buckets[i]) != 0) used = i + 1;
   }
-  for (unsigned i = 0; i < used; i++) waits.push_back(valueOf(d.fault_wait.buckets[i]));
+  for (unsigned i = 0; i < used; i++) histogram.push_back(valueOf(d.fault_wait.buckets[i]));
   return {
       {"device", ordinal},
       {"allocated_bytes", valueOf(d.allocated_bytes)},
@@ -202,9 +207,10 @@ nlohmann::ordered_json deviceJson(unsigned ordinal, const DeviceCounters& d) {
       {"hit_rate", ratio(valueOf(d.launches_resident), valueOf(d.launches))},
       {"copies", valueOf(d.copies)},
       {"faults", valueOf(d.demand_faults)},
+      {"waits", waits(d)},
       {"fault_wait_p50_ns", waitJson(d, 0.50)},
       {"fault_wait_p99_ns", waitJson(d, 0.99)},
-      {"fault_wait_log2_ns", std::move(waits)},
+      {"fault_wait_log2_ns", std::move(histogram)},
       {"prefetches", valueOf(d.prefetches_issued)},
       {"prefetches_useful", valueOf(d.prefetches_useful)},
       {"prefetches_wasted", valueOf(d.prefetches_wasted)},
@@ -243,6 +249,8 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"pool_bytes", valueOf(c.pool_bytes)},
         {"host_limit_bytes", valueOf(c.host_limit_bytes)},
         {"host_used_bytes", valueOf(c.host_used_bytes)},
+        {"memservers_tcp", valueOf(c.memservers_tcp)},
+        {"memservers_shm", valueOf(c.memservers_shm)},
         {"managed_allocations", valueOf(c.managed_allocations)},
         {"managed_bytes", valueOf(c.managed_bytes)},
         {"pinned_host_allocations", valueOf(c.pinned_host_allocations)},

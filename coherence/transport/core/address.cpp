@@ -14,13 +14,22 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <filesystem>
 #include <fstream>
 
 #include "base/text.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/core/reactor.h"
+#include "coherence/transport/trust/tls.h"
 
 namespace olpager::transport {
+namespace {
+
+constexpr size_t kSocketDigits = 16;
+constexpr std::string_view kSocketSuffix = ".sock";
+
+}  // namespace
 
 bool SocketAddress::loopback() const {
   if (family() == AF_UNIX) return true;
@@ -152,6 +161,39 @@ Result<std::string> socketFolder() {
     return Error{fmt::format("{}: not a folder of this user's with mode 0700; remove it", folder)};
   }
   return folder;
+}
+
+std::string newSocketPath(const std::string& folder) {
+  uint8_t random[kSocketDigits / 2];
+  randomBytes(random);
+  std::string path = folder + "/";
+  for (const uint8_t byte : random) path += fmt::format("{:02x}", byte);
+  return path.append(kSocketSuffix);
+}
+
+bool isDeadSocket(const std::string& path) {
+  struct stat about {};
+  if (lstat(path.c_str(), &about) != 0 || !S_ISSOCK(about.st_mode) || about.st_uid != geteuid()) return false;
+  const auto address = unixAddress(path);
+  // Of another type than ours are: the kernel says that it is the wrong one where somebody has it, and tells nobody.
+  const base::UniqueFd probe(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!address.ok() || !probe) return false;
+  return connect(probe.get(), address.value().get(), address.value().length) != 0 && errno == ECONNREFUSED;
+}
+
+void removeDeadSockets(const std::string& folder) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.size() != kSocketDigits + kSocketSuffix.size() || !name.ends_with(kSocketSuffix) ||
+        name.find_first_not_of("0123456789abcdef") != kSocketDigits) {
+      continue;
+    }
+    // One that is being made is there a moment before it is somebody's.
+    struct stat about {};
+    if (lstat(entry.path().c_str(), &about) != 0 || time(nullptr) - about.st_mtime < 2) continue;
+    if (isDeadSocket(entry.path())) unlink(entry.path().c_str());
+  }
 }
 
 Result<uint32_t> peerUser(int fd) {

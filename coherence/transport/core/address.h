@@ -41,6 +41,13 @@ Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadl
 std::string bootId();
 /// The folder for this user's Unix sockets, made if need be: mode 0700 and this user's, or an Error.
 Result<std::string> socketFolder();
+/// A new path in such a folder.
+std::string newSocketPath(const std::string& folder);
+/// A Unix socket of this user's at `path` whose process is gone (killed, so that nobody removed it). Nobody who listens notices
+/// that it is asked.
+bool isDeadSocket(const std::string& path);
+/// Removes the dead ones of newSocketPath() from `folder`; nothing else.
+void removeDeadSockets(const std::string& folder);
 /// The user at the other end of a Unix socket.
 Result<uint32_t> peerUser(int fd);
 

@@ -129,7 +129,15 @@ Status Acceptor::bindTo(const SocketAddress& address, base::UniqueFd& into) {
   into = makeSocket(address.family());
   const int on = 1;
   if (address.family() != AF_UNIX) setsockopt(into.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (!into || bind(into.get(), address.get(), address.length) != 0 || ::listen(into.get(), 128) != 0) {
+  const auto bound = [&] { return bind(into.get(), address.get(), address.length) == 0; };
+  bool good = into && bound();
+  if (into && !good && errno == EADDRINUSE && address.family() == AF_UNIX) {
+    // One that listened there was killed.
+    const std::string path = address.text().substr(5);
+    good = isDeadSocket(path) && unlink(path.c_str()) == 0 && bound();
+    if (!good) errno = EADDRINUSE;
+  }
+  if (!good || ::listen(into.get(), 128) != 0) {
     return Error{fmt::format("{}: {}", address.text(), std::strerror(errno))};
   }
   return {};
@@ -184,11 +192,8 @@ void Acceptor::listenForShm() {
   auto folder = socketFolder();
   Error why;
   if (folder.ok()) {
-    uint8_t random[8];
-    randomBytes(random);
-    std::string path = folder.value() + "/";
-    for (const uint8_t byte : random) path += fmt::format("{:02x}", byte);
-    path += ".sock";
+    removeDeadSockets(folder.value());
+    const std::string path = newSocketPath(folder.value());
     base::UniqueFd fd;
     auto address = unixAddress(path);
     const Status status = address.ok() ? bindTo(address.value(), fd) : Status(address.error());

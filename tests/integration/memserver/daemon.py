@@ -141,6 +141,7 @@ class Rig:
     def __init__(self, args):
         self.args = args
         self.folder = tempfile.mkdtemp(prefix="olmemserver-test-")
+        os.environ["XDG_RUNTIME_DIR"] = self.folder  # of the daemons and sessions: where their sockets are
         self.children = []
         self.port = 0
 
@@ -178,6 +179,10 @@ class Rig:
         assert match, line
         self.port = int(match.group(1))
         return child
+
+    def sockets(self):
+        folder = os.path.join(self.folder, "olpager")
+        return [name for name in (os.listdir(folder) if os.path.isdir(folder) else []) if name.endswith(".sock")]
 
     @property
     def address(self):
@@ -414,7 +419,11 @@ def restarted(rig):
     assert session.ask(f"lease {4 * SLAB}") == "leased 4"
     assert session.ask("fill 1") == f"filled {4 * SLAB}"
     server.kill()
+    left = rig.sockets()
+    assert len(left) == (rig.args.transport == "shm"), left
+    time.sleep(2)  # a younger socket may be of somebody who is just making it
     rig.server("--lease-time", "20s", memory=8 * SLAB)
+    assert len(rig.sockets()) == len(left) and not set(left) & set(rig.sockets()), (left, rig.sockets())
     session.await_event("slab lost", 4)
     assert verified(session.ask("verify 1")) == (0, 0, 0)
     assert session.ask(f"lease {4 * SLAB}") == "leased 4"

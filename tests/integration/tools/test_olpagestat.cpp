@@ -88,6 +88,7 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(device.at("prefetches_useful") == 30);
   CHECK(device.at("evictions_clean") == 7);
   CHECK(device.at("bytes_in") == 3ull << 29);
+  CHECK(device.at("waits") == 100);
   CHECK(device.at("fault_wait_p50_ns") > 1'000'000.0);
   CHECK(device.at("fault_wait_p50_ns") < 2'200'000.0);
   CHECK(process["devices"][1].at("hit_rate").is_null());

@@ -309,6 +309,8 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(all.program) == 56);
   CHECK(at(all.ended_unix_ns) == 128);
   CHECK(at(all.pinned_host_bytes) == 192);
+  CHECK(at(all.memservers_tcp) == 200);
+  CHECK(at(all.memservers_shm) == 208);
   CHECK(at(all.devices) == 256);
   const auto& second = all.devices[1];
   CHECK(at(second) == 256 + 704);
@@ -317,6 +319,8 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(second.allocations) - at(second) == 144);
   CHECK(at(second.demand_faults) - at(second) == 192);
   CHECK(at(second.hashed_bytes) - at(second) == 264);
+  CHECK(at(second.remote_bytes) - at(second) == 168);
+  CHECK(at(second.remote_out) - at(second) == 272);
   CHECK(at(second.fault_wait) - at(second) == 320);
   CHECK(sizeof all == 11520);
 }

@@ -1,4 +1,4 @@
-// The scheduler's rules, the ring against a hostile other side, regions.
+// The scheduler's rules, the ring against a hostile other side, regions, sockets that are left.
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <thread>
 
 #include "base/fd.h"
+#include "coherence/transport/core/address.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/core/region_entry.h"
 #include "coherence/transport/core/scheduler.h"
@@ -203,6 +205,73 @@ TEST_CASE("a channel that is not sealed, or of another size, is refused", "[ring
   REQUIRE(offer(true, about.st_size));
   REQUIRE(!offer(false, about.st_size));
   REQUIRE(!offer(true, about.st_size - 4096));
+}
+
+namespace {
+
+bool isThere(const std::string& path) {
+  struct stat about {};
+  return lstat(path.c_str(), &about) == 0;
+}
+
+// A socket at `path`, made a minute ago.
+base::UniqueFd oldSocket(const std::string& path, bool listens) {
+  const auto address = unixAddress(path);
+  REQUIRE(address.ok());
+  base::UniqueFd fd = makeSocket(AF_UNIX);
+  REQUIRE(bind(fd.get(), address.value().get(), address.value().length) == 0);
+  if (listens) REQUIRE(::listen(fd.get(), 8) == 0);
+  const timespec times[2] = {{time(nullptr) - 60, 0}, {time(nullptr) - 60, 0}};
+  REQUIRE(utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
+  return fd;
+}
+
+}  // namespace
+
+TEST_CASE("sockets of processes that were killed are removed, and no others", "[transport]") {
+  char name[] = "/tmp/ol-sockets-XXXXXX";
+  const std::string folder = mkdtemp(name);
+  const std::string dead = newSocketPath(folder), live = newSocketPath(folder), silent = newSocketPath(folder),
+                    fresh = newSocketPath(folder), file = newSocketPath(folder), link = newSocketPath(folder),
+                    other = folder + "/other.sock";
+  oldSocket(dead, true).reset();
+  oldSocket(other, true).reset();
+  const base::UniqueFd listening = oldSocket(live, true);
+  const base::UniqueFd bound = oldSocket(silent, false);
+  oldSocket(fresh, true).reset();
+  utimensat(AT_FDCWD, fresh.c_str(), nullptr, 0);
+  base::UniqueFd(open(file.c_str(), O_CREAT | O_WRONLY, 0600)).reset();
+  REQUIRE(symlink(other.c_str(), link.c_str()) == 0);
+  CHECK(isDeadSocket(dead));
+  CHECK(!isDeadSocket(live));
+  CHECK(!isDeadSocket(silent));
+  CHECK(!isDeadSocket(file));
+  CHECK(!isDeadSocket(link));
+  removeDeadSockets(folder);
+  CHECK(!isThere(dead));
+  for (const auto& kept : {live, silent, fresh, file, link, other}) CHECK(isThere(kept));
+  // Who listens has not heard of it.
+  CHECK(accept4(listening.get(), nullptr, nullptr, SOCK_NONBLOCK) == -1);
+  CHECK(errno == EAGAIN);
+  removeDeadSockets(folder + "/none");
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("a path where a killed process listened can be listened at again, a live one's can't", "[transport]") {
+  char name[] = "/tmp/ol-sockets-XXXXXX";
+  const std::string folder = mkdtemp(name), path = folder + "/mine.sock";
+  oldSocket(path, true).reset();
+  const auto refuseAll = [](const PeerInfo&) -> Result<Accepted> { return Error{"not here"}; };
+  auto first = makeEndpoint({}), second = makeEndpoint({});
+  REQUIRE(first.ok());
+  REQUIRE(second.ok());
+  const auto listener = first.value()->listen("unix:" + path, refuseAll);
+  REQUIRE(listener.ok());
+  const auto refused = second.value()->listen("unix:" + path, refuseAll);
+  REQUIRE(!refused.ok());
+  CHECK(refused.error().message.find("in use") != std::string::npos);
+  CHECK(isThere(path));
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("a forked child closes what the transport opened and nothing else", "[transport]") {
