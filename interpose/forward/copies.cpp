@@ -71,6 +71,15 @@ CUresult awaitFunctions(const Where& where) {
                           : ol_forward_generated_cuStreamSynchronize(where.stream);
 }
 
+// Whether a copy that the caller would wait for may be sent ahead of its end: its bytes are taken, the worker makes nothing else
+// meanwhile, and the driver is not expected to refuse it. Only of a program that calls from one thread and has no host functions:
+// no other call of it could end what the copy waits for.
+bool goesAhead(const Far& to, uint64_t bytes, const Where& where) {
+  const Session* const session = Session::existing();
+  return !where.async && !to.array && bytes <= kPiece && session != nullptr && !session->othersCall() &&
+         isKnownMemory(to.device, bytes);
+}
+
 CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& where) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (from == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -78,6 +87,7 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& wh
   if (const CUresult error = awaitFunctions(where); error != CUDA_SUCCESS) return error;
   if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(from), bytes); error != CUDA_SUCCESS) return error;
   noteAddresses(from, bytes);
+  const bool one_way = where.async || goesAhead(to, bytes, where);
   std::deque<std::unique_ptr<Call>> under_way;
   CUresult first = CUDA_SUCCESS;
   const auto finish = [&] {
@@ -90,7 +100,7 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& wh
     auto call = std::make_unique<Call>(Operation::kCopyIn);
     call->value(head);
     call->bulk({static_cast<const std::byte*>(from) + at, head.bytes});
-    if (where.async) {
+    if (one_way) {
       first = call->oneWay();
       continue;
     }
