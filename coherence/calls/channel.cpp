@@ -13,6 +13,7 @@ using transport::Outcome;
 constexpr uint64_t kAckBytes = 1 << 20;  // taken without a message of ours: an acknowledgement of its own
 constexpr uint32_t kAckMessages = 64;
 constexpr size_t kSpare = 16;
+constexpr auto kOldLink = std::chrono::seconds(5);  // to say what became of its transfers
 constexpr auto kTurn = std::chrono::milliseconds(1);  // of a writer that waits
 
 std::span<const std::byte> bytesOf(const MessageHead& head) {
@@ -31,6 +32,14 @@ Status Channel::attach(transport::LinkPtr link, transport::QueuePtr queue, uint6
   const uint64_t oldest = kept_.empty() ? next_number_ : kept_.front().number;
   if (peer_taken >= next_number_ || peer_taken + 1 < oldest)
     return Error{"the peer names a message that this end never sent, or no longer has"};
+  // The old link is down, or the peer would make no new one: what it still had under way has ended, which is in its queue.
+  const auto issued = [&] { return transfers_.size() > waiting_.size(); };
+  for (const auto end = std::chrono::steady_clock::now() + kOldLink; issued();) {
+    if (!queue_ || std::chrono::steady_clock::now() > end) return Error{"the old link still moves memory"};
+    Completion completions[16];
+    const size_t count = queue_->wait(completions, kTurn);
+    for (size_t i = 0; i < count; ++i) transferred(completions[i]);
+  }
   link_ = std::move(link);
   queue_ = std::move(queue);
   // What arrived whole over the old link and was not read is read still; the peer sends on from there.
@@ -41,6 +50,7 @@ Status Channel::attach(transport::LinkPtr link, transport::QueuePtr queue, uint6
   reason_.clear();
   attached_.store(true, std::memory_order_release);
   sendKept();
+  issueWaiting();
   room_.notify_all();
   return {};
 }
@@ -71,6 +81,10 @@ void Channel::close(const std::string& reason) {
     if (reason_.empty()) reason_ = reason;
     attached_.store(false);
     link = std::move(link_);
+    for (const auto& [context, transfer] : transfers_) transfer->state = Transfer::State::kFailed;
+    transfers_.clear();
+    waiting_.clear();
+    transfer_over_.notify_all();
     room_.notify_all();
   }
   if (link) link->close(reason);
@@ -221,6 +235,14 @@ void Channel::receive(std::chrono::microseconds timeout) {
         reason_ = completion.link->reason();
         attached_.store(false, std::memory_order_release);
         room_.notify_all();
+        transfer_over_.notify_all();
+        break;
+      }
+      case Completion::Kind::kRead:
+      case Completion::Kind::kWrite: {
+        std::lock_guard lock(write_mutex_);
+        transferred(completion);
+        issueWaiting();
         break;
       }
       default:
@@ -238,6 +260,95 @@ void Channel::breach(const std::string& reason) {
   }
   close(reason);
 }
+
+// --- transfers ---------------------------------------------------------------------------------------------------------
+
+TransferPtr Channel::fetch(const transport::LocalRange& into, const transport::RemoteRange& from) {
+  auto transfer = std::make_shared<Transfer>();
+  transfer->near = into;
+  transfer->far = from;
+  return start(std::move(transfer));
+}
+
+TransferPtr Channel::put(const transport::LocalRange& from, const transport::RemoteRange& into) {
+  auto transfer = std::make_shared<Transfer>();
+  transfer->write = true;
+  transfer->near = from;
+  transfer->far = into;
+  return start(std::move(transfer));
+}
+
+TransferPtr Channel::start(TransferPtr transfer) {
+  std::lock_guard lock(write_mutex_);
+  if (closed_) {
+    transfer->state = Transfer::State::kFailed;
+    return transfer;
+  }
+  const uint64_t context = next_transfer_++;
+  transfers_.emplace(context, transfer);
+  waiting_.push_back(context);
+  issueWaiting();
+  return transfer;
+}
+
+// Under write_mutex_. Gives the link what it takes; the rest when something is over.
+void Channel::issueWaiting() {
+  while (attached_.load(std::memory_order_relaxed) && !waiting_.empty()) {
+    Transfer& transfer = *transfers_.at(waiting_.front());
+    const auto near = std::span(&transfer.near, 1);
+    constexpr auto kClass = transport::Class::kDemand;
+    const Outcome outcome = transfer.write ? link_->write(near, transfer.far, kClass, waiting_.front())
+                                           : link_->read(near, transfer.far, kClass, waiting_.front());
+    if (outcome == Outcome::kFull || outcome == Outcome::kLinkDown) return;
+    transfer.state = outcome == Outcome::kOk ? Transfer::State::kIssued : Transfer::State::kFailed;
+    if (outcome != Outcome::kOk) {
+      transfers_.erase(waiting_.front());
+      transfer_over_.notify_all();
+    }
+    waiting_.pop_front();
+  }
+}
+
+// Under write_mutex_. Also of a link before this one. What was under way over a lost link waits for the next.
+void Channel::transferred(const Completion& completion) {
+  if (completion.kind != Completion::Kind::kRead && completion.kind != Completion::Kind::kWrite) return;
+  const auto found = transfers_.find(completion.context);
+  if (found == transfers_.end()) return;
+  if (completion.outcome == Outcome::kLinkDown) {
+    found->second->state = Transfer::State::kWaiting;
+    waiting_.push_back(completion.context);
+    return;
+  }
+  found->second->state = completion.outcome == Outcome::kOk ? Transfer::State::kDone : Transfer::State::kFailed;
+  transfers_.erase(found);
+  transfer_over_.notify_all();
+}
+
+Channel::Over Channel::wait(const Transfer& transfer, std::chrono::microseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  std::unique_lock lock(write_mutex_);
+  for (;;) {
+    if (transfer.state == Transfer::State::kDone) return Over::kDone;
+    if (transfer.state == Transfer::State::kFailed || closed_) return Over::kFailed;
+    if (!attached_.load(std::memory_order_relaxed)) return Over::kDown;
+    if (std::chrono::steady_clock::now() >= end) return Over::kNotYet;
+    // Who reads receives for all.
+    if (readers_.load() == 0) {
+      lock.unlock();
+      if (receive_mutex_.try_lock()) {
+        std::lock_guard receiving(receive_mutex_, std::adopt_lock);
+        receive(kTurn);
+        lock.lock();
+        continue;
+      }
+      lock.lock();
+    }
+    if (transfer.state == Transfer::State::kIssued || transfer.state == Transfer::State::kWaiting)
+      transfer_over_.wait_for(lock, kTurn);
+  }
+}
+
+// --- records -----------------------------------------------------------------------------------------------------------
 
 // The front message has been read to its end.
 void Channel::frontTaken() {
@@ -303,7 +414,12 @@ bool Channel::nextRecord(std::vector<std::byte>& record) {
 }
 
 Channel::Read Channel::read(std::vector<std::byte>& record, std::chrono::microseconds timeout) {
-  std::lock_guard receiving(receive_mutex_);
+  readers_.fetch_add(1);
+  const std::lock_guard receiving(receive_mutex_);
+  struct Leaves {
+    std::atomic<uint32_t>& readers;
+    ~Leaves() { readers.fetch_sub(1); }
+  } const leaves{readers_};
   const auto end = std::chrono::steady_clock::now() + timeout;
   for (;;) {
     if (nextRecord(record)) return Read::kRecord;

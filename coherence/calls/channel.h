@@ -11,6 +11,9 @@
 // lock for that). attach() at any time: it waits for a read() that is under way.
 // Bounds: `kept_bytes` of unacknowledged messages; a writer beyond it waits, and receives in the meantime where nobody else does, so
 // that an acknowledgement can reach it. What was received and not read stays the other end's kept bytes: it is bounded by them.
+// Transfers. Bulk bytes go beside the records, in no order with them: between regions here and what the other end has registered, by the
+// link's one-sided operations. A transfer that a lost link cuts is made again, whole, over the next: what it reads has to stay as it is,
+// and what it writes to unread, until it is over.
 // Errors: a peer that breaks the protocol (a gap in the numbers, a record above the limit) closes the channel for good; reason() says why.
 #pragma once
 
@@ -20,15 +23,30 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/result.h"
 #include "coherence/transport/transport.h"
 
 namespace olpager::calls {
+
+/// A transfer under way. Its memory belongs to the transport until it is over; when it ended because the channel was closed, until
+/// the local region has ended.
+class Transfer {
+ private:
+  friend class Channel;
+  enum class State : uint8_t { kWaiting, kIssued, kDone, kFailed };
+  bool write = false;
+  transport::LocalRange near;
+  transport::RemoteRange far;
+  State state = State::kWaiting;  // under the channel's write_mutex_
+};
+using TransferPtr = std::shared_ptr<Transfer>;
 
 struct ChannelOptions {
   uint64_t kept_bytes = 32ull << 20;
@@ -48,6 +66,13 @@ class Channel {
     kRecord,
     kNothing,  // within the time
     kDown,     // no link: attach() another, or close()
+  };
+
+  enum class Over : uint8_t {
+    kNotYet,  // within the time
+    kDone,
+    kFailed,  // the other end has no such memory, or the channel is closed
+    kDown,    // no link: attach() another, or close()
   };
 
   explicit Channel(const ChannelOptions& options = {});
@@ -70,6 +95,14 @@ class Channel {
   Read read(std::vector<std::byte>& record, std::chrono::microseconds timeout);
   /// Whether a record may be there already without waiting: a hint.
   bool readable() const { return inbox_messages_.load(std::memory_order_relaxed) != 0; }
+
+  /// Starts to copy the other end's memory to memory here. The link's domain has to be that of the region. At most
+  /// transport::kMaxOperationBytes.
+  TransferPtr fetch(const transport::LocalRange& into, const transport::RemoteRange& from);
+  /// And memory here to the other end's.
+  TransferPtr put(const transport::LocalRange& from, const transport::RemoteRange& into);
+  /// Waits until it is over, and receives meanwhile where nobody else does.
+  Over wait(const Transfer& transfer, std::chrono::microseconds timeout);
 
   /// The last message that was taken whole: what the peer is told after a lost link.
   uint64_t taken() const;
@@ -94,6 +127,9 @@ class Channel {
   void sendTaken();
   void dropTaken(uint64_t taken);
   bool waitForRoom(std::unique_lock<std::mutex>& lock);
+  TransferPtr start(TransferPtr transfer);
+  void issueWaiting();
+  void transferred(const transport::Completion& completion);
   void receive(std::chrono::microseconds timeout);
   void breach(const std::string& reason);
   bool nextRecord(std::vector<std::byte>& record);
@@ -118,9 +154,14 @@ class Channel {
   std::string reason_;
   std::atomic<bool> attached_{false};
   std::atomic<bool> unsent_{false};
+  std::unordered_map<uint64_t, TransferPtr> transfers_;  // not over, by the context of their operations
+  std::deque<uint64_t> waiting_;                         // of them, those that were not given to the link
+  uint64_t next_transfer_ = 1;
+  std::condition_variable transfer_over_;
 
   // Receiving: by whoever holds receive_mutex_. Before write_mutex_.
   std::mutex receive_mutex_;
+  std::atomic<uint32_t> readers_{0};  // in read(), which receives
   transport::QueuePtr queue_;
   std::deque<transport::Message> inbox_;
   std::atomic<size_t> inbox_messages_{0};

@@ -1,6 +1,7 @@
 // Copies between the client and the device: the client's side is bytes of the call, or of the answer.
 #include "interpose/forward/copies.h"
 
+#include "gpunode/worker/bulk_copies.h"
 #include "gpunode/worker/owed.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
@@ -104,9 +105,28 @@ std::byte* nearOf(Invocation& in, const CopyHead& head) {
   return reinterpret_cast<std::byte*>(head.near);
 }
 
+bool isBulk(const CopyHead& head) { return head.region.key != 0; }
+
+// The call's stream has been found. Of a region that the bytes are not in: nonsense.
+BulkCopy bulkOf(Invocation& in, const CopyHead& head, const Place& place) {
+  BulkCopy copy;
+  copy.stream = place.stream;
+  copy.in_order = head.in_order != 0;
+  if (head.array != 0) copy.array = in.translated<CUarray>(head.device);
+  copy.device = head.array != 0 ? 0 : head.device;
+  copy.offset = head.offset;
+  copy.bytes = head.bytes;
+  copy.region = head.region;
+  copy.region_offset = head.region_offset;
+  if (!copy.fits()) in.arguments().fail();
+  return copy;
+}
+
 bool readHead(Invocation& in, CopyHead* head) {
   *head = in.value<CopyHead>();
-  if (!in.ok() || head->bytes > forward::kMostBytes || head->shape > CopyShape::kBox3d) {
+  const bool bulk = in.ok() && isBulk(*head);
+  if (!in.ok() || (!bulk && head->bytes > forward::kMostBytes) || head->shape > CopyShape::kBox3d ||
+      (bulk && (head->shape != CopyShape::kLinear || head->near != 0))) {
     in.arguments().fail();
     return false;
   }
@@ -118,6 +138,12 @@ bool readHead(Invocation& in, CopyHead* head) {
 CUresult copyIn(Invocation& in) {
   CopyHead head;
   if (!readHead(in, &head)) return in.refusal();
+  if (isBulk(head)) {
+    const Place where = placeOf(in, head);
+    const BulkCopy copy = bulkOf(in, head, where);
+    if (!in.ok()) return in.refusal();
+    return captures(in, head, where) ? CUDA_ERROR_NOT_SUPPORTED : bulkIn(in, copy);
+  }
   std::byte* const near = nearOf(in, head);
   const auto bytes = near != nullptr ? std::span<const std::byte>(near, head.bytes) : in.arguments().raw(head.bytes);
   const Place place = placeOf(in, head);
@@ -168,6 +194,11 @@ CUresult copyOut(Invocation& in) {
   const Place place = placeOf(in, head);
   if (!in.ok()) return in.refusal();
   const api::DriverTable& driver = in.driver();
+  if (isBulk(head)) {
+    const BulkCopy copy = bulkOf(in, head, place);
+    if (!in.ok()) return in.refusal();
+    return captures(in, head, place) ? CUDA_ERROR_NOT_SUPPORTED : bulkOut(in, copy, head.number, owed);
+  }
   std::byte* const near = nearOf(in, head);
   if (!in.ok()) return in.refusal();
   if (near == nullptr && captures(in, head, place)) return CUDA_ERROR_NOT_SUPPORTED;

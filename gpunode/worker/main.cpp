@@ -124,7 +124,7 @@ int run() {
   auto listener = endpoint.listen(setup.listen, [&](const transport::PeerInfo&) -> Result<transport::Accepted> {
     auto queue = endpoint.makeQueue();
     arrivals->add(queue);
-    return transport::Accepted{transport::makeDomain(), queue};
+    return transport::Accepted{worker->staging().domain(), queue};
   });
   if (!listener.ok()) return fail(listener.error().message);
   say(0, listener.value()->address());

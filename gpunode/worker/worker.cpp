@@ -86,21 +86,46 @@ void Worker::endWithoutClient(std::chrono::milliseconds grace) {
 
 // --- the lead ----------------------------------------------------------------------------------------------------------
 
-std::string Worker::serve(const std::function<bool()>& rejoined) {
+std::string Worker::serve(std::function<bool()> rejoined) {
   {
     std::lock_guard lock(lead_mutex_);
     threads_ = 1;
+    rejoined_ = std::move(rejoined);
   }
-  startThread(rejoined);  // the one that looks whether the leader waits
-  lead(0, rejoined);
+  startThread();  // the one that looks whether the leader waits
+  lead(0);
   std::unique_lock lock(lead_mutex_);
   return why_.empty() ? "the program ended" : why_;
 }
 
-void Worker::startThread(const std::function<bool()>& rejoined) {
+void Worker::startThread() {
   std::lock_guard lock(lead_mutex_);
   ++threads_;
-  std::thread([this, &rejoined] { lead(0, rejoined); }).detach();
+  std::thread([this] { lead(0); }).detach();
+}
+
+// Whoever finds the link gone waits for the next: the leader, or who waits for a transfer.
+bool Worker::rejoin() {
+  std::lock_guard lock(rejoin_mutex_);
+  if (channel_.attached()) return true;
+  return !channel_.closed() && rejoined_ && rejoined_();
+}
+
+bool Worker::arrived(const calls::Transfer& transfer) {
+  for (;;) {
+    switch (channel_.wait(transfer, kSlice)) {
+      case calls::Channel::Over::kDone:
+        return true;
+      case calls::Channel::Over::kFailed:
+        return false;
+      case calls::Channel::Over::kDown:
+        if (!rejoin()) return false;
+        break;
+      case calls::Channel::Over::kNotYet:
+        if (ended_) return false;
+        break;
+    }
+  }
 }
 
 // Waits for the lead: until nobody has it, or its holder waits for too long.
@@ -119,7 +144,7 @@ bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
   return true;
 }
 
-void Worker::lead(uint64_t self, const std::function<bool()>& rejoined) {
+void Worker::lead(uint64_t self) {
   std::vector<std::byte> record;
   std::unique_lock lock(lead_mutex_);
   self = next_thread_++;
@@ -127,7 +152,7 @@ void Worker::lead(uint64_t self, const std::function<bool()>& rejoined) {
     while (!ended_ && leader_ == self) {
       lock.unlock();
       const auto got = channel_.read(record, kSlice);
-      if (got == calls::Channel::Read::kDown && !ended_ && (channel_.closed() || !rejoined())) {
+      if (got == calls::Channel::Read::kDown && !ended_ && !rejoin()) {
         lock.lock();
         if (why_.empty())
           why_ = (channel_.closed() ? "the client sends nonsense: " : "the client is gone: ") + channel_.reason();
@@ -152,7 +177,7 @@ void Worker::lead(uint64_t self, const std::function<bool()>& rejoined) {
         leader_ = 0;
         const bool nobody = followers_ == 0;
         lock.unlock();
-        if (nobody) startThread(rejoined);
+        if (nobody) startThread();
         lead_free_.notify_one();
       } else {
         lock.unlock();
@@ -260,6 +285,7 @@ CUresult Worker::threadStream(uint32_t thread, uint64_t context, CUstream* strea
 
 void Worker::contextGone(uint64_t context) {
   g_contexts_gone.fetch_add(1);
+  staging_.contextGone(context);
   std::lock_guard lock(streams_mutex_);
   std::erase_if(thread_streams_, [&](const auto& entry) { return entry.first.first == context; });
 }

@@ -5,7 +5,8 @@
 // call still waits after a few milliseconds, the lead is taken from it. Calls that were taken before are made before: a call of
 // the leader's is over, or waits, when the next one is taken.
 //
-// Locks: lead_mutex_ (who leads); the tables' own; none is held while the driver is called.
+// Locks: lead_mutex_ (who leads); rejoin_mutex_ (who waits for the client's next link); the tables' own; none is held while the driver
+// is called.
 #pragma once
 
 #include <cuda.h>
@@ -23,6 +24,7 @@
 #include "coherence/calls/channel.h"
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/host_memory.h"
+#include "gpunode/worker/staging.h"
 #include "gpunode/worker/text.h"
 #include "interpose/api/driver_table.h"
 #include "interpose/forward/wire.h"
@@ -45,12 +47,13 @@ class Worker {
   void endWithoutClient(std::chrono::milliseconds grace);
   /// Makes calls until the client says goodbye, sends nonsense, or is gone for longer than the grace time (`rejoined` waits for it and
   /// returns false then). Returns why it ended.
-  std::string serve(const std::function<bool()>& rejoined);
+  std::string serve(std::function<bool()> rejoined);
 
   calls::Channel& channel() { return channel_; }
   const api::DriverTable& driver() const { return driver_; }
   HandleTable& handles() { return handles_; }
   HostMemory& hostMemory() { return host_memory_; }
+  Staging& staging() { return staging_; }
   const WorkerOptions& options() const { return options_; }
   int devices() const { return devices_; }
   bool hasSymbol(const char* name) const;
@@ -59,6 +62,9 @@ class Worker {
   CUresult threadStream(uint32_t thread, uint64_t context, CUstream* stream);
   /// The context is gone, and the driver has taken the streams in it with it. `context`: the client's number.
   void contextGone(uint64_t context);
+
+  /// Waits until the transfer is over, over as many links as it takes; false: it has failed, or the session has ended.
+  bool arrived(const calls::Transfer& transfer);
 
   /// Something for the client that nobody waits for.
   void tell(forward::Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes, bool flush);
@@ -70,10 +76,11 @@ class Worker {
   void goodbye() { ended_.store(true); }
 
  private:
-  void lead(uint64_t self, const std::function<bool()>& rejoined);
+  void lead(uint64_t self);
+  bool rejoin();
   void make(const std::vector<std::byte>& record);
   bool isStillThere(const forward::CallHead& head, forward::Reader arguments) const;
-  void startThread(const std::function<bool()>& rejoined);
+  void startThread();
   bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);
 
   const WorkerOptions options_;
@@ -83,7 +90,11 @@ class Worker {
   int devices_ = 0;
   HandleTable handles_;
   HostMemory host_memory_;
+  Staging staging_;
   Text text_;
+
+  std::mutex rejoin_mutex_;  // before the channel's
+  std::function<bool()> rejoined_;
 
   std::mutex streams_mutex_;
   std::map<std::pair<uint64_t, uint32_t>, CUstream> thread_streams_;  // by context and thread

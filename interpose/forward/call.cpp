@@ -105,10 +105,10 @@ void Call::finishAhead() {
   if (session_->finish(wait_) == CUDA_SUCCESS && wait_.answered) session_->remember(out_.bytes, wait_);
 }
 
-CUresult Call::oneWay() {
+CUresult Call::oneWay(bool flush) {
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
   if (forgets_) session_->forgetAnswers();
-  return session_->post(out_.bytes, bulk_);
+  return session_->post(out_.bytes, bulk_, flush);
 }
 
 void Call::takeText(const char** into) {

@@ -78,7 +78,7 @@ class Call {
   // Making it.
   CUresult sync();
   CUresult cached();
-  CUresult oneWay();
+  CUresult oneWay(bool flush = false);
   /// cached() for what is asked ahead: begin() and finish(), and the answer is remembered.
   void finishAhead();
   /// sync() in two steps.

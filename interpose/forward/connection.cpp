@@ -71,11 +71,12 @@ Status Connection::open(calls::Channel& channel) {
 
 Status Connection::join(calls::Channel& channel) {
   auto queue = node_->makeQueue();
-  auto link = node_->connect(worker_address_, {transport::makeDomain(), queue, link_});
+  auto link = node_->connect(worker_address_, {domain_, queue, link_});
   if (!link.ok()) return Error{"worker at " + worker_address_ + ": " + link.error().message};
   auto heard = calls::greet(*link.value(), *queue, channel.taken(), kGreeting);
   if (!heard.ok()) return Error{"worker at " + worker_address_ + ": " + heard.error().message};
   link_ = link.value()->id();
+  shares_memory_ = link.value()->peer().kind == transport::LinkKind::kShm;
   return channel.attach(link.value(), queue, heard.value());
 }
 

@@ -24,6 +24,10 @@ class Connection {
   /// In a forked child: lets go of what reaches the worker, which would else take the child for its client.
   static void leaveToParent();
   const std::string& address() const { return worker_address_; }
+  /// Of every link to the worker: what is registered in it keeps its key over lost links.
+  const transport::DomainPtr& domain() const { return domain_; }
+  /// Whether the worker maps memory that has a descriptor.
+  bool sharesMemory() const { return shares_memory_; }
 
  private:
   Status join(calls::Channel& channel);
@@ -33,6 +37,8 @@ class Connection {
   SessionReply session_;
   std::string worker_address_;
   std::string link_;  // the last one's id
+  const transport::DomainPtr domain_ = transport::makeDomain();
+  bool shares_memory_ = false;
 };
 
 }  // namespace olpager::forward

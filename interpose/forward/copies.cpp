@@ -1,5 +1,6 @@
-// Copies between the client's memory and the worker's. Bytes to the GPU go with the call. Bytes to pageable memory, and those of
-// synchronous copies, come in the reply; asynchronous copies to pinned memory are followed by Answer::kBytes in stream order.
+// Copies between the client's memory and the worker's. Short ones: bytes to the GPU go with the call. Bytes to pageable memory, and
+// those of synchronous copies, come in the reply; asynchronous copies to pinned memory are followed by Answer::kBytes in stream order.
+// Bulk ones: the call names a region of this process's memory, which the worker reads or writes by itself.
 #include "interpose/forward/copies.h"
 
 #include <cstring>
@@ -80,12 +81,75 @@ bool goesAhead(const Far& to, uint64_t bytes, const Where& where) {
          isKnownMemory(to.device, bytes);
 }
 
+// The client's side of a bulk copy. Pageable memory is registered for the copy alone, whose caller then waits until it is over.
+class BulkSide {
+ public:
+  BulkSide(const void* memory, uint64_t bytes, uint32_t access) {
+    if (bytes < kBulkBytes) return;
+    if (pinnedRegion(memory, bytes, &key_, &offset_)) {
+      pinned_ = true;
+      return;
+    }
+    const Session* const session = Session::get();
+    if (session == nullptr) return;
+    auto region = transport::registerMemory(session->domain(), {const_cast<void*>(memory), bytes, -1, 0}, access);
+    if (!region.ok()) return;
+    region_ = std::move(region).value();
+    key_ = region_->key();
+  }
+  /// False: the bytes have to travel in the call.
+  explicit operator bool() const { return key_.key != 0; }
+  bool pinned() const { return pinned_; }
+  void name(CopyHead& head) const {
+    head.region = key_;
+    head.region_offset = offset_;
+  }
+
+ private:
+  transport::RegionPtr region_;
+  transport::RemoteKey key_;
+  uint64_t offset_ = 0;
+  bool pinned_ = false;
+};
+
+// All waits that end the use of the program's memory have been waited for.
+CUresult bulkIn(const Far& to, const void* from, uint64_t bytes, const BulkSide& side, const Where& where) {
+  CopyHead head = headOf(where, to, 0, bytes);
+  side.name(head);
+  Call call(Operation::kCopyIn);
+  call.value(head);
+  if (where.async && side.pinned()) {
+    const CUresult result = call.oneWay(true);
+    noteAddresses(from, bytes);  // for launches that come later
+    return result;
+  }
+  if (!where.async) call.mayWait();
+  if (const CUresult begun = call.begin(true); begun != CUDA_SUCCESS) return begun;
+  noteAddresses(from, bytes);
+  return call.finish();
+}
+
+CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& side, const Where& where) {
+  Session* const session = Session::get();
+  if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  CopyHead head = headOf(where, from, 0, bytes);
+  side.name(head);
+  const bool later = where.async && side.pinned();
+  if (later) head.number = session->expectBytes(into, bytes);
+  Call call(Operation::kCopyOut);
+  call.value(head);
+  if (later) return call.oneWay(true);
+  call.mayWait();
+  return call.sync();
+}
+
 CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& where) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (from == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (isCaptured(where)) return captureCopy(Operation::kCopyIn, to, from, bytes, where);
   if (const CUresult error = awaitFunctions(where); error != CUDA_SUCCESS) return error;
   if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(from), bytes); error != CUDA_SUCCESS) return error;
+  if (const BulkSide side(from, bytes, transport::kRemoteRead); side) return bulkIn(to, from, bytes, side, where);
   noteAddresses(from, bytes);
   const bool one_way = where.async || goesAhead(to, bytes, where);
   std::deque<std::unique_ptr<Call>> under_way;
@@ -117,6 +181,7 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& where
   if (bytes == 0) return CUDA_SUCCESS;
   if (into == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (isCaptured(where)) return captureCopy(Operation::kCopyOut, from, into, bytes, where);
+  if (const BulkSide side(into, bytes, transport::kRemoteWrite); side) return bulkOut(into, from, bytes, side, where);
   const bool later = where.async && isPinned(into, bytes);
   struct Piece {
     std::unique_ptr<Call> call;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "coherence/transport/regions.h"
+
 namespace olpager::forward {
 
 enum class CopyShape : uint8_t { kLinear, kBox2d, kBox3d };
@@ -22,6 +24,12 @@ struct CopyHead {
   uint64_t bytes = 0;   // of the client's side
   uint64_t near = 0;    // kLinear, pinned memory that both have: the client's side is there; no bytes travel
   CUDA_MEMCPY3D box{};  // host pointers mean nothing in it
+  // kLinear, bulk: the client's side is `bytes` of a region of its own from `region_offset` on; the worker moves them. Key 0: none.
+  transport::RemoteKey region;
+  uint64_t region_offset = 0;
 };
+
+/// From so many bytes on a linear copy is a bulk one.
+inline constexpr uint64_t kBulkBytes = 256 << 10;
 
 }  // namespace olpager::forward

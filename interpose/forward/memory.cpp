@@ -3,6 +3,7 @@
 // may reach the block: every one after its address has gone to the GPU. What a kernel changed comes back in stream order behind it (Answer::kHostBytes, session.cpp).
 #include "interpose/forward/memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/log.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
@@ -32,6 +34,7 @@ struct Block {
   unsigned flags;
   bool registered;                // memory of the program's own, elsewhere
   std::vector<std::byte> agreed;  // empty until it is named
+  transport::RegionPtr region;    // null where it can't be had: bytes travel in calls then
 };
 
 // Changes go in the order in which they were seen: send_mutex. It is taken before mutex, and alone while something is sent, so that
@@ -62,6 +65,24 @@ Block* find(Memory& all, uint64_t address, uint64_t* base) {
   return &after->second;
 }
 
+// Memory at `wanted`; with a descriptor where the worker can map it, so that bulk bytes are copied once.
+void* mapAt(void* wanted, uint64_t bytes, bool shared, base::UniqueFd* fd) {
+  if (shared) {
+    *fd = base::UniqueFd(memfd_create("olpager-pinned", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (*fd && (ftruncate(fd->get(), static_cast<off_t>(bytes)) != 0 || fcntl(fd->get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0))
+      fd->reset();
+  }
+  const int kind = *fd ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  return mmap(wanted, bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED_NOREPLACE, *fd ? fd->get() : -1, 0);
+}
+
+transport::RegionPtr makeRegion(void* address, uint64_t bytes, int fd) {
+  const Session* const session = Session::get();
+  if (session == nullptr) return nullptr;
+  auto region = transport::registerMemory(session->domain(), {address, bytes, fd, 0}, transport::kRemoteReadWrite);
+  return region.ok() ? std::move(region).value() : nullptr;
+}
+
 CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
   if (out == nullptr || bytes == 0 || bytes > kWindowBytes / 2) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t mapped = rounded(bytes, kGrain);
@@ -74,8 +95,9 @@ CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
     all.next += rounded(mapped, kAlign) + kAlign;
   }
   auto* const wanted = reinterpret_cast<void*>(address);
-  void* const got =
-      mmap(wanted, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  const Session* const session = Session::get();
+  base::UniqueFd fd;
+  void* const got = mapAt(wanted, mapped, session != nullptr && session->sharesMemory(), &fd);
   if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   Call call(Operation::kHostAlloc);
   call.value(address);
@@ -86,9 +108,10 @@ CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
     munmap(got, mapped);
     return result;
   }
+  auto region = makeRegion(got, mapped, fd ? fd.get() : -1);
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
-  all.blocks[address] = {bytes, flags, false, {}};
+  all.blocks[address] = {bytes, flags, false, {}, std::move(region)};
   all.in_window.fetch_add(1);
   *out = got;
   return CUDA_SUCCESS;
@@ -110,8 +133,13 @@ CUresult release(void* pointer) {
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) return result;
   Memory& all = memory();
-  std::lock_guard lock(all.mutex);
-  all.blocks.erase(address);
+  transport::RegionPtr region;  // ends before the memory does, without the lock
+  {
+    std::lock_guard lock(all.mutex);
+    region = std::move(all.blocks[address].region);
+    all.blocks.erase(address);
+  }
+  region.reset();
   all.in_window.fetch_sub(1);
   munmap(pointer, mapped);
   return result;
@@ -127,8 +155,21 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
     const auto before = std::prev(after);
     if (before->first + before->second.bytes > address) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   }
-  all.blocks[address] = {bytes, flags, true, {}};
+  all.blocks[address] = {bytes, flags, true, {}, makeRegion(pointer, bytes, -1)};
   return CUDA_SUCCESS;
+}
+
+constexpr uint64_t kBlockBytes = 256;
+
+// Whether a word that begins in the block may be an address in the window, by upper halves alone: most memory has none.
+bool mayHold(const std::byte* block) {
+  constexpr unsigned kShift = 40 - 32;
+  static_assert(kWindow % (1ull << 40) == 0 && kWindowBytes == 1ull << 40);
+  uint32_t halves[kBlockBytes / sizeof(uint32_t)];
+  std::memcpy(halves, block + sizeof(uint32_t), sizeof halves);
+  uint32_t found = 0;
+  for (const uint32_t half : halves) found |= static_cast<uint32_t>((half >> kShift) == kWindow >> 40);
+  return found != 0;
 }
 
 // Calls `each` for every word that may be an address in the window; whether one of them returned true.
@@ -137,6 +178,10 @@ bool eachAddress(const void* words, uint64_t bytes, Each each) {
   constexpr uint64_t kStep = 4;  // parameters and packed structures
   bool any = false;
   for (uint64_t at = 0; at + sizeof(uint64_t) <= bytes; at += kStep) {
+    if (at % kBlockBytes == 0) {
+      while (at + kBlockBytes + sizeof(uint64_t) <= bytes && !mayHold(static_cast<const std::byte*>(words) + at))
+        at += kBlockBytes;
+    }
     uint64_t word = 0;
     std::memcpy(&word, static_cast<const std::byte*>(words) + at, sizeof word);
     if (word - kWindow < kWindowBytes && each(word)) any = true;
@@ -222,6 +267,18 @@ bool isPinned(const void* pointer, uint64_t bytes) {
   uint64_t base = 0;
   const Block* block = find(all, address, &base);
   return block != nullptr && bytes <= block->bytes - (address - base);
+}
+
+bool pinnedRegion(const void* pointer, uint64_t bytes, transport::RemoteKey* key, uint64_t* offset) {
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const Block* block = find(all, address, &base);
+  if (block == nullptr || block->region == nullptr || bytes > block->bytes - (address - base)) return false;
+  *key = block->region->key();
+  *offset = address - base;
+  return true;
 }
 
 namespace {
@@ -374,9 +431,24 @@ CUresult ol_forward_cuMemHostRegister(void* pointer, size_t bytes, unsigned flag
 }
 CUresult ol_forward_cuMemHostUnregister(void* pointer) {
   Memory& all = memory();
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  const auto find = [&] {
+    const auto found = all.blocks.find(address);
+    return found != all.blocks.end() && found->second.registered ? found : all.blocks.end();
+  };
+  olpager::transport::RegionPtr region;
+  {
+    std::lock_guard lock(all.mutex);
+    if (find() == all.blocks.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  }
+  // What asynchronous copies still move: those that bring bytes, and those that the worker has not come to.
+  (void)awaitMemory(address, blockBytes(address));
+  Call call(Operation::kHostBytes);
+  (void)call.sync();
   std::lock_guard lock(all.mutex);
-  const auto found = all.blocks.find(reinterpret_cast<uint64_t>(pointer));
-  if (found == all.blocks.end() || !found->second.registered) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  const auto found = find();
+  if (found == all.blocks.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  region = std::move(found->second.region);
   all.blocks.erase(found);
   return CUDA_SUCCESS;
 }

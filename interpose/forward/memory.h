@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "coherence/transport/regions.h"
+
 namespace olpager::forward {
 
 /// Device memory that is not in the pool's range (variables of modules).
@@ -15,6 +17,10 @@ void noteDeviceMemory(CUdeviceptr address, uint64_t bytes);
 bool isDeviceMemory(uint64_t address);
 /// Whether [address, + bytes) is pinned: allocated by cuMemHostAlloc or registered.
 bool isPinned(const void* address, uint64_t bytes);
+
+/// Names pinned memory to the worker: valid until it is freed or unregistered. False: [address, + bytes) is not all pinned, or could
+/// not be registered.
+bool pinnedRegion(const void* address, uint64_t bytes, transport::RemoteKey* key, uint64_t* offset);
 
 /// The start of the pinned block in the window that [address, + bytes) lies in; 0: in none.
 uint64_t blockOf(uint64_t address, uint64_t bytes);

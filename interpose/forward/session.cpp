@@ -121,6 +121,9 @@ Status Session::connect(const base::Settings& settings) {
   return {};
 }
 
+const transport::DomainPtr& Session::domain() const { return connection_->domain(); }
+bool Session::sharesMemory() const { return connection_->sharesMemory(); }
+
 uint32_t Session::thisThread() {
   static thread_local uint32_t number = 0;
   static thread_local Session* of = nullptr;
@@ -161,12 +164,12 @@ CUresult Session::call(std::vector<std::byte>& record, std::span<const std::byte
   return finish(wait);
 }
 
-CUresult Session::post(std::vector<std::byte>& record, std::span<const std::byte> bulk) {
+CUresult Session::post(std::vector<std::byte>& record, std::span<const std::byte> bulk, bool flush) {
   auto& head = *reinterpret_cast<CallHead*>(record.data());
   head.thread = thisThread();
   head.reply = 0;
   if (ended_.load(std::memory_order_relaxed)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-  if (!channel_.write({record, bulk})) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  if (!channel_.write({record, bulk}, flush)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   posts_.fetch_add(1, std::memory_order_relaxed);
   if (attendant_sleeps_.load()) {
     std::lock_guard lock(attend_mutex_);
@@ -428,7 +431,8 @@ void Session::attend() {
     if (posts != seen) active = now;
     seen = posts;
     const bool comes = comes_.load() != 0;
-    if (comes || channel_.unsent()) {
+    // A link that is lost while nobody waits is made again: the worker may be in the middle of a bulk copy.
+    if (comes || channel_.unsent() || !channel_.linkUp()) {
       std::unique_lock lock(waits_mutex_);
       // Who waits for an answer receives what comes before it too: only when nobody does.
       const bool idle = !receiving_ && received_ == received_before;

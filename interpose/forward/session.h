@@ -50,8 +50,13 @@ class Session {
   /// The same in two steps: several may be under way.
   bool begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait, bool flush);
   CUresult finish(Wait& wait);
-  /// Sends a call that nobody waits for.
-  CUresult post(std::vector<std::byte>& record, std::span<const std::byte> bulk = {});
+  /// Sends a call that nobody waits for; at the latest with the next that is flushed.
+  CUresult post(std::vector<std::byte>& record, std::span<const std::byte> bulk = {}, bool flush = false);
+
+  /// Memory that the worker is to read or write by itself is registered here. In place over lost links.
+  const transport::DomainPtr& domain() const;
+  /// Whether the worker is on this host and maps memory that has a descriptor.
+  bool sharesMemory() const;
 
   uint64_t newNumber() { return next_number_.fetch_add(1, std::memory_order_relaxed); }
 

@@ -1,0 +1,56 @@
+// Pinned memory of the worker through which bulk bytes pass between the network and the GPU: pieces of one size, each registered with
+// the driver and with the transport. There are as many as are in use at once; those that are free stay, up to kKept.
+//
+// States of a piece: free <-> used (take, give). A piece whose copy the driver never ended (a broken context) stays used until its context
+// is gone. Thread-safety: any thread; no lock is held while the driver is called.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "coherence/transport/transport.h"
+#include "interpose/api/driver_table.h"
+
+namespace olpager::gpunode {
+
+class Staging {
+ public:
+  static constexpr uint64_t kPieceBytes = 1ull << 20;
+  static constexpr size_t kKept = 128;
+
+  struct Piece {
+    std::byte* bytes = nullptr;
+    transport::RegionPtr region;
+    uint64_t context = 0;  // of the client that used it last
+    bool pinned = false;   // registered with the driver
+    bool used = false;
+  };
+
+  Staging();
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  /// What links have to be made with, so that they can move pieces.
+  const transport::DomainPtr& domain() const { return domain_; }
+  /// A piece for a copy in `context` (the client's number), which is current; null: no memory. Never waits.
+  Piece* take(const api::DriverTable& driver, uint64_t context);
+  /// Nothing moves it any more.
+  void give(Piece* piece);
+  /// The context is gone, and with it what the driver knew of memory that was registered in it.
+  void contextGone(uint64_t context);
+
+ private:
+  std::unique_ptr<Piece> make();
+  void drop(std::unique_ptr<Piece> piece);
+
+  const transport::DomainPtr domain_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Piece>> all_;
+  std::vector<Piece*> free_;
+};
+
+}  // namespace olpager::gpunode
