@@ -13,7 +13,7 @@ using transport::Outcome;
 constexpr uint64_t kAckBytes = 1 << 20;  // taken without a message of ours: an acknowledgement of its own
 constexpr uint32_t kAckMessages = 64;
 constexpr size_t kSpare = 16;
-constexpr auto kOldLink = std::chrono::seconds(5);  // to say what became of its transfers
+constexpr auto kOldLink = std::chrono::seconds(5);    // to say what became of its transfers
 constexpr auto kTurn = std::chrono::milliseconds(1);  // of a writer that waits
 
 std::span<const std::byte> bytesOf(const MessageHead& head) {

@@ -90,9 +90,9 @@ CUresult bulkIn(Invocation& in, const BulkCopy& copy) {
       Staging::Piece* const piece = staging.take(driver, in.head().context);
       if (piece == nullptr) break;
       const uint64_t bytes = pieceAt(copy, asked);
-      under_way.push_back({piece, bytes,
-                           worker.channel().fetch({piece->region.get(), 0, bytes},
-                                                  {copy.region, copy.region_offset + asked, bytes})});
+      under_way.push_back(
+          {piece, bytes,
+           worker.channel().fetch({piece->region.get(), 0, bytes}, {copy.region, copy.region_offset + asked, bytes})});
       asked += bytes;
     }
     if (under_way.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -168,9 +168,8 @@ void CUDA_CB partWritten(void* data) {
     out.worker.staging().give(part.piece);
   } else {
     ++out.written;
-    part.transfer =
-        out.worker.channel().put({part.piece->region.get(), 0, part.bytes},
-                                 {out.copy.region, out.copy.region_offset + part.at, part.bytes});
+    part.transfer = out.worker.channel().put({part.piece->region.get(), 0, part.bytes},
+                                             {out.copy.region, out.copy.region_offset + part.at, part.bytes});
   }
   out.changed.notify_all();
 }
@@ -213,8 +212,8 @@ CUresult enqueueParts(Invocation& in, const std::shared_ptr<Outgoing>& out) {
     if (out->number == 0) {
       std::unique_lock lock(out->mutex);
       const bool full = out->parts.size() - out->over >= kWithDriver;
-      if (full && !awaitStream(driver, copy.stream, lock, out->changed, &result,
-                               [&] { return out->written > out->over; }))
+      if (full &&
+          !awaitStream(driver, copy.stream, lock, out->changed, &result, [&] { return out->written > out->over; }))
         return result;
       lock.unlock();
       if (full && !endFirst(*out)) return CUDA_ERROR_INVALID_VALUE;

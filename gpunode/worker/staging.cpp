@@ -42,7 +42,8 @@ Staging::Piece* Staging::take(const api::DriverTable& driver, uint64_t context) 
       free_.pop_back();
     }
     if (free_.size() > kKept) {
-      const auto at = std::find_if(all_.begin(), all_.end(), [&](const auto& one) { return one.get() == free_.back(); });
+      const auto at =
+          std::find_if(all_.begin(), all_.end(), [&](const auto& one) { return one.get() == free_.back(); });
       free_.pop_back();
       spare = std::move(*at);
       all_.erase(at);
@@ -61,8 +62,7 @@ Staging::Piece* Staging::take(const api::DriverTable& driver, uint64_t context) 
   }
   // Memory that the driver does not want to pin serves as well, only slower.
   if (!piece->pinned && driver.cuMemHostRegister_v2 != nullptr)
-    piece->pinned =
-        driver.cuMemHostRegister_v2(piece->bytes, kPieceBytes, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
+    piece->pinned = driver.cuMemHostRegister_v2(piece->bytes, kPieceBytes, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
   std::lock_guard lock(mutex_);
   piece->context = context;
   piece->used = true;

@@ -69,7 +69,8 @@ Block* find(Memory& all, uint64_t address, uint64_t* base) {
 void* mapAt(void* wanted, uint64_t bytes, bool shared, base::UniqueFd* fd) {
   if (shared) {
     *fd = base::UniqueFd(memfd_create("olpager-pinned", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (*fd && (ftruncate(fd->get(), static_cast<off_t>(bytes)) != 0 || fcntl(fd->get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0))
+    if (*fd &&
+        (ftruncate(fd->get(), static_cast<off_t>(bytes)) != 0 || fcntl(fd->get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0))
       fd->reset();
   }
   const int kind = *fd ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;

@@ -1,6 +1,8 @@
 // Does what its standard input says, a line at a time, and answers each line: for tests of what happens to sessions.
 //   step N   N launches that each add 1 to every word, none waited for; then all words are compared with the count
 //   copy N   N copies to the GPU and back, compared
+//   bulk N   N times 12 MiB to the GPU, one added to each word, and back: asynchronously with pinned memory, in two streams, and with
+//            pageable memory; compared
 //   bad      a kernel that writes where nothing is
 // "ok COUNT", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its input.
 #include "common.h"
@@ -18,6 +20,50 @@ static cudaError_t g_error = cudaSuccess;
 static bool good(cudaError_t result) {
   if (result != cudaSuccess) g_error = result;
   return result == cudaSuccess;
+}
+
+// Two streams at a time, which nothing waits for until both have all their work.
+struct Lane {
+  cudaStream_t stream = nullptr;
+  uint32_t *near = nullptr, *back = nullptr, *far = nullptr;
+};
+static bool bulk(int count) {
+  constexpr uint32_t kWords = 3 << 20;
+  Lane lanes[2];
+  bool fine = true;
+  for (Lane& lane : lanes) {
+    fine = fine && good(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking)) &&
+           good(cudaMallocHost(&lane.near, kWords * 4)) && good(cudaMallocHost(&lane.back, kWords * 4)) &&
+           good(cudaMalloc(&lane.far, kWords * 4));
+  }
+  std::vector<uint32_t> pageable(kWords), returned(kWords);
+  for (int i = 0; fine && i < count; ++i) {
+    const auto word = [&](uint32_t lane, uint32_t k) { return k * 2654435761u + uint32_t(i) * 3 + lane; };
+    for (uint32_t l = 0; fine && l < 2; ++l) {
+      Lane& lane = lanes[l];
+      for (uint32_t k = 0; k < kWords; ++k) lane.near[k] = word(l, k);
+      std::memset(lane.back, 0, kWords * 4);
+      fine = good(cudaMemcpyAsync(lane.far, lane.near, kWords * 4, cudaMemcpyHostToDevice, lane.stream));
+      if (fine) addOne<<<kWords / 256, 256, 0, lane.stream>>>(lane.far, kWords);
+      fine = fine && good(cudaMemcpyAsync(lane.back, lane.far, kWords * 4, cudaMemcpyDeviceToHost, lane.stream));
+    }
+    for (uint32_t l = 0; fine && l < 2; ++l) {
+      fine = good(cudaStreamSynchronize(lanes[l].stream));
+      for (uint32_t k = 0; fine && k < kWords; ++k) {
+        CHECK(lanes[l].back[k] == word(l, k) + 1, "bulk %d, stream %u: word %u is %u, expected %u", i, l, k,
+              lanes[l].back[k], word(l, k) + 1);
+      }
+    }
+    for (uint32_t k = 0; fine && k < kWords; ++k) pageable[k] = word(7, k);
+    fine = fine && good(cudaMemcpy(lanes[0].far, pageable.data(), kWords * 4, cudaMemcpyHostToDevice)) &&
+           good(cudaMemcpy(returned.data(), lanes[0].far, kWords * 4, cudaMemcpyDeviceToHost));
+    if (fine) CHECK(pageable == returned, "bulk %d came back otherwise", i);
+  }
+  for (Lane& lane : lanes) {
+    fine = fine && good(cudaFreeHost(lane.near)) && good(cudaFreeHost(lane.back)) && good(cudaFree(lane.far)) &&
+           good(cudaStreamDestroy(lane.stream));
+  }
+  return fine;
 }
 
 int main(int argc, char** argv) {
@@ -56,6 +102,8 @@ int main(int argc, char** argv) {
         if (fine) CHECK(big == back, "copy %d came back otherwise", i);
       }
       if (fine) fine = good(cudaFree(room));
+    } else if (said.rfind("bulk", 0) == 0) {
+      fine = bulk(count);
     } else if (said.rfind("bad", 0) == 0) {
       spoil<<<1, 1>>>(reinterpret_cast<uint32_t*>(0x4000));
       fine = good(cudaDeviceSynchronize());

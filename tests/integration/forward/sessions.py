@@ -133,6 +133,7 @@ class Cable:
     def __init__(self, port):
         self.port = port
         self.pairs = []
+        self.moved = 0  # bytes
         self.lock = threading.Lock()
         self.listener = socket.create_server(("127.0.0.2", port))
         threading.Thread(target=self.accept, daemon=True).start()
@@ -151,11 +152,11 @@ class Cable:
                 a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 threading.Thread(target=self.pump, args=(a, b), daemon=True).start()
 
-    @staticmethod
-    def pump(a, b):
+    def pump(self, a, b):
         try:
             while data := a.recv(1 << 16):
                 b.sendall(data)
+                self.moved += len(data)
         except OSError:
             pass
         for one in (a, b):
@@ -204,12 +205,12 @@ def crash(bench):
 
 def kill_worker(bench):
     """The client's next call says that it is so, and why; nobody hangs, the gpunode goes on."""
-    for wait in (0, 0.3):
+    for wait, work in ((0, None), (0.3, "copy 1000"), (0.3, "bulk 1000")):
         client = bench.client()
         assert client.ask("step 5") == "ok 5"
         number = sum("is at" in line for line in bench.node.log) - 1
         if wait:
-            client.tell("copy 1000")
+            client.tell(work)
             time.sleep(wait)
         os.kill(bench.worker(number), signal.SIGKILL)
         said = client.line() if wait else client.ask("step 5")
@@ -293,6 +294,29 @@ def cut(bench):
     assert sum("connected again" in line for line in client.log) >= 1, client.log
 
 
+def cut_bulk(bench):
+    """A connection that is cut in the middle of bulk copies, in both directions: every byte is right at the end."""
+    seed = int(os.environ.get("OL_TEST_SEED", "0")) or random.randrange(1 << 32)
+    print(f"OL_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    Cable(int(bench.address.split(":")[1]))
+    client = bench.client(address="127.0.0.2:" + bench.address.split(":")[1], ready=False, transport="tcp")
+    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)))
+    assert client.line() == "ready", client.log
+    cuts = 0
+    while cuts < 8:
+        client.tell("bulk 1")
+        time.sleep(chance.random() * 0.2)
+        before = cable.moved
+        cuts += cable.cut() > 0
+        assert client.line() == "ok 0", client.log
+        assert cable.moved > before, "nothing went over the cable"
+    assert client.ask("bulk 1") == "ok 0"
+    client.process.stdin.close()
+    assert client.line() == "OK steps: 0"
+    assert sum("connected again" in line for line in client.log) >= 4, client.log
+
+
 def cut_for_good(bench):
     """Longer than the grace time: an error and a line, on both sides."""
     Cable(int(bench.address.split(":")[1]))
@@ -365,7 +389,7 @@ def keys(bench):
     assert refused.returncode == 1 and "key" in refused.stderr, refused
 
 
-SCENARIOS = [several, crash, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_for_good, nonsense, nobody, keys]
+SCENARIOS = [several, crash, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_bulk, cut_for_good, nonsense, nobody, keys]
 
 
 def main():

@@ -37,7 +37,7 @@ class Pair {
     listener_ = far_node_
                     ->listen("127.0.0.1:0",
                              [this](const transport::PeerInfo&) -> Result<transport::Accepted> {
-                               return transport::Accepted{transport::makeDomain(), far_queue_};
+                               return transport::Accepted{far_domain, far_queue_};
                              })
                     .value();
   }
@@ -54,7 +54,7 @@ class Pair {
       REQUIRE(heard.ok());
       REQUIRE(far.attach(far_link_, far_queue_, heard.value()).ok());
     });
-    auto link = near_node_->connect(listener_->address(), {transport::makeDomain(), near_queue, replaces_});
+    auto link = near_node_->connect(listener_->address(), {near_domain, near_queue, replaces_});
     REQUIRE(link.ok());
     near_link_ = link.value();
     replaces_ = near_link_->id();
@@ -69,6 +69,7 @@ class Pair {
     far_link_->close("cut by the test");
   }
 
+  const transport::DomainPtr near_domain = transport::makeDomain(), far_domain = transport::makeDomain();
   Channel near, far;
 
  private:
@@ -227,4 +228,103 @@ TEST_CASE("links are cut at random moments and nothing is lost or comes twice", 
   CHECK(far_expects == kRecords);
   CHECK(all);
   CHECK(cuts > 0);
+}
+
+TEST_CASE("transfers go on over the next link and move every byte", "[calls]") {
+  const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
+  const bool somebody_reads = GENERATE(false, true);
+  const uint64_t chosen = seed();
+  INFO("OL_TEST_SEED=" << chosen);
+  constexpr uint64_t kPiece = 300'000, kPieces = 200, kAtOnce = 6;
+  Pair pair(choice);
+  std::vector<std::byte> from(kPiece * kPieces), into(from.size()), staging(kPiece * kAtOnce);
+  std::mt19937_64 random(chosen);
+  for (auto& byte : from) byte = static_cast<std::byte>(random());
+  const auto named = [&](const transport::DomainPtr& domain, std::vector<std::byte>& memory, uint32_t access) {
+    return transport::registerMemory(domain, {memory.data(), memory.size(), -1, 0}, access).value();
+  };
+  const auto source = named(pair.near_domain, from, transport::kRemoteRead);
+  const auto target = named(pair.near_domain, into, transport::kRemoteWrite);
+  const auto between = named(pair.far_domain, staging, transport::kLocalOnly);
+  pair.join();
+
+  std::atomic<bool> stop{false}, failed{false};
+  std::vector<std::thread> readers;
+  for (Channel* channel : {&pair.near, &pair.far}) {
+    if (channel == &pair.far && !somebody_reads) continue;
+    readers.emplace_back([&, channel] {
+      std::vector<std::byte> record;
+      while (!stop) {
+        if (channel->read(record, 10ms) == Channel::Read::kDown) std::this_thread::sleep_for(100us);
+      }
+    });
+  }
+  std::thread mover([&] {
+    const auto over = [&](const calls::Transfer& transfer) {
+      while (!stop) {
+        const auto state = pair.far.wait(transfer, 10ms);
+        if (state == Channel::Over::kDone) return true;
+        if (state == Channel::Over::kFailed) break;
+        if (state == Channel::Over::kDown) std::this_thread::sleep_for(100us);
+      }
+      failed = true;
+      return false;
+    };
+    for (uint64_t at = 0; at < kPieces && !failed; at += kAtOnce) {
+      const uint64_t count = std::min(kAtOnce, kPieces - at);
+      std::vector<calls::TransferPtr> all;
+      for (uint64_t i = 0; i < count; ++i)
+        all.push_back(pair.far.fetch({between.get(), i * kPiece, kPiece}, {source->key(), (at + i) * kPiece, kPiece}));
+      for (const auto& one : all) (void)over(*one);
+      all.clear();
+      for (uint64_t i = 0; i < count; ++i)
+        all.push_back(pair.far.put({between.get(), i * kPiece, kPiece}, {target->key(), (at + i) * kPiece, kPiece}));
+      for (const auto& one : all) (void)over(*one);
+    }
+    stop = true;
+  });
+  int cuts = 0;
+  const auto end = std::chrono::steady_clock::now() + 40s;
+  while (!stop) {
+    if (std::chrono::steady_clock::now() > end) {
+      pair.far.close("gave up");
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 10'000));
+    if (stop || cuts == 8) continue;
+    pair.cut();
+    ++cuts;
+    while ((pair.near.attached() || pair.far.attached()) && !stop) std::this_thread::sleep_for(100us);
+    if (!stop) pair.join();
+  }
+  mover.join();
+  for (auto& reader : readers) reader.join();
+  CHECK_FALSE(failed);
+  CHECK(cuts > 0);
+  CHECK(from == into);
+}
+
+TEST_CASE("a transfer ends with its channel, and one of memory that is gone fails", "[calls]") {
+  const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
+  Pair pair(choice);
+  std::vector<std::byte> here(4096), there(4096);
+  auto source =
+      transport::registerMemory(pair.near_domain, {there.data(), there.size(), -1, 0}, transport::kRemoteRead).value();
+  const auto local = transport::registerMemory(pair.far_domain, {here.data(), here.size(), -1, 0}, 0).value();
+  pair.join();
+  const transport::RemoteKey key = source->key();
+  const auto fetched = pair.far.fetch({local.get(), 0, 4096}, {key, 0, 4096});
+  CHECK(pair.far.wait(*fetched, 5s) == Channel::Over::kDone);
+  source.reset();
+  const auto late = pair.far.fetch({local.get(), 0, 4096}, {key, 0, 4096});
+  CHECK(pair.far.wait(*late, 5s) == Channel::Over::kFailed);
+  pair.cut();
+  std::vector<std::byte> record;
+  while (pair.far.read(record, 1ms) != Channel::Read::kDown) {
+  }
+  const auto waiting = pair.far.fetch({local.get(), 0, 4096}, {key, 0, 4096});
+  CHECK(pair.far.wait(*waiting, 1ms) == Channel::Over::kDown);
+  pair.far.close("enough");
+  CHECK(pair.far.wait(*waiting, 5s) == Channel::Over::kFailed);
+  CHECK(pair.far.wait(*pair.far.fetch({local.get(), 0, 4096}, {key, 0, 4096}), 5s) == Channel::Over::kFailed);
 }
