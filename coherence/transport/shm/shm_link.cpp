@@ -286,7 +286,8 @@ void ShmLink::bounce(const Slice& slice) {
     slots_[number].asked = true;
   }
   countBounced(slice.bytes);
-  base::warnOnce("shm bounce", "shared memory: memory of %s is no memfd and is copied twice", setup_.peer.node.c_str());
+  if (!told_bounced_.exchange(true))
+    base::logInfo("shared memory: memory of %s is no memfd and is copied twice", setup_.peer.node.c_str());
   wire::Header header;
   header.frame = slice.write ? wire::Frame::kBouncePush : wire::Frame::kBouncePull;
   header.klass = static_cast<uint8_t>(slice.klass);

@@ -1,6 +1,6 @@
 // A link between two processes of one host. Messages and answers go through a ring for each direction; bytes of registered
 // memory are copied once, by the side that reads or writes, from or to its own mapping of the other's memfd. Memory that
-// can't be mapped goes through slots of the channel: copied twice, counted, and warned about once.
+// can't be mapped goes through slots of the channel: copied twice, counted, and told once (level info).
 //
 // Mappings, under maps_mutex_: kAsked (kMap sent; slices wait in it) -> kMapped | kBounced | kRevoked. kMapped -> kRevoked
 // when the owner takes the key back; unmapped when no copy uses it any more.
@@ -110,6 +110,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   std::deque<Slice> deferred_;  // taken from the scheduler by a caller who should not copy that much
   std::array<Slot, Channel::kSlots> slots_;
   std::deque<Slice> slot_waiting_;
+  std::atomic<bool> told_bounced_{false};
 };
 
 }  // namespace olpager::transport
