@@ -118,7 +118,7 @@ CUresult Engine::makeObjects() {
   }
   if (pool_.options.reach != Reach::kLearned) return result;
   void* memory = nullptr;
-  constexpr size_t kHashes = FetchHashes::kAtOnce * space::kLargestExtentPages;
+  constexpr size_t kHashes = size_t{FetchHashes::kAtOnce} * space::kLargestExtentPages;
   if (result == CUDA_SUCCESS)
     result = driver.cuMemHostAlloc(&memory,
                                    kHashes * sizeof(ContentHash) + FetchHashes::kAtOnce * sizeof(kernels::PagePassJob),
@@ -1203,9 +1203,9 @@ void Engine::plan() {
     if (keep) kept += unit.pages();
     unit.placement() = keep ? Placement::kKeep : Placement::kStream;
   }
+  const unsigned long long total_mib = total * kPageBytes >> 20, kept_mib = kept * kPageBytes >> 20;
   base::logInfo("device %d: a round of %zu allocations and pieces of arenas, %llu MiB; %llu MiB of them stay in VRAM",
-                device_, round.size(), static_cast<unsigned long long>(total * 2),
-                static_cast<unsigned long long>(kept * 2));
+                device_, round.size(), total_mib, kept_mib);
 }
 
 }  // namespace olpager::pager

@@ -565,7 +565,7 @@ CUresult Engine::launchScans(const Scratch& scratch, size_t first, const std::ve
     }
     kernels::ScanParameters scan{job.address, job.words, scope, job.found};
     void* pointers[] = {&scan.address, &scan.words, &scan.scope, &scan.found};
-    const auto blocks = static_cast<unsigned>(std::clamp<uint64_t>(job.words / (16 * kThreads), 1, 2048));
+    const auto blocks = static_cast<unsigned>(std::clamp<uint64_t>(job.words / (uint64_t{16} * kThreads), 1, 2048));
     result = driver.cuLaunchKernel(scan_, blocks, 1, 1, kThreads, 1, 1, 0, pass_stream_, pointers, nullptr);
   }
   if (end == first || result != CUDA_SUCCESS) return result;

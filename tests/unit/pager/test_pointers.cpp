@@ -475,7 +475,7 @@ TEST_CASE("what one pass finds is spared by the one that runs beside it", "[page
     rig.fill(busy, 8 * kMiB, 1, gate.stream);
     rig.launch(gate.stream, "readThrough", out, table);
     holdPasses(true);
-    for (unsigned i = 0; i < 2; ++i) {
+    for (uint64_t i = 0; i < 2; ++i) {
       presses.emplace_back([&rig, &others, &wanted, i] {
         rig.enterThread();
         rig.fill(wanted[i], (i + 1) * 2 * kMiB, 2, others[i]);
