@@ -64,13 +64,15 @@ ShmLink::~ShmLink() = default;
 
 void ShmLink::start(bool announce) {
   auto self = std::static_pointer_cast<ShmLink>(shared_from_this());
+  // Before anybody hears of the link: the program may end it at once.
+  std::lock_guard lock(starting_);
+  if (state() == LinkState::kDown) return;  // the endpoint has ended it already
   if (announce) {
     Completion up;
     up.kind = Completion::Kind::kUp;
     up.link = self;
     setup_.queue->push(std::move(up));
   }
-  std::lock_guard lock(starting_);
   setup_.domain->watch(std::static_pointer_cast<KeyWatcher>(self));
   bell_ = std::make_shared<BellSource>(self);
   home_->add(socket_.get(), EPOLLIN, std::make_shared<SocketSource>(self));

@@ -87,7 +87,8 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   std::string mapArrived(const MapAnswer& answer, const base::UniqueFd& fd);
   void settle(uint64_t key, Mapping::State state);
 
-  std::mutex starting_;  // held by start(): a link that fails meanwhile is taken apart when it is whole
+  // Held by start() from before anybody hears of the link: one that ends meanwhile is taken apart when it is whole.
+  std::mutex starting_;
   base::UniqueFd socket_;
   const std::unique_ptr<Channel> channel_;
   const std::vector<Reactor*> reactors_;

@@ -103,23 +103,27 @@ std::shared_ptr<TcpLink> TcpLink::make(LinkSetup setup, Stream control, std::vec
 
 void TcpLink::start(bool announce) {
   auto self = std::static_pointer_cast<TcpLink>(shared_from_this());
+  // Before anybody hears of the link: the program may end it at once.
+  std::lock_guard lock(starting_);
+  if (state() == LinkState::kDown) return;  // the endpoint has ended it already
   if (announce) {
     Completion up;
     up.kind = Completion::Kind::kUp;
     up.link = self;
     setup_.queue->push(std::move(up));
   }
-  std::lock_guard lock(starting_);
-  control_source_ = std::make_shared<ControlSource>(self);
   for (auto& lane : lanes_) {
+    // The program has heard of the link and may be sending already; who ends it may have closed some connections.
+    std::lock_guard sending(lane->sending);
+    if (lane->stream.fd() < 0) continue;
     lane->source =
         std::make_shared<LaneSource>([self, raw = lane.get()](uint32_t events) { self->laneEvents(*raw, events); });
-    // The program has heard of the link and may be sending already.
-    std::lock_guard sending(lane->sending);
     lane->reactor->add(lane->stream.fd(), lane->blocked ? EPOLLIN | EPOLLOUT : EPOLLIN, lane->source);
   }
   {
     std::lock_guard out(control_out_);
+    if (control_.fd() < 0) return;
+    control_source_ = std::make_shared<ControlSource>(self);
     control_reactor_->add(control_.fd(), out_blocked_ ? EPOLLIN | EPOLLOUT : EPOLLIN, control_source_);
   }
   control_reactor_->addTicker(weak_from_this());

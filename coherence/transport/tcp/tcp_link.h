@@ -69,7 +69,8 @@ class TcpLink final : public LinkCore {
   void lost(const Stream& stream, ssize_t result, const char* which);
   void oneStopped();
 
-  std::mutex starting_;  // held by start(): a link that fails meanwhile is taken apart when it is whole
+  // Held by start() from before anybody hears of the link: one that ends meanwhile is taken apart when it is whole.
+  std::mutex starting_;
   Stream control_;
   Reactor* control_reactor_ = nullptr;
   std::shared_ptr<ControlSource> control_source_;

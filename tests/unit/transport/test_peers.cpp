@@ -5,8 +5,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "coherence/transport/core/address.h"
 #include "tests/unit/transport/rig.h"
@@ -134,16 +137,19 @@ TEST_CASE("a peer that is gone while its link begins", "[peers]") {
     pair.server.await(Kind::kDown);
     pair.server.early.clear();
   }
-  // And one that the program itself ends as soon as it hears of it.
+  // And one that the program itself ends as soon as it hears of it: nothing is left of it.
+  std::vector<std::weak_ptr<Link>> ended;
   for (int round = 0; round < scaled(100); ++round) {
     for (const Choice choice : {Choice::kTcp, Choice::kShm}) {
       Options both = options;
       both.choice = choice;
       Pair short_lived(both);
       short_lived.peer->close("enough");
+      ended.insert(ended.end(), {short_lived.peer, short_lived.up});
       REQUIRE(short_lived.client.await(Kind::kDown).link == short_lived.up);
     }
   }
+  CHECK(std::all_of(ended.begin(), ended.end(), [](const auto& link) { return link.expired(); }));
   stillWorks(pair);
 }
 
