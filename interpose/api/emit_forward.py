@@ -28,13 +28,15 @@ SETTLED_TYPES = frozenset(("CUDA_RESOURCE_DESC", "CUgraphExecUpdateResultInfo", 
 
 # Of what is `cached`: what changes without a call that says so, and is asked each time.
 CHANGING = re.compile(
-    r"^(cuGraph|cuPointer|cuMem(?!GetAllocationGranularity)|cuTex|cuSurf|cuDeviceTotalMem$|cuDevicePrimaryCtxGetState$|cuCtxGetFlags$"
+    r"^(cuGraph|cuPointer|cuMem(?!GetAllocationGranularity)|cuTex|cuSurf|cuDeviceTotalMem$|cuCtxGetFlags$"
     r"|cuFuncIsLoaded$|cuThreadExchange|cuDeviceGetMemPool$|cuCtxGetExecAffinity$|cuStreamGetCtx|cuStreamGetDevice)")
 # Answers that depend on no context: the same whichever is current.
 CONTEXT_FREE = re.compile(r"^(cuDevice|cuGetError|cuDriverGetVersion$|cuModuleGetLoadingMode$)")
 # What makes remembered answers wrong.
-FORGETS = re.compile(r"^(cu(Func|Kernel)Set|cuParamSet|cuModuleUnload|cuLibraryUnload|cuCtxSet|cuDevicePrimaryCtxRe|cuCtxDestroy|cuStreamCopyAttributes"
+FORGETS = re.compile(r"^(cuParamSet|cuModuleUnload|cuLibraryUnload|cuCtxSet|cuDevicePrimaryCtxRe|cuDevicePrimaryCtxSet|cuCtxDestroy|cuStreamCopyAttributes"
                      r"|cuStreamSetAttribute|cuDeviceSet)")
+# What makes wrong what is remembered of kernels.
+CHANGES_KERNELS = re.compile(r"^cu(Func|Kernel)Set")
 
 # Texts that a worker may be given. Any other may name a file, and a client names none on the gpunode.
 TEXTS = frozenset(("name", "symbol", "pciBusId"))
@@ -174,6 +176,8 @@ def _client_function(symbol):
             out += f"  call.wants({p.name});\n"
     if FORGETS.match(form.function.name):
         out += "  call.forgetsAnswers();\n"
+    if CHANGES_KERNELS.match(form.function.name):
+        out += "  call.changesKernels();\n"
     if mode == "oneWay":
         memory = [p for p in form.parameters if not p.is_pointer and p.base_type == "CUdeviceptr" and (p.get("read") or p.get("write") or p.get("ranges"))]
         if memory and not any(p.get("new") for p in form.parameters):

@@ -79,9 +79,14 @@ CUresult Call::finish() {
   const CUresult result = session_->finish(wait_);
   reply_ = Reader(wait_.record);
   if (wait_.done) (void)reply_.value<AnswerHead>();
-  if (forgets_) session_->forgetAnswers();
+  forget();
   if (result != CUDA_SUCCESS) return result;
   return session_->takeFailure();
+}
+
+void Call::forget() {
+  if (forgets_) session_->forgetAnswers();
+  if (changes_kernels_) session_->forgetWhatKernelsAre();
 }
 
 CUresult Call::sync() {
@@ -107,7 +112,7 @@ void Call::finishAhead() {
 
 CUresult Call::oneWay(bool flush) {
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
-  if (forgets_) session_->forgetAnswers();
+  forget();
   return session_->post(out_.bytes, bulk_, flush);
 }
 

@@ -74,6 +74,7 @@ class Call {
   void beforeInit() { before_init_ = true; }
   void mayWait() { head().flags |= kMayWait; }
   void forgetsAnswers() { forgets_ = true; }
+  void changesKernels() { changes_kernels_ = true; }
 
   // Making it.
   CUresult sync();
@@ -107,6 +108,7 @@ class Call {
   CallHead& head() { return *reinterpret_cast<CallHead*>(out_.bytes.data()); }
   CUresult ready();
   uint64_t newNumber();
+  void forget();
   const void* keptArray();
 
   Session* session_ = nullptr;
@@ -114,7 +116,7 @@ class Call {
   std::span<const std::byte> bulk_;
   Wait wait_;
   Reader reply_;
-  bool too_long_ = false, forgets_ = false, before_init_ = false;
+  bool too_long_ = false, forgets_ = false, changes_kernels_ = false, before_init_ = false;
 };
 
 }  // namespace olpager::forward

@@ -56,30 +56,36 @@ using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the 
 
 extern "C" {
 
-#define OL_CAPTURE(suffix, per_thread)                                                                                \
-  CUresult ol_forward_cuStreamBeginCapture##suffix(CUstream stream) {                                                 \
-    return begun(ol_forward_generated_cuStreamBeginCapture##suffix(stream));                                          \
-  }                                                                                                                   \
-  CUresult ol_forward_cuStreamBeginCapture_v2##suffix(CUstream stream, CUstreamCaptureMode mode) {                    \
-    return begun(ol_forward_generated_cuStreamBeginCapture_v2##suffix(stream, mode));                                 \
-  }                                                                                                                   \
-  CUresult ol_forward_cuStreamBeginCaptureToGraph##suffix(CUstream stream, CUgraph graph, const CUgraphNode* nodes,   \
-                                                          const CUgraphEdgeData* edges, size_t count,                 \
-                                                          CUstreamCaptureMode mode) {                                 \
-    return begun(ol_forward_generated_cuStreamBeginCaptureToGraph##suffix(stream, graph, nodes, edges, count, mode)); \
-  }                                                                                                                   \
-  CUresult ol_forward_cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {                                   \
-    return ended(ol_forward_generated_cuStreamEndCapture##suffix(stream, graph));                                     \
-  }                                                                                                                   \
-  CUresult ol_forward_cuGraphLaunch##suffix(CUgraphExec graph, CUstream stream) {                                     \
-    for (const uint64_t block : namedBlocks()) {                                                                      \
-      if (const CUresult result = awaitMemory(block, 1, true); result != CUDA_SUCCESS) return result;                 \
-    }                                                                                                                 \
-    sendPinnedNow();                                                                                                  \
-    const CUresult result = ol_forward_generated_cuGraphLaunch##suffix(graph, stream);                                \
-    if (Session* const session = Session::existing(); session != nullptr) session->graphLaunched();                   \
-    if (result == CUDA_SUCCESS) changesBehind(stream, per_thread);                                                    \
-    return result;                                                                                                    \
+#define OL_CAPTURE(suffix, per_thread)                                                                                 \
+  CUresult ol_forward_cuStreamBeginCapture##suffix(CUstream stream) {                                                  \
+    return begun(ol_forward_generated_cuStreamBeginCapture##suffix(stream));                                           \
+  }                                                                                                                    \
+  CUresult ol_forward_cuStreamBeginCapture_v2##suffix(CUstream stream, CUstreamCaptureMode mode) {                     \
+    return begun(ol_forward_generated_cuStreamBeginCapture_v2##suffix(stream, mode));                                  \
+  }                                                                                                                    \
+  CUresult ol_forward_cuStreamBeginCaptureToGraph##suffix(CUstream stream, CUgraph graph, const CUgraphNode* nodes,    \
+                                                          const CUgraphEdgeData* edges, size_t count,                  \
+                                                          CUstreamCaptureMode mode) {                                  \
+    return begun(ol_forward_generated_cuStreamBeginCaptureToGraph##suffix(stream, graph, nodes, edges, count, mode));  \
+  }                                                                                                                    \
+  CUresult ol_forward_cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {                                    \
+    return ended(ol_forward_generated_cuStreamEndCapture##suffix(stream, graph));                                      \
+  }                                                                                                                    \
+  CUresult ol_forward_cuStreamIsCapturing##suffix(CUstream stream, CUstreamCaptureStatus* status) {                    \
+    if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;                                                            \
+    if (capturing() || currentContext() == 0) return ol_forward_generated_cuStreamIsCapturing##suffix(stream, status); \
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;                                                                           \
+    return CUDA_SUCCESS;                                                                                               \
+  }                                                                                                                    \
+  CUresult ol_forward_cuGraphLaunch##suffix(CUgraphExec graph, CUstream stream) {                                      \
+    for (const uint64_t block : namedBlocks()) {                                                                       \
+      if (const CUresult result = awaitMemory(block, 1, true); result != CUDA_SUCCESS) return result;                  \
+    }                                                                                                                  \
+    sendPinnedNow();                                                                                                   \
+    const CUresult result = ol_forward_generated_cuGraphLaunch##suffix(graph, stream);                                 \
+    if (Session* const session = Session::existing(); session != nullptr) session->graphLaunched();                    \
+    if (result == CUDA_SUCCESS) changesBehind(stream, per_thread);                                                     \
+    return result;                                                                                                     \
   }
 OL_CAPTURE(, false)
 OL_CAPTURE(_ptsz, true)

@@ -211,7 +211,9 @@ CUresult ol_forward_cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device
   call.needsNoContext();
   call.value(device);
   const CUresult result = call.sync();
-  if (result == CUDA_SUCCESS) *context = handleOf(primaryHandle(device));
+  if (result != CUDA_SUCCESS) return result;
+  Session::existing()->forgetAnswersOf(olpager::api::Symbol::kCuDevicePrimaryCtxGetState);
+  *context = handleOf(primaryHandle(device));
   return result;
 }
 

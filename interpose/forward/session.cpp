@@ -14,9 +14,11 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/connection.h"
+#include "interpose/forward/kernel_attributes.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/pinned.h"
+#include "interpose/forward/trips.h"
 
 namespace olpager::forward {
 namespace {
@@ -49,11 +51,6 @@ void childAfterFork() {
   root().tried = false;
   if (parents != nullptr) parents->leaveToParent();
   if (parents != nullptr && parents->initialized()) g_forked.store(true);
-}
-
-std::string functionName(uint32_t function) {
-  return function < api::kSymbolCount ? api::symbolName(static_cast<api::Symbol>(function))
-                                      : "operation " + std::to_string(function);
 }
 
 // After the program's own exit handlers and destructors, which may still call. Nothing of ours is destroyed.
@@ -148,6 +145,7 @@ bool Session::begin(std::vector<std::byte>& record, std::span<const std::byte> b
     waits_.emplace(wait.number, &wait);
   }
   head.reply = wait.number;
+  wait.function = head.function;
   if (channel_.write({record, bulk}, flush)) return true;
   std::lock_guard lock(waits_mutex_);
   waits_.erase(wait.number);
@@ -155,7 +153,9 @@ bool Session::begin(std::vector<std::byte>& record, std::span<const std::byte> b
 }
 
 CUresult Session::finish(Wait& wait) {
+  const auto begun = std::chrono::steady_clock::now();
   receiveFor(wait);
+  noteTrip(wait.function, std::chrono::steady_clock::now() - begun);
   return wait.result;
 }
 
@@ -259,6 +259,7 @@ void Session::dispatch(std::vector<std::byte>& record) {
       ++received_;
       failures_.emplace(head.number, static_cast<CUresult>(head.result));
       any_failure_.store(true);
+      forgetSetAttributes();
       base::logDebug("%s failed at the gpunode: %d", functionName(head.function).c_str(), head.result);
       break;
     }
@@ -481,6 +482,17 @@ std::string keyOf(const std::vector<std::byte>& record) {
   key.append(reinterpret_cast<const char*>(record.data()) + sizeof head, record.size() - sizeof head);
   return key;
 }
+
+// The same the other way round.
+struct Question {
+  api::Symbol symbol;
+  std::string_view arguments;
+};
+Question questionIn(std::string_view key) {
+  uint16_t function = 0;
+  std::memcpy(&function, key.data(), sizeof function);
+  return {static_cast<api::Symbol>(function), key.substr(sizeof function + sizeof(uint64_t))};
+}
 }  // namespace
 
 bool Session::remembered(const std::vector<std::byte>& record, Wait& wait) {
@@ -502,8 +514,22 @@ void Session::remember(const std::vector<std::byte>& record, const Wait& wait) {
 
 void Session::forgetAnswers() {
   forgetLayouts();
+  forgetSetAttributes();
   std::lock_guard lock(remembered_mutex_);
   remembered_.clear();
+}
+
+void Session::forgetAnswersOf(api::Symbol symbol) {
+  std::lock_guard lock(remembered_mutex_);
+  std::erase_if(remembered_, [&](const auto& entry) { return questionIn(entry.first).symbol == symbol; });
+}
+
+void Session::forgetWhatKernelsAre() {
+  std::lock_guard lock(remembered_mutex_);
+  std::erase_if(remembered_, [](const auto& entry) {
+    const Question question = questionIn(entry.first);
+    return changesWithKernel(question.symbol, question.arguments);
+  });
 }
 
 void Session::leaveToParent() { Connection::leaveToParent(); }
@@ -513,6 +539,7 @@ void Session::atExit() {
   Writer goodbye;
   goodbye.value(CallHead{static_cast<uint16_t>(Operation::kGoodbye), 0, 0, 0, 0, 0});
   Wait wait;
+  if (base::logs(base::LogLevel::kDebug)) tellTrips();
   (void)call(goodbye.bytes, {}, wait);
   std::lock_guard lock(waits_mutex_);
   ended_.store(true);

@@ -20,6 +20,7 @@
 
 #include "base/settings.h"
 #include "coherence/calls/channel.h"
+#include "interpose/api/driver_symbols.h"
 #include "interpose/forward/wire.h"
 
 namespace olpager::forward {
@@ -27,6 +28,7 @@ namespace olpager::forward {
 /// A thread that waits for an answer.
 struct Wait {
   uint32_t number = 0;
+  uint16_t function = 0;
   bool done = false;
   CUresult result = CUDA_SUCCESS;
   bool answered = false;
@@ -79,6 +81,10 @@ class Session {
   bool remembered(const std::vector<std::byte>& record, Wait& wait);
   void remember(const std::vector<std::byte>& record, const Wait& wait);
   void forgetAnswers();
+  /// Those of one function.
+  void forgetAnswersOf(api::Symbol symbol);
+  /// Those that an attribute of a kernel, once set, makes wrong.
+  void forgetWhatKernelsAre();
 
   /// What a call of this thread that nobody waited for has failed with, once.
   CUresult takeFailure();

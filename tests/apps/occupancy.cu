@@ -1,5 +1,5 @@
 // Occupancy as the driver is asked it: the best size of a block with and without a function for its shared memory, beside the same
-// search by the runtime's header; how many clusters a launch may have.
+// search by the runtime's header; how many clusters a launch may have; attributes of kernels, and the state of the context.
 #include <cuda.h>
 
 #include "common.h"
@@ -35,6 +35,36 @@ void check(const char* name, void (*kernel)(uint32_t*), bool grows, size_t fixed
   CHECK(block > 0 && (limit == 0 || block <= limit), "%s: a block of %d, at most %d", name, block, limit);
 }
 
+// What is set of a kernel is what is read, however often, by the function as by the kernel that it is of.
+void setAndRead(int bytes, int twice) {
+  cudaFunction_t function = nullptr;
+  cudaKernel_t kernel = nullptr;
+  RUNTIME_OK(cudaGetFuncBySymbol(&function, reinterpret_cast<const void*>(shared)));
+  RUNTIME_OK(cudaGetKernel(&kernel, reinterpret_cast<const void*>(shared)));
+  for (int i = 0; i < twice; ++i) {
+    const CUresult result = cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes,
+                                                 reinterpret_cast<CUkernel>(kernel), 0);
+    CHECK(result == CUDA_SUCCESS, "cuKernelSetAttribute: %d", int(result));
+  }
+  int of_kernel = 0, of_function = 0;
+  CHECK(cuKernelGetAttribute(&of_kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                             reinterpret_cast<CUkernel>(kernel), 0) == CUDA_SUCCESS &&
+            of_kernel == bytes,
+        "set to %d, the kernel says %d", bytes, of_kernel);
+  cudaFuncAttributes all{};
+  RUNTIME_OK(cudaFuncGetAttributes(&all, shared));
+  CHECK(all.maxDynamicSharedSizeBytes == bytes, "set to %d, the runtime says %d", bytes, all.maxDynamicSharedSizeBytes);
+  for (int i = 0; i < twice; ++i) {
+    const CUresult result = cuFuncSetAttribute(reinterpret_cast<CUfunction>(function),
+                                               CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes / 2);
+    CHECK(result == CUDA_SUCCESS, "cuFuncSetAttribute: %d", int(result));
+  }
+  CHECK(cuFuncGetAttribute(&of_function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                           reinterpret_cast<CUfunction>(function)) == CUDA_SUCCESS &&
+            of_function == bytes / 2,
+        "set to %d, the function says %d", bytes / 2, of_function);
+}
+
 int main(int argc, char** argv) {
   (void)apps::parse(argc, argv);
   for (const int limit : {0, 100, 256}) {
@@ -43,6 +73,10 @@ int main(int argc, char** argv) {
     check("shared, fixed", shared, false, 20000, limit);
     check("shared, by size", shared, true, 0, limit);
   }
+  for (const int bytes : {40000, 20000, 40000}) setAndRead(bytes, bytes / 20000);
+  unsigned flags = 0;
+  int active = 0;
+  CHECK(cuDevicePrimaryCtxGetState(0, &flags, &active) == CUDA_SUCCESS && active == 1, "the context is not active");
   int major = 0;
   RUNTIME_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
   if (major >= 9) {
@@ -61,5 +95,10 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaOccupancyMaxPotentialClusterSize(&size, plain, &config));
     CHECK(size >= 2 && (size & (size - 1)) == 0, "clusters of up to %d blocks", size);
   }
+  RUNTIME_OK(cudaDeviceReset());
+  CHECK(cuDevicePrimaryCtxGetState(0, &flags, &active) == CUDA_SUCCESS && active == 0, "the context is still active");
+  RUNTIME_OK(cudaFree(nullptr));
+  CHECK(cuDevicePrimaryCtxGetState(0, &flags, &active) == CUDA_SUCCESS && active == 1,
+        "the context is not active again");
   return apps::ok("occupancy");
 }

@@ -1,0 +1,18 @@
+// Which calls a program waited for, and how long: told at its end with OL_LOG=debug. A program that is slow in forwarded mode is slow by these.
+// Thread-safety: any thread, no locks.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace olpager::forward {
+
+/// A round trip of a call has taken this long. `function`: a symbol, or an Operation.
+void noteTrip(uint16_t function, std::chrono::nanoseconds took);
+/// A line on standard error for those that took the most together.
+void tellTrips();
+/// The name of a function or operation.
+std::string functionName(size_t function);
+
+}  // namespace olpager::forward
