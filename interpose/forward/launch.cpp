@@ -14,6 +14,7 @@
 #include "interpose/forward/launch.h"
 #include "interpose/forward/launch_wire.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/trips.h"
 
 namespace olpager::forward {
 namespace {
@@ -62,6 +63,7 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   // What is captured is exchanged at each launch of its graph.
   if (!capturing() || !captures(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0)) pinned = sendPinned();
   head.pinned = static_cast<uint32_t>(pinned.size());
+  noteLaunch(!pinned.empty());
   if (Session* session = Session::existing(); head.pinned != 0 && session != nullptr)
     head.number = session->expectChanges(pinned);
   Call call(Operation::kLaunch);

@@ -196,6 +196,8 @@ bool name(Memory& all, uint64_t address) {
   Block* const block = find(all, address, &base);
   if (block == nullptr || block->registered || !block->agreed.empty()) return false;
   block->agreed.resize(block->bytes);
+  base::logDebug("kernels can reach pinned memory at %p (%llu bytes): it is exchanged with every launch from now on",
+                 reinterpret_cast<void*>(base), static_cast<unsigned long long>(block->bytes));
   return true;
 }
 

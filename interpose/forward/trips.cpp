@@ -19,6 +19,8 @@ struct Trips {
 };
 std::array<Trips, api::kSymbolCount + kOperations> g_trips;
 
+std::atomic<uint64_t> g_launches{0}, g_exchanges{0};
+
 constexpr size_t kFirstOperation = static_cast<size_t>(Operation::kDescribe);
 
 }  // namespace
@@ -48,6 +50,11 @@ void noteTrip(uint16_t function, std::chrono::nanoseconds took) {
   g_trips[at].nanoseconds.fetch_add(static_cast<uint64_t>(took.count()), std::memory_order_relaxed);
 }
 
+void noteLaunch(bool exchanges) {
+  g_launches.fetch_add(1, std::memory_order_relaxed);
+  if (exchanges) g_exchanges.fetch_add(1, std::memory_order_relaxed);
+}
+
 void tellTrips() {
   constexpr size_t kTold = 12;
   struct Row {
@@ -65,6 +72,9 @@ void tellTrips() {
   std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.nanoseconds > b.nanoseconds; });
   base::logDebug("%llu round trips, %.3f s waited", static_cast<unsigned long long>(count),
                  static_cast<double>(nanoseconds) / 1e9);
+  base::logDebug("%llu launches, %llu with an exchange of pinned memory",
+                 static_cast<unsigned long long>(g_launches.load()),
+                 static_cast<unsigned long long>(g_exchanges.load()));
   for (size_t i = 0; i < std::min(kTold, rows.size()); ++i) {
     base::logDebug("  %-36s %8llu  %.3f s", functionName(rows[i].function).c_str(),
                    static_cast<unsigned long long>(rows[i].count), static_cast<double>(rows[i].nanoseconds) / 1e9);

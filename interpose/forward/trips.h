@@ -10,6 +10,8 @@ namespace olpager::forward {
 
 /// A round trip of a call has taken this long. `function`: a symbol, or an Operation.
 void noteTrip(uint16_t function, std::chrono::nanoseconds took);
+/// A launch has been made, with or without an exchange of pinned memory.
+void noteLaunch(bool exchanges);
 /// A line on standard error for those that took the most together.
 void tellTrips();
 /// The name of a function or operation.

@@ -2,6 +2,7 @@
 
 torch_suite.py available|zeros|gemm|resnet|llm|llama|training|graph|compile|overhead|loader|expandable|recover|illegal
 """
+import os
 import sys
 import time
 
@@ -59,7 +60,7 @@ def llama():  # 1.1 billion parameters, batch 1; the time of a token on a line o
         model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
     x = torch.arange(32, device="cuda").reshape(1, 32)
     with torch.no_grad():
-        for _ in range(2):  # at lengths that are known the second time
+        for _ in range(int(os.environ.get("TIMES", 2))):  # at lengths that are known the second time
             torch.cuda.synchronize()
             start = time.perf_counter()
             y = model.generate(x, max_new_tokens=64, min_new_tokens=64, do_sample=False)
