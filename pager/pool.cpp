@@ -265,14 +265,21 @@ struct NewRegion {
   AllocationKind allocation_kind;
   uint64_t pages;
   uint64_t bytes;
+  uint64_t at = 0;  // an address of the placed part; 0: anywhere else
 };
 
+std::optional<uint64_t> takeAddresses(PoolState& state, const NewRegion& wanted) {
+  if (wanted.at == 0) return state.addresses->allocate(wanted.pages);
+  if (state.placed == nullptr || !state.placed->allocateAt(wanted.at, wanted.pages)) return std::nullopt;
+  return wanted.at;
+}
+
 Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const NewRegion& wanted) {
-  const auto address = state.addresses->allocate(wanted.pages);
+  const auto address = takeAddresses(state, wanted);
   if (!address) return nullptr;
   Region* region = state.regions.take();
   if (region == nullptr) {
-    state.addresses->release(*address);
+    state.addressesOf(*address).release(*address);
     return nullptr;
   }
   resetRegion(*region);
@@ -317,7 +324,7 @@ void publish(PoolState& state, Region& region) {
   region.published = true;
   state.outside += region.blocked.load();
   state.updateSlow();
-  state.addresses->publish(region.base, region.id);
+  state.addressesOf(region.base).publish(region.base, region.id);
 }
 
 /// True when `bytes` more, all in one region, fit the pool of the engine's node.
@@ -343,7 +350,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   // The process ends and no thread of ours moves anything any more: its memory goes with the process.
   if (state.stopped) return;
   while (region->wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-  state.addresses->withdraw(region->base);
+  state.addressesOf(region->base).withdraw(region->base);
   // It counts no more: else each free would turn `slow` on and off again.
   region->published = false;
   state.outside -= region->blocked.load();
@@ -373,7 +380,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   region->arena.reset();
   engine.addAllocated(-static_cast<int64_t>(region->pages * kPageBytes));
   state.allocated_bytes -= region->pages * kPageBytes;
-  state.addresses->release(region->base);
+  state.addressesOf(region->base).release(region->base);
   state.regions.give(region);
   state.changed.notify_all();
 }
@@ -398,14 +405,14 @@ bool usedAtOnce(const DriverApi& driver) {
          at_once != 0;
 }
 
-space::SlabAllocator& slabsFor(PoolState& state, Engine& engine, CUcontext context) {
-  auto& slabs = state.slabs[{engine.device(), context}];
+space::SlabAllocator& slabsFor(PoolState& state, Engine& engine, CUcontext context, bool placed) {
+  auto& slabs = state.slabs[{engine.device(), context, placed}];
   if (slabs == nullptr)
     slabs = std::make_unique<space::SlabAllocator>(space::SlabAllocator::Callbacks{
-        [&state, &engine, context]() -> std::optional<uint64_t> {
+        [&state, &engine, context](uint64_t at) -> std::optional<uint64_t> {
           if (!fits(engine, kPageBytes)) return std::nullopt;
           Region* region =
-              makeRegion(state, engine, context, {RegionKind::kSlab, AllocationKind::kDevice, 1, kPageBytes});
+              makeRegion(state, engine, context, {RegionKind::kSlab, AllocationKind::kDevice, 1, kPageBytes, at});
           if (region == nullptr) return std::nullopt;
           state.new_slabs.push_back(region);
           return region->base;
@@ -426,7 +433,7 @@ CUresult freeQuiet(PoolState& state, CUdeviceptr address, Lock& lock) {
     subtract(figures.allocated_bytes, it->second.bytes);
     subtract(figures.allocations, 1);
     state.small.erase(it);
-    slabsFor(state, *region->engine, region->context).release(address);
+    slabsFor(state, *region->engine, region->context, state.isPlaced(address)).release(address);
     while (!state.empty_slabs.empty()) {
       Region* slab = state.empty_slabs.back();
       state.empty_slabs.pop_back();
@@ -486,7 +493,40 @@ bool reapDeferred(PoolState& state, uint64_t until_ns, Lock& lock) {
 
 }  // namespace
 
+CUresult Pool::setPlaced(uint64_t bytes) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (bytes == 0 || bytes % kPageBytes != 0 || bytes > (end_ - base_) / 2) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  if (state.placed != nullptr || state.addresses->highWaterPages() != 0) return CUDA_ERROR_NOT_PERMITTED;
+  state.placed = std::make_unique<space::AddressAllocator>(*state.map, base_, bytes);
+  state.addresses = std::make_unique<space::AddressAllocator>(*state.map, base_ + bytes, end_ - base_ - bytes);
+  return CUDA_SUCCESS;
+}
+
 CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, CUdeviceptr* out) {
+  return allocateOne(context, device, bytes, kind, 0, out);
+}
+
+CUresult Pool::allocateAt(CUcontext context, CUdevice device, CUdeviceptr address, uint64_t bytes) {
+  {
+    Lock lock(state_->mutex);
+    if (!state_->isPlaced(address)) return CUDA_ERROR_INVALID_VALUE;
+  }
+  CUdeviceptr made = 0;
+  return allocateOne(context, device, bytes, AllocationKind::kDevice, address, &made);
+}
+
+Pool::Room Pool::room(CUdevice device) const {
+  Lock lock(state_->mutex);
+  const Engine* const engine = state_->engineOf(device);
+  if (engine == nullptr) return {};
+  const uint64_t bytes = engine->capacity() - std::min(engine->capacity(), engine->allocated());
+  return {bytes, std::min(bytes, engine->largestRegion())};
+}
+
+CUresult Pool::allocateOne(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, uint64_t at,
+                           CUdeviceptr* out) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (bytes == 0 || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -499,8 +539,13 @@ CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, Allo
   for (;;) {
     CUdeviceptr address = 0;
     if (bytes < kPageBytes) {
-      if (const auto slot = slabsFor(state, *engine, context).allocate(bytes)) {
-        address = *slot;
+      space::SlabAllocator& slabs = slabsFor(state, *engine, context, at != 0);
+      if (at == 0) {
+        address = slabs.allocate(bytes).value_or(0);
+      } else if (slabs.allocateAt(at, bytes)) {
+        address = at;
+      }
+      if (address != 0) {
         state.small[address] = {bytes, state.next_buffer_id++, context, kind};
         std::vector<Region*> fresh;
         fresh.swap(state.new_slabs);
@@ -514,7 +559,7 @@ CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, Allo
     } else {
       const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
       Region* region = fits(*engine, pages * kPageBytes)
-                           ? makeRegion(state, *engine, context, {RegionKind::kAllocation, kind, pages, bytes})
+                           ? makeRegion(state, *engine, context, {RegionKind::kAllocation, kind, pages, bytes, at})
                            : nullptr;
       if (region != nullptr) {
         // Mapped before anybody can name it; what finds no room stays empty and is mapped at its first use.
@@ -529,6 +574,8 @@ CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, Allo
       *out = address;
       return CUDA_SUCCESS;
     }
+    // There is room, so it is the address that is taken.
+    if (at != 0 && fits(*engine, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes)) return CUDA_ERROR_INVALID_VALUE;
     if (bytes > engine->largestRegion() || !reapDeferred(state, until, lock)) {
       refusedOverVram(*engine, bytes);
       return CUDA_ERROR_OUT_OF_MEMORY;
@@ -625,7 +672,7 @@ bool Pool::describe(uint64_t address, AllocationInfo* out) const {
   out->context = region->context;
   out->device = region->device;
   if (region->kind == RegionKind::kSlab) {
-    const auto slabs = state.slabs.find({region->device, region->context});
+    const auto slabs = state.slabs.find({region->device, region->context, state.isPlaced(address)});
     if (slabs == state.slabs.end()) return false;
     const auto slot = slabs->second->find(address);
     if (!slot) return false;
@@ -803,7 +850,7 @@ void Pool::contextGone(CUcontext context) {
     }
   }
   std::erase_if(state.slabs, [&](auto& entry) {
-    if (entry.first.second != context) return false;
+    if (entry.first.context != context) return false;
     entry.second->forgetAll();
     return true;
   });

@@ -161,6 +161,20 @@ class Pool {
   /// most while memory freed in stream order is still in use;
   /// CUDA_ERROR_INVALID_VALUE for 0 bytes. Contents undefined, as with cuMemAlloc. Starts the device's engine.
   CUresult allocate(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, CUdeviceptr* out);
+  /// Sets the first `bytes` of the range aside for allocateAt(): nothing else is allocated there. Before the first allocation and
+  /// once, else CUDA_ERROR_NOT_PERMITTED; CUDA_ERROR_INVALID_VALUE when it is no number of pages or more than half of the range.
+  CUresult setPlaced(uint64_t bytes);
+  /// As allocate(), of kind kDevice, at `address`, which lies in the part that was set aside. From 2 MiB on an allocation has pages
+  /// of its own with a guard page behind them (space::AddressAllocator), below it a slot of its slab (space::SlabAllocator): who
+  /// chooses addresses by these two, for each context and device slabs of its own, finds them free here.
+  /// CUDA_ERROR_INVALID_VALUE when the address is not free for it.
+  CUresult allocateAt(CUcontext context, CUdevice device, CUdeviceptr address, uint64_t bytes);
+  /// What may be allocated on a device in all, and in one piece. As of the call; 0 before its engine has started.
+  struct Room {
+    uint64_t bytes = 0;
+    uint64_t largest = 0;
+  };
+  Room room(CUdevice device) const;
   /// Frees what `address` is the base of, once all work that reaches it is done (waits for it, as cuMemFree does).
   /// CUDA_ERROR_INVALID_VALUE when it is no base of a live allocation.
   CUresult free(CUdeviceptr address);
@@ -249,6 +263,8 @@ class Pool {
  private:
   friend class Access;
   Pool() = default;
+  CUresult allocateOne(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, uint64_t at,
+                       CUdeviceptr* out);
   uint64_t base_ = 0;
   uint64_t end_ = 0;
   bool asks_names_ = false;

@@ -147,7 +147,14 @@ struct PoolState {
 
   // Under the mutex from here on.
   std::unique_ptr<space::AddressAllocator> addresses;
-  std::map<std::pair<CUdevice, CUcontext>, std::unique_ptr<space::SlabAllocator>> slabs;
+  std::unique_ptr<space::AddressAllocator> placed;  // the part whose addresses the caller chooses; none: null
+  struct SlabsOf {
+    CUdevice device;
+    CUcontext context;
+    bool placed;
+    auto operator<=>(const SlabsOf&) const = default;
+  };
+  std::map<SlabsOf, std::unique_ptr<space::SlabAllocator>> slabs;
   std::unordered_map<uint64_t, SmallAllocation> small;
   std::vector<std::unique_ptr<Engine>> engines;
   std::vector<Region*> dirty;  // reached since their last scan
@@ -188,6 +195,14 @@ struct PoolState {
   bool stopped = false;
   std::atomic<bool> forked{false};
   std::atomic<int> draining{0};  // threads that synchronise a context and then look at `streams`
+
+  bool isPlaced(uint64_t address) const { return placed != nullptr && placed->contains(address); }
+  /// Who gives out an address of the range.
+  space::AddressAllocator& addressesOf(uint64_t address) { return isPlaced(address) ? *placed : *addresses; }
+  /// Pages from the range's start to the end of the highest run ever given out.
+  uint64_t highWaterPages() const {
+    return std::max(addresses->highWaterPages(), placed != nullptr ? placed->highWaterPages() : 0);
+  }
 
   /// The region whose pages or guard hold `address`, which lies in the range. Wait-free.
   Region* find(uint64_t address) const {

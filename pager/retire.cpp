@@ -500,7 +500,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
 
 // What a pass looks for now: addresses of the used part of the range, and between which roots lie.
 kernels::ScanScope Engine::scopeNow() const {
-  kernels::ScanScope scope{pool_.map->base(), pool_.addresses->highWaterPages(), 0, 0};
+  kernels::ScanScope scope{pool_.map->base(), pool_.highWaterPages(), 0, 0};
   const AddressSpan& outside = pool_.roots.span();
   if (outside.bytes() == 0) return scope;
   const uint64_t end = outside.low() + outside.bytes();

@@ -33,6 +33,8 @@ CUresult hostFunctionDone(Invocation& in);
 CUresult hostChanges(Invocation& in);
 CUresult pointerAttribute(Invocation& in);
 
+CUresult allocateAt(Invocation& in);
+
 CUresult graphKernelNode(Invocation& in);
 CUresult graphHostNode(Invocation& in);
 CUresult graphMemcpyNode(Invocation& in);

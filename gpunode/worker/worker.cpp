@@ -61,6 +61,10 @@ Status Worker::start() {
                  "); the gpunode's log says why"};
   if (driver_.cuDeviceGetCount(&devices_) != CUDA_SUCCESS || devices_ == 0)
     return Error{"the gpunode has no CUDA device"};
+  const auto set_placed = reinterpret_cast<local::SetPlaced>(dlsym(library_, "olpager_set_placed"));
+  if (set_placed != nullptr && set_placed(&placed_base_, &placed_bytes_) == CUDA_SUCCESS)
+    allocate_at_ = reinterpret_cast<local::AllocateAt>(dlsym(library_, "olpager_allocate_at"));
+  if (allocate_at_ == nullptr) placed_bytes_ = 0;
   text_.start([this](std::string_view bytes) {
     tell(Answer::kText, 0, CUDA_SUCCESS, std::as_bytes(std::span(bytes.data(), bytes.size())), true);
   });

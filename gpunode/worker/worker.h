@@ -28,6 +28,7 @@
 #include "gpunode/worker/text.h"
 #include "interpose/api/driver_table.h"
 #include "interpose/forward/wire.h"
+#include "interpose/local/placing.h"
 
 namespace olpager::gpunode {
 
@@ -56,6 +57,11 @@ class Worker {
   Staging& staging() { return staging_; }
   const WorkerOptions& options() const { return options_; }
   int devices() const { return devices_; }
+  /// The part of the range whose addresses the client gives out; bytes 0: none.
+  CUdeviceptr placedBase() const { return placed_base_; }
+  uint64_t placedBytes() const { return placed_bytes_; }
+  /// Null where there is no such part.
+  local::AllocateAt allocateAt() const { return allocate_at_; }
   bool hasSymbol(const char* name) const;
 
   /// The stream that stands for a client thread's default stream.
@@ -88,6 +94,9 @@ class Worker {
   void* library_ = nullptr;
   api::DriverTable driver_{};
   int devices_ = 0;
+  CUdeviceptr placed_base_ = 0;
+  size_t placed_bytes_ = 0;
+  local::AllocateAt allocate_at_ = nullptr;
   HandleTable handles_;
   HostMemory host_memory_;
   Staging staging_;

@@ -13,7 +13,7 @@
 
 namespace olpager::forward {
 
-/// Whether [address, + bytes) lies in a plain allocation of the program's (memory.cpp).
+/// Whether [address, + bytes) lies in a plain allocation of the program's (device_memory.cpp).
 bool isKnownMemory(CUdeviceptr address, uint64_t bytes);
 /// The calling thread's current context (contexts.cpp).
 uint64_t currentContext();

@@ -10,6 +10,7 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/device_memory.h"
 #include "interpose/forward/per_thread.h"
 #include "interpose/forward/symbols.h"
 
@@ -87,6 +88,7 @@ void destroyed(uint64_t context) {
     all.device_of.erase(context);
   }
   if (!stack().empty() && stack().back() == context) stack().pop_back();
+  if (Session* const session = Session::existing(); session != nullptr) session->contextGone(context);
 }
 
 CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
@@ -99,7 +101,17 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
     // What libraries attached to it goes first, as the driver does it.
     contextGone(handleOf(primaryHandle(device)));
   }
-  return call.sync();
+  const uint64_t context = primaryHandle(device);
+  const CUresult result = call.sync();
+  if (result != CUDA_SUCCESS) return result;
+  // Others may have retained it too: then it stays, with its memory.
+  unsigned flags = 0;
+  int active = 0;
+  const bool stays = !reset && hasDeviceMemory(context) &&
+                     ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&
+                     active != 0;
+  if (Session* const session = Session::existing(); session != nullptr && !stays) session->contextGone(context);
+  return result;
 }
 
 }  // namespace

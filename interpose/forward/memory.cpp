@@ -13,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <vector>
 
 #include "base/fd.h"
@@ -44,8 +43,6 @@ struct Memory {
   std::mutex mutex;
   std::map<uint64_t, Block> blocks;        // by address
   std::map<CUdeviceptr, uint64_t> device;  // outside of the pool
-  std::shared_mutex known_mutex;           // alone
-  std::map<CUdeviceptr, uint64_t> known;   // plain allocations
   uint64_t next = kWindow;
   std::atomic<uint32_t> in_window{0};  // blocks that are not the program's own memory
 };
@@ -364,34 +361,6 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, bool by_kernel) {
   return CUDA_ERROR_NOT_READY;
 }
 
-bool isKnownMemory(CUdeviceptr address, uint64_t bytes) {
-  Memory& all = memory();
-  std::shared_lock lock(all.known_mutex);
-  auto after = all.known.upper_bound(address);
-  if (after == all.known.begin()) return false;
-  --after;
-  const uint64_t offset = address - after->first;
-  return offset < after->second && bytes <= after->second - offset;
-}
-
-namespace {
-
-CUresult noteAllocation(CUresult result, const CUdeviceptr* address, uint64_t bytes) {
-  if (result != CUDA_SUCCESS || address == nullptr) return result;
-  Memory& all = memory();
-  std::unique_lock lock(all.known_mutex);
-  all.known[*address] = bytes;
-  return result;
-}
-
-void forgetAllocation(CUdeviceptr address) {
-  Memory& all = memory();
-  std::unique_lock lock(all.known_mutex);
-  all.known.erase(address);
-}
-
-}  // namespace
-
 void takePinned(uint64_t address, std::span<const std::byte> bytes) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
@@ -407,19 +376,6 @@ void takePinned(uint64_t address, std::span<const std::byte> bytes) {
 using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
 
 extern "C" {
-
-CUresult ol_forward_cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
-  return noteAllocation(ol_forward_generated_cuMemAlloc_v2(address, bytes), address, bytes);
-}
-CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height,
-                                       unsigned element) {
-  const CUresult result = ol_forward_generated_cuMemAllocPitch_v2(address, pitch, width, height, element);
-  return result == CUDA_SUCCESS ? noteAllocation(result, address, *pitch * height) : result;
-}
-CUresult ol_forward_cuMemFree_v2(CUdeviceptr address) {
-  forgetAllocation(address);
-  return ol_forward_generated_cuMemFree_v2(address);
-}
 
 CUresult ol_forward_cuMemHostAlloc(void** out, size_t bytes, unsigned flags) { return allocate(out, bytes, flags); }
 CUresult ol_forward_cuMemAllocHost_v2(void** out, size_t bytes) { return allocate(out, bytes, 0); }

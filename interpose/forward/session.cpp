@@ -14,6 +14,7 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/connection.h"
+#include "interpose/forward/device_memory.h"
 #include "interpose/forward/kernel_attributes.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/memory.h"
@@ -137,6 +138,7 @@ bool Session::begin(std::vector<std::byte>& record, std::span<const std::byte> b
   auto& head = *reinterpret_cast<CallHead*>(record.data());
   head.thread = thisThread();
   if (othersCall()) head.flags |= kOthersCall;
+  noteCall(head.function);
   {
     std::lock_guard lock(waits_mutex_);
     if (ended_) return false;
@@ -168,6 +170,7 @@ CUresult Session::post(std::vector<std::byte>& record, std::span<const std::byte
   auto& head = *reinterpret_cast<CallHead*>(record.data());
   head.thread = thisThread();
   head.reply = 0;
+  noteCall(head.function);
   if (ended_.load(std::memory_order_relaxed)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   if (!channel_.write({record, bulk}, flush)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   posts_.fetch_add(1, std::memory_order_relaxed);
@@ -263,6 +266,18 @@ void Session::dispatch(std::vector<std::byte>& record) {
       base::logDebug("%s failed at the gpunode: %d", functionName(head.function).c_str(), head.result);
       break;
     }
+    case Answer::kBroken: {
+      const auto context = reader.value<uint64_t>();
+      std::lock_guard lock(waits_mutex_);
+      ++received_;
+      if (!reader.ok() || !broken_.emplace(context, static_cast<CUresult>(head.result)).second) break;
+      any_failure_.store(true);
+      base::logError(
+          "the gpunode had no memory for an allocation that it was expected to have (CUDA error %d): every call "
+          "that uses this context fails from now on",
+          head.result);
+      break;
+    }
     case Answer::kBytes: {
       Expected expected{};
       {
@@ -319,12 +334,19 @@ CUresult Session::takeFailure() {
   if (!any_failure_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
   const uint32_t thread = thisThread();
   std::lock_guard lock(waits_mutex_);
+  if (const auto broken = broken_.find(currentContext()); broken != broken_.end()) return broken->second;
   const auto found = failures_.find(thread);
   if (found == failures_.end()) return CUDA_SUCCESS;
   const CUresult result = found->second;
   failures_.erase(found);
-  any_failure_.store(!failures_.empty());
+  any_failure_.store(!failures_.empty() || !broken_.empty());
   return result;
+}
+
+void Session::contextGone(uint64_t context) {
+  forgetDeviceMemory(context);
+  std::lock_guard lock(waits_mutex_);
+  broken_.erase(context);
 }
 
 // --- what comes by itself ----------------------------------------------------------------------------------------------

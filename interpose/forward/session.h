@@ -66,6 +66,8 @@ class Session {
   uint32_t expectBytes(void* into, uint64_t bytes);
   /// Changes of pinned blocks that come later (Answer::kHostBytes with this number).
   uint32_t expectChanges(std::vector<uint64_t> blocks);
+  /// Whether bytes are to come for any of the program's memory.
+  bool memoryComes() const { return memory_comes_.load() != 0; }
   /// Whether bytes for [address, + bytes), or changes of the block there, are still to come.
   bool outstanding(uint64_t address, uint64_t bytes, uint64_t block);
   /// A function that the worker calls in stream order, once. `run` gets the stream's state.
@@ -86,13 +88,15 @@ class Session {
   /// Those that an attribute of a kernel, once set, makes wrong.
   void forgetWhatKernelsAre();
 
-  /// What a call of this thread that nobody waited for has failed with, once.
+  /// What a call of this thread that nobody waited for has failed with, once; of a context that is broken always.
   CUresult takeFailure();
 
   bool initialized() const { return initialized_.load(std::memory_order_acquire); }
   void setInitialized() { initialized_.store(true, std::memory_order_release); }
   bool othersCall() const { return threads_.load(std::memory_order_relaxed) > 1 || has_functions_.load(); }
   void atExit();
+  /// The context is gone, broken or not.
+  void contextGone(uint64_t context);
   /// In a forked child.
   void leaveToParent();
 
@@ -136,7 +140,8 @@ class Session {
   uint32_t next_wait_ = 1;
   std::unordered_map<uint32_t, Wait*> waits_;
   std::unordered_map<uint32_t, CUresult> failures_;  // by thread
-  std::atomic<bool> any_failure_{false};
+  std::unordered_map<uint64_t, CUresult> broken_;    // by context
+  std::atomic<bool> any_failure_{false};             // in either
   std::unordered_map<uint32_t, Expected> expected_;
   std::unordered_map<uint32_t, std::vector<uint64_t>> changes_;
   std::atomic<uint32_t> memory_comes_{0};  // entries of both

@@ -6,7 +6,7 @@
 namespace olpager::forward {
 
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 3;
+inline constexpr uint32_t kSessionVersion = 4;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,

@@ -38,7 +38,8 @@ enum class Operation : uint16_t {
   kGraphKernelNode,     // added, or its parameters set
   kGraphHostNode,
   kGraphMemcpyNode,
-  kClusters,  // how many, or how large, for a launch
+  kAllocateAt,  // device memory at an address that the client chose in its part of the range
+  kClusters,    // how many, or how large, for a launch
 };
 
 /// At the head of a record of the client's.
@@ -57,7 +58,15 @@ enum CallFlags : uint16_t {
   kOthersCall = 2,  // other threads, or host functions, may have calls while this one waits
 };
 
-enum class Answer : uint32_t { kReply = 1, kFailed, kBytes, kHostBytes, kHostFunction, kText };
+enum class Answer : uint32_t {
+  kReply = 1,
+  kFailed,
+  kBytes,
+  kHostBytes,
+  kHostFunction,
+  kText,
+  kBroken,  // what was told to succeed failed for good: the context in the body can't be used any more
+};
 
 /// At the head of a record of the worker's.
 struct AnswerHead {
@@ -74,8 +83,15 @@ struct Description {
   int32_t devices;
   uint64_t va_base, va_size;      // of the pool
   uint64_t window, window_bytes;  // of pinned host memory
+  uint64_t placed, placed_bytes;  // of device memory whose addresses the client gives out; 0 bytes: none
 };
-static_assert(sizeof(Description) == 48);
+static_assert(sizeof(Description) == 64);
+
+/// What is left for device memory, as kAllocateAt answers: in all and in one piece.
+struct Room {
+  uint64_t bytes = 0;
+  uint64_t largest = 0;
+};
 
 /// Marks a handle of a session; the numbers below 2^40 are the client's, those with kWorkersHandle the worker's.
 inline constexpr uint64_t kHandleMark = 0x5a5aull << 48;

@@ -13,6 +13,7 @@
 #include "interpose/local/ipc_imports.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/pinned_users.h"
+#include "interpose/local/placing.h"
 #include "interpose/local/relief.h"
 #include "interpose/local/root.h"
 
@@ -62,18 +63,21 @@ CUresult contextError() {
   }
 }
 
-CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes) {
+// `at` 0: anywhere.
+CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdeviceptr at = 0) {
   Place place;
   const CUresult found = currentPlace(&place);
   // Without a context the driver has the reason.
-  if (found != CUDA_SUCCESS) return driver().cuMemAlloc_v2(out, bytes);
+  if (found != CUDA_SUCCESS) return at == 0 ? driver().cuMemAlloc_v2(out, bytes) : found;
   if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
   if (primaryIsGone(place)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
   if (bytes > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
   RelaxedCapture relaxed;
-  const CUresult result = running.allocate(place.context, place.device, bytes, AllocationKind::kDevice, out);
+  const CUresult result = at == 0 ? running.allocate(place.context, place.device, bytes, AllocationKind::kDevice, out)
+                                  : running.allocateAt(place.context, place.device, at, bytes);
   if (result != CUDA_SUCCESS) return result;
+  if (at != 0) *out = at;
   noteStarted(place.device);
   noteAllocated(*out);
   return CUDA_SUCCESS;
@@ -195,6 +199,35 @@ OLPAGER_HOOK(cuMemAlloc_v2)(CUdeviceptr* out, size_t bytes) {
   if (running == nullptr) return driver().cuMemAlloc_v2(out, bytes);
   if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   return allocateDevice(*running, out, bytes);
+}
+
+extern "C" CUresult olpager_set_placed(CUdeviceptr* base, size_t* bytes) {
+  // The more of the range, the more a pass over pages has to note; beyond it memory is allocated anywhere.
+  constexpr uint64_t kMost = 512ull << 30;
+  Pool* running = pool();
+  if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  const uint64_t part =
+      std::min(kMost, (running->end() - running->base()) / 4) / olpager::pager::kPageBytes * olpager::pager::kPageBytes;
+  const CUresult result = running->setPlaced(part);
+  if (result != CUDA_SUCCESS) return result;
+  *base = running->base();
+  *bytes = part;
+  return CUDA_SUCCESS;
+}
+
+extern "C" CUresult olpager_allocate_at(CUdeviceptr address, size_t bytes, size_t* room_bytes, size_t* room_largest) {
+  Pool* running = pool();
+  if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  if (address == 0 || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  CUdeviceptr made = 0;
+  const CUresult result = allocateDevice(*running, &made, bytes, address);
+  if (result != CUDA_SUCCESS) return result;
+  Place place;
+  if (currentPlace(&place) != CUDA_SUCCESS) return result;
+  const Pool::Room room = running->room(place.device);
+  if (room_bytes != nullptr) *room_bytes = room.bytes;
+  if (room_largest != nullptr) *room_largest = room.largest;
+  return result;
 }
 
 OLPAGER_HOOK(cuMemAllocPitch_v2)

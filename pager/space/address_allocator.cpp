@@ -13,8 +13,8 @@ constexpr uint64_t alignUp(uint64_t value, uint64_t alignment) { return (value +
 
 }  // namespace
 
-AddressAllocator::AddressAllocator(PageMap& map)
-    : map_(map), total_pages_(map.size() >> kPageShift), base_page_(map.base() >> kPageShift) {
+AddressAllocator::AddressAllocator(PageMap& map, uint64_t base, uint64_t bytes)
+    : map_(map), base_(base), total_pages_(bytes >> kPageShift), base_page_(base >> kPageShift) {
   insertFree(0, total_pages_);
 }
 
@@ -83,27 +83,41 @@ std::optional<uint64_t> AddressAllocator::allocate(uint64_t pages, uint64_t alig
   const uint64_t with_guard = pages + kGuardPages;
 
   std::optional<Page> first;
-  if (hint != 0 && map_.contains(hint) && hint % std::max(alignment, kPageBytes) == 0) {
-    const Page wanted = (hint - map_.base()) >> kPageShift;
-    auto free = free_.upper_bound(wanted);
-    if (free != free_.begin()) {
-      --free;
-      if (wanted + with_guard <= free->first + free->second) first = wanted;
-    }
+  if (hint != 0 && contains(hint) && hint % std::max(alignment, kPageBytes) == 0) {
+    const Page wanted = (hint - base_) >> kPageShift;
+    if (isFree(wanted, with_guard)) first = wanted;
   }
   if (!first) first = findFree(with_guard, alignment_pages);
   if (!first) return std::nullopt;
+  return takeRun(*first, with_guard);
+}
 
-  take(std::prev(free_.upper_bound(*first)), *first, with_guard);
-  used_.emplace(*first, with_guard);
+bool AddressAllocator::allocateAt(uint64_t address, uint64_t pages) {
+  if (pages == 0 || pages >= total_pages_ || !contains(address) || address % kPageBytes != 0) return false;
+  const Page first = (address - base_) >> kPageShift;
+  if (!isFree(first, pages + kGuardPages)) return false;
+  takeRun(first, pages + kGuardPages);
+  return true;
+}
+
+bool AddressAllocator::isFree(Page first, uint64_t pages) const {
+  auto free = free_.upper_bound(first);
+  if (free == free_.begin()) return false;
+  --free;
+  return first + pages <= free->first + free->second;
+}
+
+uint64_t AddressAllocator::takeRun(Page first, uint64_t with_guard) {
+  take(std::prev(free_.upper_bound(first)), first, with_guard);
+  used_.emplace(first, with_guard);
   used_pages_ += with_guard;
-  high_water_ = std::max(high_water_, *first + with_guard);
-  return map_.base() + (*first << kPageShift);
+  high_water_ = std::max(high_water_, base_page_ - (map_.base() >> kPageShift) + first + with_guard);
+  return base_ + (first << kPageShift);
 }
 
 uint64_t AddressAllocator::runPages(uint64_t address) const {
-  if (!map_.contains(address) || address % kPageBytes != 0) return 0;
-  const auto run = used_.find((address - map_.base()) >> kPageShift);
+  if (!contains(address) || address % kPageBytes != 0) return 0;
+  const auto run = used_.find((address - base_) >> kPageShift);
   return run == used_.end() ? 0 : run->second - kGuardPages;
 }
 
@@ -117,7 +131,7 @@ bool AddressAllocator::release(uint64_t address) {
   const uint64_t pages = runPages(address);
   if (pages == 0) return false;
   withdraw(address);
-  const Page first = (address - map_.base()) >> kPageShift;
+  const Page first = (address - base_) >> kPageShift;
   used_.erase(first);
   used_pages_ -= pages + kGuardPages;
   give(first, pages + kGuardPages);

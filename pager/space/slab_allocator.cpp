@@ -77,19 +77,44 @@ std::optional<uint64_t> SlabAllocator::allocate(uint64_t bytes) {
   auto& partial = partial_[size_class];
   Slab* slab = nullptr;
   if (partial.empty()) {
-    const std::optional<uint64_t> address = callbacks_.make();
+    const std::optional<uint64_t> address = callbacks_.make(0);
     if (!address) return std::nullopt;
-    slab = slabs_.emplace(*address >> kPageShift, std::make_unique<Slab>(*address, size_class)).first->second.get();
-    partial.insert(*address);
+    slab = &add(*address, size_class);
   } else {
     slab = slabs_.at(*partial.begin() >> kPageShift).get();
   }
   const uint32_t slot = slab->firstFree();
-  slab->flip(slot);
-  slab->requested[slot] = static_cast<uint32_t>(bytes);
-  ++used_slots_;
-  if (++slab->used == slab->slots) partial.erase(slab->address);
+  take(*slab, slot, bytes);
   return slab->describe(slot).address;
+}
+
+bool SlabAllocator::allocateAt(uint64_t address, uint64_t bytes) {
+  if (bytes == 0 || bytes >= kPageBytes) return false;
+  const unsigned size_class = classOf(bytes);
+  const uint64_t page = address / kPageBytes * kPageBytes;
+  const auto slot = static_cast<uint32_t>((address - page) / kClasses[size_class]);
+  if ((address - page) % kClasses[size_class] != 0 || slot >= kPageBytes / kClasses[size_class]) return false;
+  const auto found = slabs_.find(page >> kPageShift);
+  if (found != slabs_.end()) {
+    if (found->second->size_class != size_class || found->second->isUsed(slot)) return false;
+    take(*found->second, slot, bytes);
+    return true;
+  }
+  if (!callbacks_.make(page)) return false;
+  take(add(page, size_class), slot, bytes);
+  return true;
+}
+
+SlabAllocator::Slab& SlabAllocator::add(uint64_t address, unsigned size_class) {
+  partial_[size_class].insert(address);
+  return *slabs_.emplace(address >> kPageShift, std::make_unique<Slab>(address, size_class)).first->second;
+}
+
+void SlabAllocator::take(Slab& slab, uint32_t slot, uint64_t bytes) {
+  slab.flip(slot);
+  slab.requested[slot] = static_cast<uint32_t>(bytes);
+  ++used_slots_;
+  if (++slab.used == slab.slots) partial_[slab.size_class].erase(slab.address);
 }
 
 bool SlabAllocator::release(uint64_t address) {

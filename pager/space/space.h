@@ -68,13 +68,20 @@ class PageMap {
 /// them once the caller's record is ready.
 class AddressAllocator {
  public:
-  /// `map` is borrowed and covers the range that is given out.
-  explicit AddressAllocator(PageMap& map);
+  /// `map` is borrowed. What is given out is all of its range, or [base, + bytes) of it, in whole pages.
+  explicit AddressAllocator(PageMap& map) : AddressAllocator(map, map.base(), map.size()) {}
+  AddressAllocator(PageMap& map, uint64_t base, uint64_t bytes);
+
+  /// Whether the address is in what is given out.
+  bool contains(uint64_t address) const { return address - base_ < total_pages_ << kPageShift; }
 
   /// A run of `pages` pages (and its guard behind it). `alignment` is a power of two, in bytes, at least a page
   /// (smaller values count as a page). `hint` != 0: exactly there when it is free, page-aligned and aligned as asked,
   /// else anywhere. nullopt: 0 pages, or no such run is free.
   std::optional<uint64_t> allocate(uint64_t pages, uint64_t alignment = kPageBytes, uint64_t hint = 0);
+  /// The run of `pages` pages at just `address` (and its guard behind it). False: it is not free, not all in the range, or not at a
+  /// page's start.
+  bool allocateAt(uint64_t address, uint64_t pages);
   /// Names `region` in the page map for the run at `address` (the base of a run given out) and its guard.
   void publish(uint64_t address, RegionIndex region);
   /// Clears the run's and its guard's page-map entries; the addresses stay taken (a second step, release(), frees
@@ -88,20 +95,23 @@ class AddressAllocator {
   /// Pages given out, guards included.
   uint64_t usedPages() const { return used_pages_; }
   uint64_t runs() const { return used_.size(); }
-  /// Pages from the start of the range to the end of the highest run ever given out: what a scan has to know of.
+  /// Pages from the map's start to the end of the highest run ever given out, 0 while there was none: what a scan has to know of.
   uint64_t highWaterPages() const { return high_water_; }
 
  private:
-  using Page = uint64_t;  // page number in the range
+  using Page = uint64_t;  // page number in what is given out
   using FreeMap = std::map<Page, uint64_t>;
 
   std::optional<Page> findFree(uint64_t pages, uint64_t alignment_pages) const;
+  bool isFree(Page first, uint64_t pages) const;
+  uint64_t takeRun(Page first, uint64_t with_guard);
   void take(FreeMap::iterator free, Page first, uint64_t pages);
   void give(Page first, uint64_t pages);
   void insertFree(Page first, uint64_t pages);
   void eraseFree(FreeMap::iterator free);
 
   PageMap& map_;
+  uint64_t base_;
   uint64_t total_pages_;
   uint64_t base_page_;                         // page number of the base itself, for alignment
   FreeMap free_;                               // first page -> pages
@@ -120,8 +130,8 @@ class SlabAllocator {
   static constexpr uint64_t kLargestShared = 1ull << 20;
 
   struct Callbacks {
-    /// Makes a slab: the address of one page, or nullopt (the request then fails).
-    std::function<std::optional<uint64_t>()> make;
+    /// Makes a slab, at `address` or, for 0, anywhere: the address of one page, or nullopt (the request then fails).
+    std::function<std::optional<uint64_t>(uint64_t address)> make;
     /// The slab is empty and forgotten; its page can go.
     std::function<void(uint64_t address)> drop;
   };
@@ -140,6 +150,9 @@ class SlabAllocator {
 
   /// A slot for `bytes`, 1 to below 2 MiB. nullopt: out of that range, or no slab could be made.
   std::optional<uint64_t> allocate(uint64_t bytes);
+  /// The slot at just `address` for `bytes`, which may make a slab at its page. False: the slab there has another size class, the
+  /// address is no slot of it or used, or the slab could not be made.
+  bool allocateAt(uint64_t address, uint64_t bytes);
   /// False: `address` is no slot that was given out. May call drop.
   bool release(uint64_t address);
   /// The used slot that holds `address`; an address in a slab behind the last byte of a slot counts as that slot's (end
@@ -162,6 +175,8 @@ class SlabAllocator {
  private:
   struct Slab;
   static unsigned classOf(uint64_t bytes);
+  Slab& add(uint64_t address, unsigned size_class);
+  void take(Slab& slab, uint32_t slot, uint64_t bytes);
   const Slab* slabAt(uint64_t address) const;
 
   Callbacks callbacks_;

@@ -129,6 +129,44 @@ TEST_CASE("what a call owes is answered whichever way it ends", "[gpunode]") {
   }
 }
 
+TEST_CASE("an allocation that nobody waits for and that fails breaks its context", "[gpunode]") {
+  for (const uint32_t reply : {0u, 3u}) {
+    gpunode::Worker worker({});  // has no memory to give
+    forward::CallHead head{};
+    head.function = static_cast<uint16_t>(forward::Operation::kAllocateAt);
+    head.reply = reply;
+    forward::Writer writer;
+    writer.value(uint64_t{0x2000'0000});
+    writer.value(uint64_t{4096});
+    Invocation in(worker, head, forward::Reader(writer.bytes));
+    CHECK(gpunode::writtenService(head.function)(in) != CUDA_SUCCESS);
+    CHECK(worker.channel().unsent() == (reply == 0));
+  }
+}
+
+TEST_CASE("bulk copies of more than their region has are nonsense", "[gpunode]") {
+  for (const auto operation : {forward::Operation::kCopyIn, forward::Operation::kCopyOut}) {
+    for (const auto& [offset, bytes] : {std::pair{uint64_t{0}, uint64_t{4097}},
+                                        {uint64_t{1}, uint64_t{4096}},
+                                        {UINT64_MAX, uint64_t{2}},
+                                        {uint64_t{2}, UINT64_MAX},
+                                        {uint64_t{0}, uint64_t{0}}}) {
+      gpunode::Worker worker({});
+      forward::CallHead head{};
+      head.function = static_cast<uint16_t>(operation);
+      forward::CopyHead copy;
+      copy.bytes = bytes;
+      copy.region = {77, 4096, 3, 0};
+      copy.region_offset = offset;
+      forward::Writer writer;
+      writer.value(copy);
+      Invocation in(worker, head, forward::Reader(writer.bytes));
+      CHECK(gpunode::writtenService(head.function)(in) != CUDA_SUCCESS);
+      CHECK_FALSE(in.arguments().ok());
+    }
+  }
+}
+
 TEST_CASE("handles mean what they were given for", "[gpunode]") {
   HandleTable table;
   uint64_t value = 0;

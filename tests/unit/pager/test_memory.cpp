@@ -50,6 +50,80 @@ TEST_CASE("a full pool refuses allocations and recovers after a free", "[pager][
   for (size_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], 4 * kMiB, i));
 }
 
+TEST_CASE("memory is at the addresses that the caller chooses, where they are free", "[pager][memory]") {
+  Rig rig({.vram = 8 * kMiB, .host = 48 * kMiB});
+  Pool& pool = rig.pool();
+  constexpr uint64_t kPart = 64 * kMiB;
+  const auto at = [&](uint64_t address, uint64_t bytes) { return pool.allocateAt(rig.context(), 0, address, bytes); };
+  CHECK(at(pool.base(), 4096) == CUDA_ERROR_INVALID_VALUE);  // no such part yet
+  CHECK(pool.setPlaced(0) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(pool.setPlaced(kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(pool.setPlaced(pool.end() - pool.base()) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(pool.setPlaced(kPart) == CUDA_SUCCESS);
+  CHECK(pool.setPlaced(kPart) == CUDA_ERROR_NOT_PERMITTED);
+  CHECK(pool.room(0).bytes == 0);  // nobody has asked for memory
+
+  // Large and small ones, beside what the pager places by itself.
+  const uint64_t base = pool.base(), small = base + 20 * kMiB;
+  REQUIRE(at(base, 3 * kMiB) == CUDA_SUCCESS);
+  REQUIRE(at(small + 4096, 4096) == CUDA_SUCCESS);
+  REQUIRE(at(small, 4096) == CUDA_SUCCESS);
+  const CUdeviceptr own = rig.allocate(3 * kMiB), own_small = rig.allocate(4096);
+  CHECK(own >= base + kPart);
+  CHECK(own_small >= base + kPart);
+  for (const auto& [address, bytes] : {std::pair{base, uint64_t{4096}},
+                                       {base + 2 * kMiB, 2 * kMiB},
+                                       {base + 4 * kMiB, 2 * kMiB},  // the guard
+                                       {small, uint64_t{4096}},
+                                       {small + 512, uint64_t{4096}},
+                                       {small + 8192, uint64_t{100}},  // a slab of another size
+                                       {small, 4 * kMiB},
+                                       {base + kPart - 2 * kMiB, 2 * kMiB},  // no room for the guard
+                                       {base + kPart, uint64_t{4096}},
+                                       {own, uint64_t{4096}}}) {
+    CHECK(at(address, bytes) == CUDA_ERROR_INVALID_VALUE);
+  }
+  AllocationInfo info;
+  REQUIRE(pool.describe(small + 4100, &info));
+  CHECK(info.base == small + 4096);
+  CHECK(info.bytes == 4096);
+  rig.fill(base, 3 * kMiB, 1);
+  rig.fill(own, 3 * kMiB, 2);
+  rig.put(small + 4096, 77);
+  rig.put(own_small, 78);
+
+  // More than VRAM holds; then more than there is.
+  std::vector<CUdeviceptr> more;
+  CUresult result = CUDA_SUCCESS;
+  for (uint64_t next = base + 24 * kMiB; result == CUDA_SUCCESS; next += 8 * kMiB) {
+    result = at(next, 6 * kMiB);
+    if (result == CUDA_SUCCESS) more.push_back(next);
+  }
+  CHECK((result == CUDA_ERROR_OUT_OF_MEMORY || more.size() == 5));
+  CHECK(more.size() >= 4);
+  for (size_t i = 0; i < more.size(); ++i) rig.fill(more[i], 6 * kMiB, 10 + i);
+  CHECK(rig.holds(base, 3 * kMiB, 1));
+  CHECK(rig.holds(own, 3 * kMiB, 2));
+  CHECK(rig.get(small + 4096) == 77);
+  CHECK(rig.get(own_small) == 78);
+  for (size_t i = 0; i < more.size(); ++i) CHECK(rig.holds(more[i], 6 * kMiB, 10 + i));
+  const Pool::Room room = pool.room(0);
+  CHECK(room.largest <= room.bytes);
+  CHECK(room.bytes + (3 + 1 + 3 + 1 + 6 * more.size()) * kMiB <= 56 * kMiB);
+
+  // Freed, an address is free for something else.
+  for (const CUdeviceptr address : more) rig.free(address);
+  rig.free(base);
+  rig.free(small);
+  CHECK(at(small, kMiB) == CUDA_ERROR_INVALID_VALUE);  // its slab has one more
+  rig.free(small + 4096);
+  CHECK(at(small, kMiB) == CUDA_SUCCESS);
+  CHECK(at(base, 4096) == CUDA_SUCCESS);
+  CHECK(pool.room(0).bytes > room.bytes);
+  rig.free(own);
+  rig.free(own_small);
+}
+
 TEST_CASE("without host memory in place a launch beyond VRAM is refused in time", "[pager][refused]") {
   Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB});
   const CUdeviceptr one = rig.allocate(6 * kMiB), other = rig.allocate(6 * kMiB), small = rig.allocate(2 * kMiB);

@@ -238,10 +238,11 @@ struct SlabFixture {
   AddressAllocator addresses{*map};
   uint64_t limit = UINT64_MAX;
   uint64_t live = 0;
-  SlabAllocator slabs{{.make = [this]() -> std::optional<uint64_t> {
+  SlabAllocator slabs{{.make = [this](uint64_t at) -> std::optional<uint64_t> {
                          if (live == limit) return std::nullopt;
+                         if (at != 0 && !addresses.allocateAt(at, 1)) return std::nullopt;
                          ++live;
-                         return addresses.allocate(1);
+                         return at != 0 ? at : addresses.allocate(1);
                        },
                        .drop =
                            [this](uint64_t address) {
@@ -295,6 +296,89 @@ TEST_CASE("slabs: addresses name their slot, ends included", "[space]") {
   slabs.forgetAll();
   CHECK(slabs.slabs() == 0);
   CHECK(fixture.live == 1);
+}
+
+TEST_CASE("parts of a range give out their own addresses alone", "[space]") {
+  auto map = makeMap(100);
+  const uint64_t middle = kBase + 40 * kPageBytes;
+  AddressAllocator low(*map, kBase, 40 * kPageBytes), high(*map, middle, 60 * kPageBytes);
+  CHECK(low.highWaterPages() == 0);
+  CHECK(high.highWaterPages() == 0);
+  CHECK(low.contains(middle - 1));
+  CHECK_FALSE(low.contains(middle));
+  CHECK(high.contains(middle));
+  CHECK(low.allocate(3) == kBase);
+  CHECK(high.allocate(3) == middle);
+  CHECK(low.highWaterPages() == 4);
+  CHECK(high.highWaterPages() == 44);
+  CHECK(high.allocate(2, kPageBytes, kBase + 20 * kPageBytes) == middle + 4 * kPageBytes);  // a hint elsewhere
+  CHECK_FALSE(low.allocate(36));
+  CHECK(low.allocate(35) == kBase + 4 * kPageBytes);
+  CHECK_FALSE(low.release(middle));
+  high.publish(middle, 9);
+  CHECK(map->lookup(middle + 3 * kPageBytes) == 9);
+  CHECK(high.release(middle));
+  CHECK(map->lookup(middle) == 0);
+}
+
+TEST_CASE("runs at given addresses: only where all of it is free", "[space]") {
+  auto map = makeMap(32);
+  AddressAllocator addresses(*map);
+  const auto page = [](uint64_t number) { return kBase + number * kPageBytes; };
+  CHECK(addresses.allocateAt(page(4), 2));
+  CHECK_FALSE(addresses.allocateAt(page(4), 2));
+  CHECK_FALSE(addresses.allocateAt(page(6), 1));  // the guard
+  CHECK_FALSE(addresses.allocateAt(page(2), 2));  // its guard would be page 4
+  CHECK(addresses.allocateAt(page(2), 1));
+  CHECK(addresses.allocateAt(page(7), 1));
+  CHECK_FALSE(addresses.allocateAt(page(9) + 512, 1));
+  CHECK_FALSE(addresses.allocateAt(page(9), 0));
+  CHECK_FALSE(addresses.allocateAt(page(31), 1));  // no room for the guard
+  CHECK_FALSE(addresses.allocateAt(page(32), 1));
+  CHECK_FALSE(addresses.allocateAt(kBase - kPageBytes, 1));
+  CHECK_FALSE(addresses.allocateAt(page(9), UINT64_MAX / 2));
+  CHECK(addresses.release(page(4)));
+  CHECK(addresses.allocateAt(page(4), 1));
+  CHECK(addresses.usedPages() == 6);
+}
+
+TEST_CASE("who chooses addresses by the same rules finds them free", "[space]") {
+  auto random = seededRandom("chosen addresses");
+  SlabFixture chooser, follower;
+  std::map<uint64_t, uint64_t> live;
+  for (int turn = 0; turn < 30'000; ++turn) {
+    if (live.empty() || random() % 5 < 3) {
+      const uint64_t bytes = random() % 4 == 0 ? kPageBytes + random() % (16 * kPageBytes)
+                                               : 1 + random() % (random() % 3 == 0 ? kPageBytes - 1 : 9000);
+      const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
+      const auto address = bytes >= kPageBytes ? chooser.addresses.allocate(pages) : chooser.slabs.allocate(bytes);
+      if (!address) continue;  // the range is full
+      REQUIRE((bytes >= kPageBytes ? follower.addresses.allocateAt(*address, pages)
+                                   : follower.slabs.allocateAt(*address, bytes)));
+      REQUIRE_FALSE((bytes >= kPageBytes ? follower.addresses.allocateAt(*address, pages)
+                                         : follower.slabs.allocateAt(*address, bytes)));
+      live[*address] = bytes;
+      continue;
+    }
+    auto one = live.lower_bound(kBase + random() % (1ull << 37));
+    if (one == live.end()) one = live.begin();
+    for (SlabFixture* side : {&chooser, &follower})
+      REQUIRE((one->second >= kPageBytes ? side->addresses.release(one->first) : side->slabs.release(one->first)));
+    live.erase(one);
+  }
+  CHECK(chooser.addresses.usedPages() == follower.addresses.usedPages());
+  CHECK(chooser.slabs.usedSlots() == follower.slabs.usedSlots());
+  CHECK(chooser.live == follower.live);
+  // What is no slot, or one of another class, or used otherwise.
+  for (const auto& [address, bytes] : live) {
+    if (bytes >= kPageBytes) {
+      CHECK_FALSE(follower.slabs.allocateAt(address, 100));
+      continue;
+    }
+    CHECK_FALSE(follower.slabs.allocateAt(address + 1, bytes));
+    CHECK_FALSE(follower.slabs.allocateAt(address / kPageBytes * kPageBytes, kPageBytes - 1));
+    CHECK_FALSE(follower.addresses.allocateAt(address / kPageBytes * kPageBytes, 1));
+  }
 }
 
 TEST_CASE("slabs: no room for one more, then room again", "[space]") {

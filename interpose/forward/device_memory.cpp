@@ -1,0 +1,320 @@
+#include "interpose/forward/device_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string_view>
+#include <unordered_map>
+
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/captures.h"
+#include "interpose/forward/contexts.h"
+#include "pager/space/space.h"
+
+namespace olpager::forward {
+namespace {
+
+using space::kPageBytes;
+
+// What may be allocated without asking. Of one device at a time: devices share host memory.
+struct Credit {
+  CUdevice device = -1;
+  uint64_t bytes = 0;
+  uint64_t largest = 0;
+};
+
+struct Held {
+  uint64_t context;
+  uint64_t bytes;
+};
+
+struct Book {
+  std::mutex mutex;
+  bool tried = false;
+  std::unique_ptr<space::PageMap> map;
+  std::unique_ptr<space::AddressAllocator> addresses;               // null: the worker gives out addresses
+  std::map<uint64_t, std::unique_ptr<space::SlabAllocator>> slabs;  // by context
+  std::unordered_map<CUdeviceptr, Held> held;
+  uint64_t pages = 0;  // used, without guards
+  Credit credit;
+  std::atomic<uint64_t> spent{0};  // calls that ended what is known of free memory
+  uint64_t spent_seen = 0;         // when `credit` was told
+
+  // Plain allocations, also those at the worker's addresses.
+  std::shared_mutex known_mutex;  // alone
+  std::map<CUdeviceptr, uint64_t> known;
+};
+Book& book() {
+  static auto* instance = new Book;
+  return *instance;
+}
+
+// --- what uses memory besides ---------------------------------------------------------------------------------------------
+
+bool mayUseMemory(std::string_view name) {
+  for (const std::string_view begin :
+       {"cuMemAllocAsync",        "cuMemAllocFromPool", "cuMemAllocPitch",     "cuMemAllocManaged", "cuMemCreate",
+        "cuMemMapArray",          "cuMemImport",        "cuMemPoolImport",     "cuArrayCreate",     "cuArray3DCreate",
+        "cuMipmappedArrayCreate", "cuGraphInstantiate", "cuGraphLaunch",       "cuGraphUpload",     "cuModuleLoad",
+        "cuLibraryLoad",          "cuLibraryGet",       "cuLinkComplete",      "cuCtxCreate",       "cuCtxSetLimit",
+        "cuGreenCtxCreate",       "cuIpcOpen",          "cuDevicePrimaryCtxRe"}) {
+    if (name.starts_with(begin)) return true;
+  }
+  return false;
+}
+
+const std::array<bool, api::kSymbolCount>& memoryUsers() {
+  static const auto users = [] {
+    std::array<bool, api::kSymbolCount> made{};
+    for (size_t i = 0; i < made.size(); ++i) made[i] = mayUseMemory(api::symbolName(static_cast<api::Symbol>(i)));
+    return made;
+  }();
+  return users;
+}
+
+// --- the book ---------------------------------------------------------------------------------------------------------
+
+// Under the mutex. Whether addresses are given out here.
+bool ready(Book& all, const Session& session) {
+  if (!all.tried) {
+    all.tried = true;
+    const Description& description = session.description();
+    if (description.placed_bytes == 0) return false;
+    auto map = space::PageMap::create(description.placed, description.placed_bytes);
+    if (!map.ok()) return false;
+    all.map = std::move(map).value();
+    all.addresses = std::make_unique<space::AddressAllocator>(*all.map);
+  }
+  return all.addresses != nullptr;
+}
+
+uint64_t takePages(Book& all, uint64_t pages) {
+  const auto address = all.addresses->allocate(pages);
+  if (!address) return 0;
+  all.pages += pages;
+  return *address;
+}
+
+void givePages(Book& all, uint64_t address) {
+  all.pages -= all.addresses->runPages(address);
+  all.addresses->release(address);
+}
+
+space::SlabAllocator& slabsOf(Book& all, uint64_t context) {
+  auto& slabs = all.slabs[context];
+  if (slabs == nullptr)
+    slabs = std::make_unique<space::SlabAllocator>(
+        space::SlabAllocator::Callbacks{[&all](uint64_t) -> std::optional<uint64_t> {
+                                          const uint64_t address = takePages(all, 1);
+                                          return address != 0 ? std::optional(address) : std::nullopt;
+                                        },
+                                        [&all](uint64_t address) { givePages(all, address); }});
+  return *slabs;
+}
+
+uint64_t take(Book& all, uint64_t context, uint64_t bytes) {
+  return bytes < kPageBytes ? slabsOf(all, context).allocate(bytes).value_or(0)
+                            : takePages(all, (bytes + kPageBytes - 1) / kPageBytes);
+}
+
+void give(Book& all, uint64_t context, uint64_t address, uint64_t bytes) {
+  const uint64_t before = all.pages;
+  if (bytes < kPageBytes) {
+    slabsOf(all, context).release(address);
+  } else {
+    givePages(all, address);
+  }
+  all.credit.bytes += (before - all.pages) * kPageBytes;
+}
+
+void know(CUdeviceptr address, uint64_t bytes) {
+  Book& all = book();
+  std::unique_lock lock(all.known_mutex);
+  all.known[address] = bytes;
+}
+void forget(CUdeviceptr address) {
+  Book& all = book();
+  std::unique_lock lock(all.known_mutex);
+  all.known.erase(address);
+}
+
+CUresult allocateAnywhere(CUdeviceptr* out, uint64_t bytes) {
+  const CUresult result = ol_forward_generated_cuMemAlloc_v2(out, bytes);
+  if (result == CUDA_SUCCESS && out != nullptr) know(*out, bytes);
+  return result;
+}
+
+CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
+  const Session* const session = Session::existing();
+  const uint64_t context = currentContext();
+  CUdevice device = 0;
+  // Beyond any range, while something captures, or without a context: the driver has the answer.
+  if (out == nullptr || bytes == 0 || bytes >= 1ull << 47 || session == nullptr || !session->initialized() ||
+      !deviceOf(context, &device) || capturing())
+    return allocateAnywhere(out, bytes);
+  Book& all = book();
+  std::unique_lock lock(all.mutex);
+  if (!ready(all, *session)) {
+    lock.unlock();
+    return allocateAnywhere(out, bytes);
+  }
+  if (const uint64_t spent = all.spent.load(); spent != all.spent_seen || all.credit.device != device) {
+    all.credit = {};
+    all.spent_seen = spent;
+  }
+  const uint64_t before = all.pages;
+  const uint64_t address = take(all, context, bytes);
+  if (address == 0) {  // the part is full
+    lock.unlock();
+    return allocateAnywhere(out, bytes);
+  }
+  const uint64_t cost = (all.pages - before) * kPageBytes;
+  Call call(Operation::kAllocateAt);
+  call.value(address);
+  call.value(bytes);
+  CUresult result = CUDA_SUCCESS;
+  if (all.credit.device == device && cost <= all.credit.bytes && cost <= all.credit.largest) {
+    all.credit.bytes -= cost;
+    result = call.oneWay();
+  } else {
+    result = call.sync();
+    if (call.answered()) {
+      const auto room = call.reply().value<Room>();
+      all.credit = {device, room.bytes / 2, room.largest / 2};
+    }
+    // An error of an earlier call comes with a success of this one: the memory is there, and nobody will free it.
+    if (result != CUDA_SUCCESS && call.answered()) {
+      Call back(api::Symbol::kCuMemFree_v2);
+      back.value(address);
+      (void)back.oneWay();
+    }
+  }
+  if (result != CUDA_SUCCESS) {
+    give(all, context, address, bytes);
+    return result;
+  }
+  all.held[address] = {context, bytes};
+  lock.unlock();
+  know(address, bytes);
+  *out = address;
+  return result;
+}
+
+// A free waits for the GPU as the driver's does, at the worker. The caller need not where no other call of the program could end what
+// it waits for, and nothing that the GPU writes is still to come here.
+CUresult release(CUdeviceptr address) {
+  forget(address);
+  Session* const session = Session::existing();
+  Book& all = book();
+  std::unique_lock lock(all.mutex);
+  const auto found = all.held.find(address);
+  if (session == nullptr || found == all.held.end()) {
+    lock.unlock();
+    return ol_forward_generated_cuMemFree_v2(address);
+  }
+  const Held held = found->second;
+  const auto gone = [&] {
+    give(all, held.context, address, held.bytes);
+    all.held.erase(address);
+  };
+  if (!session->othersCall() && !session->memoryComes() && held.context == currentContext() && all.slabs.size() <= 1 &&
+      !capturing()) {
+    Call call(api::Symbol::kCuMemFree_v2);
+    call.value(address);
+    const CUresult result = call.oneWay();
+    if (result == CUDA_SUCCESS) gone();
+    return result;
+  }
+  lock.unlock();
+  const CUresult result = ol_forward_generated_cuMemFree_v2(address);
+  lock.lock();
+  if (result == CUDA_SUCCESS && all.held.contains(address)) gone();
+  return result;
+}
+
+// In stream order the address would be free at a time that nobody here knows: the stream is waited for.
+CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
+  bool held = false;
+  {
+    Book& all = book();
+    std::lock_guard lock(all.mutex);
+    held = all.held.contains(address);
+  }
+  if (!held || (capturing() && captures(stream, per_thread)))
+    return per_thread ? ol_forward_generated_cuMemFreeAsync_ptsz(address, stream)
+                      : ol_forward_generated_cuMemFreeAsync(address, stream);
+  const CUresult result = per_thread ? ol_forward_generated_cuStreamSynchronize_ptsz(stream)
+                                     : ol_forward_generated_cuStreamSynchronize(stream);
+  return result == CUDA_SUCCESS ? release(address) : result;
+}
+
+}  // namespace
+
+void noteCall(uint16_t function) {
+  const bool uses = function < api::kSymbolCount ? memoryUsers()[function]
+                                                 : function == static_cast<uint16_t>(Operation::kLoadModule) ||
+                                                       function == static_cast<uint16_t>(Operation::kLoadLibrary) ||
+                                                       function == static_cast<uint16_t>(Operation::kContextCreate) ||
+                                                       function == static_cast<uint16_t>(Operation::kPrimaryRetain);
+  if (uses) book().spent.fetch_add(1);
+}
+
+bool hasDeviceMemory(uint64_t context) {
+  Book& all = book();
+  std::lock_guard lock(all.mutex);
+  return std::any_of(all.held.begin(), all.held.end(), [&](const auto& one) { return one.second.context == context; });
+}
+
+void forgetDeviceMemory(uint64_t context) {
+  Book& all = book();
+  std::lock_guard lock(all.mutex);
+  for (auto one = all.held.begin(); one != all.held.end();) {
+    if (one->second.context != context) {
+      ++one;
+      continue;
+    }
+    forget(one->first);
+    give(all, context, one->first, one->second.bytes);
+    one = all.held.erase(one);
+  }
+  all.slabs.erase(context);
+  all.credit = {};
+}
+
+bool isKnownMemory(CUdeviceptr address, uint64_t bytes) {
+  Book& all = book();
+  std::shared_lock lock(all.known_mutex);
+  auto after = all.known.upper_bound(address);
+  if (after == all.known.begin()) return false;
+  --after;
+  const uint64_t offset = address - after->first;
+  return offset < after->second && bytes <= after->second - offset;
+}
+
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+CUresult ol_forward_cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) { return allocate(address, bytes); }
+CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height,
+                                       unsigned element) {
+  const CUresult result = ol_forward_generated_cuMemAllocPitch_v2(address, pitch, width, height, element);
+  if (result == CUDA_SUCCESS) know(*address, *pitch * height);
+  return result;
+}
+CUresult ol_forward_cuMemFree_v2(CUdeviceptr address) { return release(address); }
+CUresult ol_forward_cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+  return releaseInOrder(address, stream, false);
+}
+CUresult ol_forward_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+  return releaseInOrder(address, stream, true);
+}
+
+}  // extern "C"
