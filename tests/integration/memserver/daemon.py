@@ -10,6 +10,7 @@ import os
 import pty
 import queue
 import re
+import select
 import shutil
 import signal
 import socket
@@ -598,7 +599,10 @@ def progress(rig):
     os.close(terminal)
     try:
         assert process.stdout.readline().startswith("olmemserver: listening")
-        shown = os.read(screen, 1 << 16).decode()
+        shown, until = "", time.monotonic() + LONG
+        while "\r\x1b[K" not in shown and time.monotonic() < until:  # a terminal hands on what was written bit by bit
+            if select.select([screen], [], [], 1)[0]:
+                shown += os.read(screen, 1 << 16).decode()
         assert re.search(r"\rmemory \[[= ]{40}\] \S+ of 64MiB", shown), shown
         assert "\r\x1b[K" in shown, shown
         process.send_signal(signal.SIGTERM)
