@@ -85,6 +85,8 @@ class ChunkStore {
   void passEnds(Lock& lock) {
     if (--passes_ == 0) destroyDoomed(lock);
   }
+  /// No pass runs any more, also of those that nobody has ended.
+  void passesOver() { passes_ = 0; }
   /// Gives free chunks back to the driver until `bytes` of VRAM are released. Returns the bytes released.
   uint64_t releaseFreeVram(uint64_t bytes, Lock& lock);
   /// Drops every free chunk (the device's context is current). After leaveHost().

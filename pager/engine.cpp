@@ -618,7 +618,9 @@ void Engine::releaseAll() {
   chunks_.leaveHost();
   lock.unlock();
   if (driver.cuCtxPushCurrent_v2(context_) != CUDA_SUCCESS) return;
+  if (pass_stream_ != nullptr) driver.cuStreamSynchronize(pass_stream_);  // a pass that nobody will finish reads chunks
   lock.lock();
+  chunks_.passesOver();
   chunks_.releaseAllFree(lock);
   lock.unlock();
   destroyObjects();

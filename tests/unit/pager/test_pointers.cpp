@@ -436,7 +436,24 @@ CUresult queryOrHold(CUevent event) {
   return driver().api.cuEventQuery(event);
 }
 
+std::atomic<int> g_chunks{0};  // that the pager has got from the driver and not given back
+
+CUresult noteCreated(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties,
+                     unsigned long long flags) {
+  const CUresult result = driver().api.cuMemCreate(out, bytes, properties, flags);
+  if (result == CUDA_SUCCESS) ++g_chunks;
+  return result;
+}
+
+CUresult noteReleased(CUmemGenericAllocationHandle handle) {
+  --g_chunks;
+  return driver().api.cuMemRelease(handle);
+}
+
 void holdPassesAtWill(DriverApi& api) {
+  g_chunks = 0;
+  api.cuMemCreate = noteCreated;
+  api.cuMemRelease = noteReleased;
   g_passes.streams.clear();
   g_passes.ends.clear();
   g_passes.held = false;
@@ -445,10 +462,21 @@ void holdPassesAtWill(DriverApi& api) {
   api.cuEventQuery = queryOrHold;
 }
 
-size_t holdPasses(bool held) {
+void holdPasses(bool held) {
   const std::lock_guard lock(g_passes.mutex);
   g_passes.held = held;
-  return g_passes.ends.size();
+}
+
+/// Whether so many have begun since they are held.
+bool passesCome(size_t wanted) {
+  for (unsigned look = 0; look < 3000; ++look) {
+    {
+      const std::lock_guard lock(g_passes.mutex);
+      if (g_passes.ends.size() >= wanted) return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
 }
 
 }  // namespace
@@ -480,9 +508,9 @@ TEST_CASE("what one pass finds is spared by the one that runs beside it", "[page
         rig.enterThread();
         rig.fill(wanted[i], (i + 1) * 2 * kMiB, 2, others[i]);
       });
-      std::this_thread::sleep_for(kTimeOfAPass);
+      CHECK(passesCome(i + 1));
     }
-    CHECK(holdPasses(false) == 2);
+    holdPasses(false);
     std::this_thread::sleep_for(kTimeOfAPass);
   }
   for (std::thread& press : presses) press.join();
@@ -492,6 +520,24 @@ TEST_CASE("what one pass finds is spared by the one that runs beside it", "[page
     rig.pool().streamDestroyed(rig.key(each));
     driver().api.cuStreamDestroy_v2(each);
   }
+}
+
+TEST_CASE("a context that goes while a pass runs gives all its memory back", "[pager][memory][numa]") {
+  Rig rig({.vram = 16 * kMiB, .alter = holdPassesAtWill});
+  rig.fill(rig.allocate(16 * kMiB), 16 * kMiB, 1);
+  rig.synchronize();
+  const CUdeviceptr wanted = rig.allocate(2 * kMiB);
+  holdPasses(true);
+  std::thread press([&] {
+    rig.enterThread();
+    rig.launch(CU_STREAM_LEGACY, "setEntry", wanted, uint64_t{0}, uint64_t{0});  // in place in the end
+  });
+  CHECK(passesCome(1));
+  press.join();
+  rig.synchronize();
+  CHECK(g_chunks > 0);
+  rig.end();
+  CHECK(g_chunks == 0);
 }
 
 TEST_CASE("a variable that is made known late is scanned before a kernel follows it", "[pager][pointers][roots]") {
