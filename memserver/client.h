@@ -146,8 +146,9 @@ class Client {
   /// Makes a transfer more urgent, as far as it is not under way. Without effect when it is done.
   virtual void raise(uint64_t transfer, transport::Class klass) = 0;
   /// Ends all outstanding transfers with kInterrupted, at once even if the memserver is stalled, by giving the connection
-  /// up for a new one (leases stay). For who has a replica elsewhere and does not want to wait.
-  virtual void interrupt() = 0;
+  /// up for a new one (leases stay). For who has a replica elsewhere and does not want to wait. False: no connection was given up,
+  /// since none was used; true: its kDown comes.
+  virtual bool interrupt() = 0;
 
   virtual Figures figures() const = 0;
   virtual const std::string& address() const = 0;

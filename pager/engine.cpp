@@ -199,7 +199,8 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
   if (broken_ || !chunks_.hostMappable()) return false;  // other host memory goes with the context that made it
   pausing_ = true;
   wake();
-  while (!fetching_.empty() || !writing_.empty() || !batches_.empty() || pool_.remote_moves > 0)
+  // What comes from memservers or goes there is between them and host memory, which stays: it ends meanwhile or later.
+  while (!fetching_.empty() || !writing_.empty() || !batches_.empty())
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   lock.unlock();
   stop();

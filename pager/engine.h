@@ -84,8 +84,11 @@ class Engine {
 
   /// A launch (or a free) takes a victim back.
   void cancelRetiring(Extent& extent);
-  /// Somebody waits for the extent to come to a stable state: what memservers are about to get stays.
+  /// Somebody waits for the extent to come to a stable state: what memservers are about to get stays, what comes from them comes
+  /// first, or is given up where its region goes.
   void hurry(const Extent& extent);
+  /// What has come from memservers or gone there since the last call. Of all engines.
+  static bool finishRemote(PoolState& pool);
   /// The region's extents go: nothing of the engine's may name them any more.
   void forget(const Region* region);
   /// A new handle's extents count among those that will need host memory one day.
@@ -248,7 +251,6 @@ class Engine {
   bool prefetch(Lock& lock);
   // remote_moves.cpp
   static uint64_t remoteId(const Extent& extent) { return reinterpret_cast<uintptr_t>(&extent); }
-  static bool finishRemote(PoolState& pool);
   void finishSend(Extent& extent, const RemoteTier::Finished& finished);
   void finishReceive(Extent& extent, const RemoteTier::Finished& finished);
   bool startReceive(Extent& extent, bool urgent, Lock& lock);
@@ -337,8 +339,8 @@ class Engine {
   bool idle_ = false;
   bool broken_ = false;            // the context is lost: nothing moves any more
   bool host_full_ = false;         // said once
-  unsigned refusals_ = 0;          // of the driver's, in a row
-  uint64_t refused_until_ns_ = 0;  // the driver refused a fetch: none is begun before
+  unsigned refusals_ = 0;          // of the driver's (or of a receive), in a row
+  uint64_t refused_until_ns_ = 0;  // a fetch or a receive was refused: none is begun before
 
   CUstream in_stream_ = nullptr, out_stream_ = nullptr, pass_stream_ = nullptr;
   CUmodule module_ = nullptr;

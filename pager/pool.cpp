@@ -366,6 +366,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
       if (state.stopped) return;
       engine.hurry(*extent);
       state.changed.wait_for(lock, std::chrono::milliseconds(1));
+      Engine::finishRemote(state);  // the engine that does so may have no thread any more
     }
     if (extent->state == ExtentState::kRetiring) engine.cancelRetiring(*extent);
     extent->left_mapped = extent->mapped();

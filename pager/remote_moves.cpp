@@ -17,11 +17,12 @@
 namespace olpager::pager {
 
 namespace {
-constexpr uint64_t kMostReserve = 1ull << 30;    // host RAM kept free for what comes in, at most
-constexpr uint64_t kMostSending = 256ull << 20;  // on its way at a time
-constexpr uint64_t kRetryNs = 1'000'000'000;     // after memservers had no room
-constexpr size_t kLooks = 4096;                  // extents
-constexpr unsigned kUpcoming = 1024;             // touches
+constexpr uint64_t kMostReserve = 1ull << 30;      // host RAM kept free for what comes in, at most
+constexpr uint64_t kMostSending = 256ull << 20;    // on its way at a time
+constexpr uint64_t kRetryNs = 1'000'000'000;       // after memservers had no room
+constexpr uint64_t kRefusalPauseNs = 100'000'000;  // after a receive got no memory
+constexpr size_t kLooks = 4096;                    // extents
+constexpr unsigned kUpcoming = 1024;               // touches
 
 uint64_t reserveOf(uint64_t limit) { return std::min(kMostReserve, limit / 8); }
 }  // namespace
@@ -62,6 +63,13 @@ void Engine::finishSend(Extent& extent, const RemoteTier::Finished& finished) {
 
 void Engine::finishReceive(Extent& extent, const RemoteTier::Finished& finished) {
   pool_.receiving_bytes -= extent.bytes();
+  if (finished.outcome == RemoteTier::Outcome::kNotNow) {
+    if (!extent.region->dead) {  // else nobody wants it any more
+      refused_until_ns_ = nowNs() + kRefusalPauseNs;
+      ++refusals_;
+    }
+    return leaveHost(extent, finished.hash);
+  }
   if (finished.outcome != RemoteTier::Outcome::kDone) {
     giveHost(extent);
     return setState(extent, ExtentState::kLost);
@@ -74,11 +82,13 @@ void Engine::finishReceive(Extent& extent, const RemoteTier::Finished& finished)
 }
 
 void Engine::hurry(const Extent& extent) {
-  if (extent.state == ExtentState::kSending && pool_.remote != nullptr) pool_.remote->raise(remoteId(extent));
+  if (extent.state != ExtentState::kSending && extent.state != ExtentState::kReceiving) return;
+  const bool unwanted = extent.state == ExtentState::kReceiving && extent.region->dead;
+  unwanted ? pool_.remote->giveUp(remoteId(extent)) : pool_.remote->raise(remoteId(extent));
 }
 
 bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
-  if (extent.state != ExtentState::kRemote || pausing_) return false;
+  if (extent.state != ExtentState::kRemote || pausing_ || nowNs() < refused_until_ns_) return false;
   const ContentHash hash = extent.hash;
   setState(extent, ExtentState::kReceiving);  // the mutex may be released for a chunk
   ++pool_.remote_moves;

@@ -73,6 +73,9 @@ Result<Told> Asker::askOnce() {
     sessions.insert(sessions.end(), std::make_move_iterator(status.sessions.begin()),
                     std::make_move_iterator(status.sessions.end()));
     const uint64_t next = status.next;
+    // A daemon that is wrong may go on for ever.
+    if (sessions.size() > kMaxSessions || (next > first && status.sessions.empty()))
+      return Error{address_ + ": it tells of sessions without end"};
     status.sessions = std::move(sessions);
     told.status = std::move(status);
     if (next <= first) break;

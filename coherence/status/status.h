@@ -19,7 +19,8 @@ inline constexpr uint32_t kMagic = 0x54534c4f;  // "OLST" on the wire
 inline constexpr uint16_t kVersion = 1;
 inline constexpr size_t kMaxTiers = 32;
 inline constexpr size_t kMaxFigures = 96;
-inline constexpr size_t kMaxRows = 16;  // in one message
+inline constexpr size_t kMaxRows = 16;            // in one message
+inline constexpr size_t kMaxSessions = 64 << 10;  // in all messages together
 inline constexpr size_t kMaxMessageBytes = 60 << 10;
 
 /// A kind of memory that the node has. What is neither used nor free is on its way between the two.

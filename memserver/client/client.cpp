@@ -142,7 +142,7 @@ class ClientCore final : public Client {
     return post(true, from, into, klass, context);
   }
   void raise(uint64_t transfer, Class klass) override;
-  void interrupt() override;
+  bool interrupt() override;
   Figures figures() const override;
   const std::string& address() const override { return options_.address; }
 
@@ -385,8 +385,9 @@ void ClientCore::raise(uint64_t id, Class klass) {
   if (operation != 0 && link) link->raise(operation, klass);
 }
 
-void ClientCore::interrupt() {
+bool ClientCore::interrupt() {
   LinkPtr link;
+  bool gives_up = false;
   {
     std::lock_guard lock(mutex_);
     for (auto& queue : waiting_) {
@@ -395,9 +396,11 @@ void ClientCore::interrupt() {
     }
     for (auto& [id, transfer] : transfers_) transfer.interrupted = true;
     if (issued_ != 0) link = link_;
+    gives_up = link != nullptr && state_ == State::kUp;  // else it is lost already
   }
   if (link) link->close("its transfers are interrupted");
   wake();
+  return gives_up;
 }
 
 Figures ClientCore::figures() const {
@@ -621,7 +624,7 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
       changed_.notify_all();
       return "";
     }
-    return "it refuses a " + std::string(bodyName(Body())) + ": " + refusal->why;
+    return "it refuses a request: " + refusal->why;
   }
   if (auto* hello = std::get_if<HelloReply>(&body); hello != nullptr && answers(Body(Hello{}).index())) {
     if (state_ != State::kGreeting) return "a greeting out of turn";

@@ -244,7 +244,11 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
   if (const auto* wish = std::get_if<protocol::Lease>(&request)) return grant(session, wish->bytes);
   if (const auto* held = std::get_if<Attach>(&request)) {
     AttachReply reply;
-    for (const LeaseId& id : held->leases) reply.slabs.push_back(attach(session, id));
+    for (const LeaseId& id : held->leases) {
+      const auto slab = attach(session, id);
+      if (!slab) return Refusal{"a slab can't be registered now"};  // it comes again
+      reply.slabs.push_back(*slab);
+    }
     return reply;
   }
   if (std::holds_alternative<Renew>(request)) return RenewReply{capacity(*session)};
@@ -385,7 +389,8 @@ void Service::endRegion(Lease& lease) {
   endings_.erase(ending);
 }
 
-protocol::LeasedSlab Service::attach(const SessionPtr& session, const LeaseId& id) {
+// Nothing: not now, for the daemon's own want. The lease goes on.
+std::optional<protocol::LeasedSlab> Service::attach(const SessionPtr& session, const LeaseId& id) {
   const protocol::LeasedSlab gone{id, 0, 0};
   const LeasePtr lease = find(id);
   if (!lease || lease->key_name != session->peer.key_name) return gone;
@@ -397,7 +402,7 @@ protocol::LeasedSlab Service::attach(const SessionPtr& session, const LeaseId& i
   auto region = transport::registerMemory(session->link->domain(), lease->slab->memory(), transport::kRemoteReadWrite);
   if (!region.ok()) {
     base::logError("a slab can't be registered: %s", region.error().message.c_str());
-    return gone;
+    return std::nullopt;
   }
   lease->region = std::move(region.value());
   if (old != session) {
@@ -428,7 +433,7 @@ protocol::LeasedSlab Service::attach(const SessionPtr& session, const LeaseId& i
   }
   std::lock_guard figures_lock(mutex_);
   ++figures_.leases_moved;
-  return {id, bytes, lease->region->key().key};
+  return protocol::LeasedSlab{id, bytes, lease->region->key().key};
 }
 
 bool Service::end(const LeaseId& id, const Session* owner, const std::string& key_name, Cause cause) {

@@ -25,6 +25,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -106,7 +107,7 @@ class Service {
   std::string message(const SessionPtr& session, const transport::Message& message);
   protocol::Body answer(const SessionPtr& session, const protocol::Body& request, std::string& wrong);
   protocol::LeaseReply grant(const SessionPtr& session, uint64_t bytes);
-  protocol::LeasedSlab attach(const SessionPtr& session, const LeaseId& id);
+  std::optional<protocol::LeasedSlab> attach(const SessionPtr& session, const LeaseId& id);
   protocol::Capacity capacity(Session& session) const;
   uint64_t quotaLeft(const Session& session) const;
   bool reserve(Session& session, uint64_t bytes);

@@ -11,7 +11,8 @@
 // Threads: two of its own, beside those of the Clients. Nothing blocks but connect() and the destructor (a second or two).
 // Time: a memserver whose connection is lost delays a transfer by as long as that takes to notice (milliseconds where its process
 // was killed); one that is stopped delays a receive by about kLateMs (tier.h) where another replica can be read, and a send by
-// the second after which it counts as stalled. Only what no other memserver has waits for the lease time.
+// the second after which it counts as stalled. Only a receive of what no other memserver has waits for the lease time, and not
+// once it is given up.
 // Memory: of a transfer it is this tier's from send() or receive() until take() returned its end.
 #pragma once
 
@@ -57,12 +58,13 @@ class RemoteTier {
     kDone,
     kNoRoom,  // a send: no memserver has frames. The former copy, if there was one, is gone
     kLost,    // a receive: no replica is left, or none has the right bytes. The copy is gone
+    kNotNow,  // a receive: given up, or refused memory for itself. The copy is still held
   };
   struct Finished {
     uint64_t id = 0;
     bool sent = false;  // else received
     Outcome outcome = Outcome::kDone;
-    RemoteHash hash;  // of what was sent or received
+    RemoteHash hash;  // of what was sent or received; kNotNow: of the copy
   };
 
   /// Connects to all memservers; one that can't be reached is an Error that names it.
@@ -82,6 +84,9 @@ class RemoteTier {
   /// A launch waits now for the end of a transfer that is under way. A receive goes first. A send is not begun any more, waits
   /// for no lease, and is given up (kNoRoom) where it would have to wait for a memserver that does not answer.
   virtual void raise(uint64_t id) = 0;
+  /// Nobody wants the bytes of a receive any more, but its end is waited for: it ends soon, kNotNow where it would have to wait
+  /// for a memserver that does not answer.
+  virtual void giveUp(uint64_t id) = 0;
   /// A copy with that hash is held.
   virtual bool holds(uint64_t id, const RemoteHash& hash) const = 0;
   /// Forgets the copy, if there is one. Not while it is sent or received.

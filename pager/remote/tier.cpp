@@ -121,6 +121,7 @@ void Tier::receive(uint64_t id, void* memory, uint64_t bytes, bool urgent) {
   {
     std::lock_guard lock(mutex_);
     raised_.erase(id);
+    given_up_.erase(id);
     if (urgent) raised_.insert(id);
   }
   put(std::move(note), urgent);
@@ -143,6 +144,30 @@ void Tier::raise(uint64_t id) {
   }
   Note note;
   note.kind = Note::Kind::kRaise;
+  note.id = id;
+  put(std::move(note), true);
+}
+
+// As raise(); the one is no hint about the other.
+void Tier::giveUp(uint64_t id) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!given_up_.insert(id).second) return;
+    // Not begun yet: it won't be.
+    const auto begins = [&](const Note& note) { return note.kind == Note::Kind::kReceive && note.id == id; };
+    if (const auto next = std::find_if(first_.begin(), first_.end(), begins); next != first_.end()) {
+      next->unwanted = true;
+      return;
+    }
+    if (const auto later = std::find_if(notes_.begin(), notes_.end(), begins); later != notes_.end()) {
+      later->unwanted = true;
+      first_.push_back(std::move(*later));
+      notes_.erase(later);
+      return;
+    }
+  }
+  Note note;
+  note.kind = Note::Kind::kGiveUp;
   note.id = id;
   put(std::move(note), true);
 }
@@ -258,6 +283,8 @@ void Tier::handle(Note& note) {
       return startReceive(note);
     case Note::Kind::kRaise:
       return raiseNow(note.id);
+    case Note::Kind::kGiveUp:
+      return giveUpNow(note.id);
     case Note::Kind::kDrop:
       return dropNow(note.id);
     case Note::Kind::kTransfer:
@@ -439,10 +466,12 @@ void Tier::startReceive(Note& note) {
   copy.state = CopyState::kReceiving;
   copy.memory = note.memory;
   copy.urgent = note.urgent;
+  copy.unwanted = note.unwanted;
+  if (copy.unwanted) return finish(note.id, false, Outcome::kNotNow, copy.hash);
   auto region = transport::registerMemory(domain_, {note.memory, note.bytes}, transport::kLocalOnly);
   if (!region.ok()) {
-    base::logError("remote memory: %s", region.error().message.c_str());
-    finish(note.id, false, Outcome::kLost, {});
+    base::warnOnce("receive refused", "remote memory: nothing can be received now: %s", region.error().message.c_str());
+    finish(note.id, false, Outcome::kNotNow, copy.hash);
     return;
   }
   copy.region = std::move(region.value());
@@ -497,6 +526,7 @@ void Tier::receivePassed(const Pass& pass) {
     finish(pass.id, false, Outcome::kDone, copy.hash);
     return;
   }
+  if (copy.unwanted && !copy.replicas.empty()) return finish(pass.id, false, Outcome::kNotNow, copy.hash);
   continueReceive(pass.id);
 }
 
@@ -517,6 +547,17 @@ void Tier::raiseNow(uint64_t id) {
   for (const uint64_t transfer : pass->second.transfers) {
     servers_[pass->second.server]->client->raise(transfer, Class::kDemand);
   }
+}
+
+// One that is read from a memserver that answers is soon over.
+void Tier::giveUpNow(uint64_t id) {
+  const auto found = copies_.find(id);
+  if (found == copies_.end() || found->second.state != CopyState::kReceiving) return;
+  found->second.unwanted = true;
+  const auto pass = passes_.find(found->second.reading);
+  if (pass == passes_.end()) return;
+  Server& server = *servers_[pass->second.server];
+  if (!server.usable()) cut(server);
 }
 
 // ---- ends
@@ -547,7 +588,9 @@ void Tier::finish(uint64_t id, bool sent, Outcome outcome, RemoteHash hash) {
     copy.region.reset();
     copy.spare.reset();
     copy.memory = nullptr;
-    gone = outcome != Outcome::kDone || copy.replicas.empty();
+    copy.unwanted = false;
+    gone = (outcome != Outcome::kDone && outcome != Outcome::kNotNow) || copy.replicas.empty();
+    if (gone && outcome == Outcome::kNotNow) outcome = Outcome::kLost;  // its last replica went meanwhile
     const bool was_held = copy.state != CopyState::kSending;
     if (gone) {
       if (was_held) now_.held_bytes -= copy.bytes;
@@ -593,7 +636,10 @@ void Tier::publish() {
     std::lock_guard lock(mutex_);
     figures_ = now_;
     finished_.insert(finished_.end(), ended_.begin(), ended_.end());
-    for (const Finished& one : ended_) raised_.erase(one.id);
+    for (const Finished& one : ended_) {
+      raised_.erase(one.id);
+      given_up_.erase(one.id);
+    }
   }
   ended_.clear();
   if (!std::exchange(must_wake_, false)) return;

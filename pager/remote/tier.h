@@ -55,6 +55,7 @@ class Tier final : public RemoteTier {
   void send(uint64_t id, const void* memory, uint64_t bytes, const RemoteHash* hash) override;
   void receive(uint64_t id, void* memory, uint64_t bytes, bool urgent) override;
   void raise(uint64_t id) override;
+  void giveUp(uint64_t id) override;
   bool holds(uint64_t id, const RemoteHash& hash) const override;
   void drop(uint64_t id) override;
   std::vector<Finished> take() override;
@@ -65,13 +66,14 @@ class Tier final : public RemoteTier {
   using Frames = std::vector<memserver::FrameRange>;  // in the order of the bytes
 
   struct Note {
-    enum class Kind : uint8_t { kSend, kReceive, kRaise, kDrop, kTransfer, kEvent, kLeased };
+    enum class Kind : uint8_t { kSend, kReceive, kRaise, kGiveUp, kDrop, kTransfer, kEvent, kLeased };
     Kind kind = Kind::kDrop;
     uint64_t id = 0;  // of the copy; kTransfer: of the pass
     void* memory = nullptr;
     uint64_t bytes = 0;
     std::optional<RemoteHash> hash;
     bool urgent = false;
+    bool unwanted = false;  // kReceive: given up already
     unsigned server = 0;
     memserver::TransferResult result = memserver::TransferResult::kOk;
     memserver::Event event;
@@ -136,7 +138,8 @@ class Tier final : public RemoteTier {
     // Of the transfer:
     void* memory = nullptr;
     transport::RegionPtr region;
-    bool urgent = false;  // a launch waits: for the bytes, or for a send's end
+    bool urgent = false;    // a launch waits: for the bytes, or for a send's end
+    bool unwanted = false;  // a receive that was given up
     unsigned passes = 0;
     unsigned attempts = 0;
     uint64_t reading = 0;            // number of the pass
@@ -188,6 +191,7 @@ class Tier final : public RemoteTier {
   void startReceive(Note& note);
   void continueReceive(uint64_t id);
   void raiseNow(uint64_t id);
+  void giveUpNow(uint64_t id);
   void dropNow(uint64_t id);
   void transferred(uint64_t number, memserver::TransferResult result);
   void sendPassed(const Pass& pass);
@@ -264,7 +268,8 @@ class Tier final : public RemoteTier {
   std::deque<Note> first_, notes_;
   std::deque<Demand> demands_;
   std::unordered_map<uint64_t, RemoteHash> held_;
-  std::unordered_set<uint64_t> raised_;  // transfers under way that are known to be waited for
+  std::unordered_set<uint64_t> raised_;    // transfers under way that are known to be waited for
+  std::unordered_set<uint64_t> given_up_;  // receives under way that are known not to be wanted
   std::vector<Finished> finished_;
   RemoteFigures figures_;
 

@@ -168,8 +168,9 @@ void Tier::trouble(Server& server) {
       better |= copy != copies_.end() && copy->second.urgent;  // or given up
     } else if (pass.kind == Pass::Kind::kReceive) {
       better = copy != copies_.end() &&
-               std::any_of(copy->second.replicas.begin(), copy->second.replicas.end(),
-                           [&](const Replica& replica) { return servers_[replica.server]->usable(); });
+               (copy->second.unwanted ||
+                std::any_of(copy->second.replicas.begin(), copy->second.replicas.end(),
+                            [&](const Replica& replica) { return servers_[replica.server]->usable(); }));
     }
     if (!better) continue;
     cut(server);
@@ -179,11 +180,10 @@ void Tier::trouble(Server& server) {
 
 // Ends what is under way at a memserver, now.
 void Tier::cut(Server& server) {
-  if (server.up) {
-    server.cut = true;
-    server.believed_until_ms = std::max(server.believed_until_ms, monotonicMs() + kStallBelievedMs);
-  }
-  server.client->interrupt();
+  // Where there is no connection to give up, the next that is lost is lost for another reason.
+  if (!server.client->interrupt() || !server.up) return;
+  server.cut = true;
+  server.believed_until_ms = std::max(server.believed_until_ms, monotonicMs() + kStallBelievedMs);
 }
 
 // What has waited for memservers that do not answer, since there was no other, may have another now.

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "coherence/status/ask.h"
 #include "memserver/server/metrics.h"
 #include "memserver/server/options.h"
 #include "memserver/server/pressure.h"
@@ -251,6 +252,44 @@ TEST_CASE("a daemon that listens everywhere is asked here", "[state]") {
   CHECK(askAddress("0.0.0.0:7070") == "127.0.0.1:7070");
   CHECK(askAddress("[::]:7070") == "[::1]:7070");
   CHECK(askAddress("10.0.0.1:7070") == "10.0.0.1:7070");
+}
+
+TEST_CASE("a daemon that tells of sessions without end is not listened to without end", "[status]") {
+  const bool empty = GENERATE(false, true);
+  auto endpoint = transport::makeEndpoint(optionsFor(Choice::kTcp));
+  REQUIRE(endpoint.ok());
+  auto queue = endpoint.value()->makeQueue();
+  auto listener =
+      endpoint.value()->listen("127.0.0.1:0", [&](const transport::PeerInfo&) -> Result<transport::Accepted> {
+        return transport::Accepted{transport::makeDomain(), queue};
+      });
+  REQUIRE(listener.ok());
+  std::atomic<bool> end{false};
+  uint64_t answered = 0;
+  std::thread daemon([&] {
+    while (!end) {
+      transport::Completion one[1];
+      if (queue->wait(one, 10ms) == 0 || one[0].kind != transport::Completion::Kind::kMessage) continue;
+      const auto question = status::decodeQuestion(one[0].message.bytes());
+      if (!question.ok()) continue;
+      status::Answer answer;
+      answer.number = question.value().number;
+      answer.status.kind = "memserver";
+      answer.status.sessions.resize(empty ? 0 : status::kMaxRows);
+      answer.status.next = question.value().first + 1;
+      const auto link = one[0].link;
+      one[0] = {};
+      (void)link->send(transport::MessageClass::kReply, status::encode(answer));
+      ++answered;
+    }
+  });
+  auto asker = status::Asker::make(optionsFor(Choice::kTcp), listener.value()->address());
+  const auto told = asker.ok() ? asker.value()->ask() : Result<status::Told>(asker.error());
+  end = true;
+  daemon.join();
+  REQUIRE(!told.ok());
+  CHECK(told.error().message.find("without end") != std::string::npos);
+  CHECK(answered == (empty ? 1 : status::kMaxSessions / status::kMaxRows + 1));
 }
 
 }  // namespace olpager::memserver::test

@@ -1,4 +1,7 @@
 // Lost connections, stalls, restarts, sessions that die: nothing is lost that need not be, nothing stale is believed.
+#include <fcntl.h>
+#include <sys/resource.h>
+
 #include <fstream>
 
 #include "tests/unit/memserver/rig.h"
@@ -181,20 +184,58 @@ TEST_CASE("a transfer to a memserver that stalls can be interrupted", "[failures
   session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, 700);
   session.client->write({&more, 1}, {slabs[1].id, 0, kSlab}, Class::kWriteBack, 701);
   session.await(Event::Kind::kStalled);
-  session.client->interrupt();
+  CHECK(session.client->interrupt());
   CHECK(session.await(700) == TransferResult::kInterrupted);
   CHECK(session.await(701) == TransferResult::kInterrupted);
   // Nor does it matter that it hangs while it is connected to anew.
   session.await(Event::Kind::kDown);
   for (uint64_t context = 702; context < 720; ++context) {
     session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, context);
-    session.client->interrupt();
+    CHECK(!session.client->interrupt());  // there is no connection to give up
     CHECK(session.await(context) == TransferResult::kInterrupted);
     std::this_thread::sleep_for(10ms);
   }
   wire->thaw();
   REQUIRE(session.read(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
   CHECK(buffer.holds(3));
+}
+
+TEST_CASE("a memserver that has no descriptors for a slab loses nothing", "[failures]") {
+  // Some low numbers, which are all that there is later.
+  std::vector<base::UniqueFd> low;
+  for (int i = 0; i < 48; ++i) low.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const auto limit_then = static_cast<rlim_t>(low.back().get()) + 1;
+  constexpr size_t kSlabs = 64;
+  Server server(Choice::kShm, kSlabs * kSlab);
+  Session session(server);
+  session.open();
+  const auto slabs = session.lease(kSlabs * kSlab);
+  Buffer buffer(session.domain, kSlab);
+  for (const Slab& slab : slabs) {
+    buffer.fill(slab.id);
+    REQUIRE(session.write(buffer, {slab.id, 0, kSlab}) == TransferResult::kOk);
+  }
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit few = before;
+  few.rlim_cur = limit_then;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  low.clear();
+  const transport::LocalRange range = buffer.range();
+  while (!session.client->interrupt())  // until it hits a transfer that is under way
+    session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, session.next_context++);
+  session.await(Event::Kind::kDown);
+  std::this_thread::sleep_for(1500ms);  // it connects, and is refused, again and again
+  const bool up = session.saw(Event::Kind::kUp) && session.client->figures().up;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(!up);
+  eventually([&] { return session.client->figures().up; });
+  CHECK(!session.saw(Event::Kind::kSlabLost));
+  CHECK(session.client->figures().connects >= 2);
+  for (const Slab& slab : slabs) {
+    REQUIRE(session.read(buffer, {slab.id, 0, kSlab}) == TransferResult::kOk);
+    CHECK(buffer.holds(slab.id));
+  }
 }
 
 TEMPLATE_TEST_CASE("a memserver that was started anew is not believed", "[failures]", Tcp, Shm) {

@@ -41,6 +41,10 @@ class FakeRemote final : public RemoteTier {
     static_cast<void>(urgent);
     std::lock_guard lock(mutex_);
     if (busy(id)) broken_ = "a second transfer of one id";
+    if (no_memory) {
+      finished_.push_back({id, false, Outcome::kNotNow, hashed(copies_[id].data(), copies_[id].size())});
+      return;
+    }
     if (!lost && (copies_.count(id) == 0 || copies_[id].size() != bytes)) broken_ = "what is received was never sent";
     jobs_.push_back({id, false, memory, bytes, due()});
     changed_.notify_all();
@@ -57,6 +61,15 @@ class FakeRemote final : public RemoteTier {
     if (job == jobs_.end()) return;
     copies_.erase(id);
     finished_.push_back({id, true, Outcome::kNoRoom, {}});
+    jobs_.erase(job);
+  }
+  // Likewise a receive. Nothing else writes its target.
+  void giveUp(uint64_t id) override {
+    std::lock_guard lock(mutex_);
+    const auto given_up = [&](const Job& job) { return job.id == id && !job.sent && frozen; };
+    const auto job = std::find_if(jobs_.begin(), jobs_.end(), given_up);
+    if (job == jobs_.end()) return;
+    finished_.push_back({id, false, Outcome::kNotNow, hashed(copies_[id].data(), copies_[id].size())});
     jobs_.erase(job);
   }
   bool holds(uint64_t id, const RemoteHash& hash) const override {
@@ -79,6 +92,14 @@ class FakeRemote final : public RemoteTier {
     return figures;
   }
 
+  unsigned receiving() const {
+    std::lock_guard lock(mutex_);
+    return static_cast<unsigned>(std::count_if(jobs_.begin(), jobs_.end(), [](const Job& job) { return !job.sent; }));
+  }
+  size_t underWay() const {
+    std::lock_guard lock(mutex_);
+    return jobs_.size();
+  }
   const char* broken() const {
     std::lock_guard lock(mutex_);
     return broken_;
@@ -91,7 +112,8 @@ class FakeRemote final : public RemoteTier {
   }
 
   std::atomic<bool> no_room{false}, lost{false};
-  std::atomic<bool> frozen{false};  // no transfer ends
+  std::atomic<bool> frozen{false};     // no transfer ends
+  std::atomic<bool> no_memory{false};  // for receives
 
  private:
   using Clock = std::chrono::steady_clock;

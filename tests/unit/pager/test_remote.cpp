@@ -128,6 +128,122 @@ TEST_CASE("lost memory is refused, never replaced", "[pager][remote]") {
   CHECK(remote.tier->broken() == nullptr);
 }
 
+TEST_CASE("what is on its way from a memserver that is silent can be freed", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  constexpr unsigned kCount = 48;
+  const auto pieces = fillMany(rig, kCount, 11);
+  const auto touch = [&](unsigned i) {
+    return rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1}, kStep, uint64_t{0});
+  };
+  for (unsigned i = 0; i < 3 * kCount; ++i) REQUIRE(touch(i % kCount) == CUDA_SUCCESS);  // the order is learned
+  remote.tier->frozen = true;
+  std::atomic<unsigned> at{0};
+  std::atomic<bool> last{false}, ended{false};
+  std::atomic<CUresult> result{CUDA_SUCCESS};
+  std::thread launches([&] {
+    rig.enterThread();
+    while (result == CUDA_SUCCESS && !last && at < kCount) {
+      result = touch(at);
+      if (!last) ++at;
+    }
+    ended = true;
+  });
+  // One launch waits, and what comes after it is asked for ahead.
+  for (int i = 0; i < 1000 && remote.tier->receiving() < 2; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK(remote.tier->receiving() >= 2);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  last = true;
+  const unsigned waits = at;
+  const auto began = std::chrono::steady_clock::now();
+  for (unsigned i = 0; i < kCount; ++i)
+    if (i != waits) rig.free(pieces[i]);
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(10));
+  CHECK(!ended);
+  remote.tier->frozen = false;
+  launches.join();
+  CHECK(result == CUDA_SUCCESS);
+  CHECK(rig.holds(pieces[waits], kPiece, 11 + waits));
+  CHECK(remote.tier->broken() == nullptr);
+}
+
+TEST_CASE("an engine moves to another context while a memserver is silent", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  static_cast<void>(rig.allocate(kPiece));  // the engine lives in the rig's context
+  CUcontext second = nullptr;
+  REQUIRE(driver().cuCtxCreate_v4(&second, nullptr, 0, 0) == CUDA_SUCCESS);
+  std::vector<CUdeviceptr> kept(6);
+  for (size_t i = 0; i < kept.size(); ++i) {
+    REQUIRE(rig.pool().allocate(second, 0, kPiece, AllocationKind::kDevice, &kept[i]) == CUDA_SUCCESS);
+    Access access(rig.pool(), {second, CU_STREAM_LEGACY, 0});
+    access.addRange(kept[i], kPiece, Mode::kWrite);
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemsetD8Async(kept[i], static_cast<unsigned char>(i + 1), kPiece, CU_STREAM_LEGACY) ==
+            CUDA_SUCCESS);
+    access.submitted(CUDA_SUCCESS);
+  }
+  rig.synchronize();
+  REQUIRE(driver().cuCtxSetCurrent(rig.context()) == CUDA_SUCCESS);
+  remote.tier->frozen = true;
+  std::vector<CUdeviceptr> pieces;
+  for (unsigned i = 0; i < 17; ++i) {  // they push the others out, to the memservers at last
+    pieces.push_back(rig.allocate(kPiece));
+    rig.fill(pieces.back(), kPiece, i);
+  }
+  rig.synchronize();
+  for (int i = 0; i < 1000 && remote.tier->underWay() == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK(remote.tier->underWay() > 0);
+  std::atomic<bool> moved{false};
+  std::thread thaws([&] {
+    for (int i = 0; i < 2000 && !moved; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    remote.tier->frozen = false;
+  });
+  const auto began = std::chrono::steady_clock::now();
+  rig.end();
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(10));
+  CHECK(remote.tier->underWay() > 0);  // of the second's
+  moved = true;
+  thaws.join();
+  REQUIRE(driver().cuCtxSetCurrent(second) == CUDA_SUCCESS);
+  std::vector<unsigned char> bytes(kPiece);
+  for (size_t i = 0; i < kept.size(); ++i) {
+    Access access(rig.pool(), {second, CU_STREAM_LEGACY, 0});
+    access.addRange(kept[i], kPiece, Mode::kRead);
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemcpyDtoHAsync_v2(bytes.data(), kept[i], kPiece, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+    access.submitted(CUDA_SUCCESS);
+    rig.synchronize();
+    CHECK(std::all_of(bytes.begin(), bytes.end(), [&](unsigned char byte) { return byte == i + 1; }));
+  }
+  CHECK(remote.tier->broken() == nullptr);
+  rig.pool().contextGone(second);
+  driver().cuCtxDestroy_v2(second);
+}
+
+TEST_CASE("receives that get no memory are refused for a while, and nothing is lost", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  constexpr unsigned kCount = 40;
+  const auto pieces = fillMany(rig, kCount, 13);
+  remote.tier->no_memory = true;
+  unsigned refused = 0;
+  for (unsigned i = 0; i < kCount; ++i) {
+    const CUresult result =
+        rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1}, kStep, uint64_t{0});
+    if (result == CUDA_SUCCESS) continue;
+    CHECK(result == CUDA_ERROR_OUT_OF_MEMORY);
+    ++refused;
+    break;
+  }
+  CHECK(refused > 0);
+  remote.tier->no_memory = false;
+  for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 13 + i));
+  CHECK(remote.tier->broken() == nullptr);
+}
+
 TEST_CASE("threads that use, free and allocate while memory goes and comes", "[pager][remote]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 48 * kMiB, .remote = remote.tier});

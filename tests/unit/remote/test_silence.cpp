@@ -129,6 +129,48 @@ TEST_CASE("a send that is waited for does not wait for a memserver that is silen
   }
 }
 
+TEST_CASE("a receive that nobody wants any more does not wait for a memserver that is silent", "[silence]") {
+  Silenced a;
+  Caller caller(optionsFor({&a}, 1, 100));
+  auto random = seededRandom("receive given up");
+  const uint64_t seed = random();
+  auto all = sendSome(caller, seed);
+  for (const auto& bytes : all) bytes->clear();
+  // Before it is known to be silent, after, and one that was waited for by a launch before.
+  a.wire->freeze();
+  for (uint64_t id = 0; id < kCount; ++id) caller.receive(id, *all[id], id % 2 == 0);
+  if (random() % 2 == 0) std::this_thread::sleep_for(300ms);
+  caller.tier->raise(1);
+  for (uint64_t id = 0; id < kCount - 1; ++id) {
+    caller.tier->giveUp(id);
+    caller.tier->giveUp(id);
+    const auto end = caller.await(id);
+    CHECK(end.outcome == Outcome::kNotNow);
+    CHECK(caller.tier->holds(id, end.hash));
+    all[id]->fill(seed + 100 + id);  // the caller's again
+  }
+  // What is wanted waits, and comes.
+  a.wire->thaw();
+  REQUIRE(caller.await(kCount - 1).outcome == Outcome::kDone);
+  CHECK(all[kCount - 1]->holds(seed + kCount - 1));
+  for (uint64_t id = 0; id < kCount - 1; ++id) CHECK(all[id]->holds(seed + 100 + id));
+  caller.tier->drop(0);
+  for (uint64_t id = 1; id < kCount; ++id) {
+    REQUIRE(caller.received(id, *all[id]) == Outcome::kDone);
+    CHECK(all[id]->holds(seed + id));
+  }
+  // From one that answers it comes, or not: it is there afterwards.
+  for (uint64_t id = 1; id < kCount; ++id) {
+    caller.receive(id, *all[id]);
+    caller.tier->giveUp(id);
+    const auto outcome = caller.await(id).outcome;
+    CHECK((outcome == Outcome::kDone || outcome == Outcome::kNotNow));
+    REQUIRE(caller.received(id, *all[id]) == Outcome::kDone);
+    CHECK(all[id]->holds(seed + id));
+  }
+  CHECK(caller.tier->figures().lost_bytes == 0);
+}
+
 TEST_CASE("sends that are silent go elsewhere", "[silence]") {
   Silenced a, b, c;
   Caller caller(optionsFor({&a, &b, &c}, 2, 100));
