@@ -533,22 +533,43 @@ def ends(rig):
     assert server.ended() == 0
 
 
+CLEAN, DYING = 30, 20  # of 50 sessions
+
+
 def churn(rig):
-    """Sessions that come and go leave nothing behind."""
-    server = rig.server(memory=8 * SLAB)
+    """Sessions that come and go, or are killed with what they have leased, leave nothing behind."""
+    server = rig.server("--lease-time", "1s", memory=32 * SLAB)
+    connect = [rig.args.session, "--connect", rig.address, "--transport", rig.args.transport]
 
-    def many(count):
-        out = subprocess.run([rig.args.session, "--connect", rig.address, "--transport", rig.args.transport, "--churn", str(count)],
-                             capture_output=True, text=True, timeout=120)
-        assert out.stdout.endswith(f"churned {count}\n"), out
+    def some():
+        done = subprocess.run([*connect, "--churn", str(CLEAN)], capture_output=True, text=True, timeout=120)
+        assert done.stdout.endswith(f"churned {CLEAN}\n"), done
+        victim = Child([*connect, "--churn", str(DYING), "--stay"])
+        rig.children.append(victim)
+        assert victim.line() == f"churned {DYING}", victim.log
+        assert rig.state()["lent"] == DYING * SLAB
+        victim.kill()
+        rig.children.remove(victim)
+        rig.await_state(lambda s: s["free"] == 32 * SLAB and not s["sessions"], "all is free, and nobody is kept")
 
-    many(40)
-    rig.await_state(lambda s: s["free"] == 8 * SLAB, "all is free")
-    before, files = resident(server), len(os.listdir(f"/proc/{server.process.pid}/fd"))
-    many(200)
-    rig.await_state(lambda s: s["free"] == 8 * SLAB, "all is free")
-    check_resident(rig, server, before + 24 * MIB, "after 200 sessions")
-    eventually(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= files + 8, "descriptors are closed")
+    def held():
+        folder = f"/proc/{server.process.pid}/"
+        return resident(server), len(os.listdir(folder + "fd")), len(os.listdir(folder + "task"))
+
+    some()  # pools and tables have their size
+    some()
+    memory, files, threads = held()
+    for _ in range(rig.args.sessions // (CLEAN + DYING) - 2):
+        some()
+    check_resident(rig, server, memory + 24 * MIB, f"after {rig.args.sessions} sessions")
+    eventually(lambda: held()[1] <= files + 8, "descriptors are closed")
+    assert held()[2] <= threads + 2, (held(), threads)
+    told = rig.nodes("--json")["nodes"][0]["figures"]
+    rounds = rig.args.sessions // (CLEAN + DYING)
+    assert told["sessions_total"] >= rounds * (CLEAN + DYING), told
+    assert told["leases_expired_total"] == rounds * DYING, told
+    assert told["lent_bytes"] == 0 and told["cleaning_bytes"] == 0 and told["free_bytes"] == 32 * SLAB, told
+    print(f"{told['sessions_total']} sessions: {memory >> 20} MiB resident before, {held()[0] >> 20} after; descriptors {files}, {held()[1]}")
 
 
 def refusals(rig):
@@ -628,6 +649,7 @@ def main():
     parser.add_argument("--olpagestat", required=True)
     parser.add_argument("--olctl", required=True)
     parser.add_argument("--sanitized", action="store_true")
+    parser.add_argument("--sessions", type=int, default=100)
     parser.add_argument("scenario", choices=SCENARIOS)
     parser.add_argument("transport", nargs="?", choices=["tcp", "shm"])
     args = parser.parse_args()

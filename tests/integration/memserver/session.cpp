@@ -242,12 +242,14 @@ int run(const transport::Options& network, const ClientOptions& wanted, bool obe
   return 0;
 }
 
-// One client after the other: what a daemon keeps of them.
-int churn(const transport::Options& network, const ClientOptions& wanted, unsigned count) {
+// One client after the other, or all at once until it is killed: what a daemon keeps of them.
+int churn(const transport::Options& network, const ClientOptions& wanted, unsigned count, bool stay) {
   auto endpoint = transport::makeEndpoint(sessionTransport(network));
   if (!endpoint.ok()) return say("error " + endpoint.error().message), 1;
+  std::vector<std::unique_ptr<Program>> staying;
   for (unsigned i = 0; i < count; ++i) {
-    Program program;
+    auto one = std::make_unique<Program>();
+    Program& program = *one;
     ClientOptions options = wanted;
     options.endpoint = endpoint.value().get();
     options.domain = transport::makeDomain();
@@ -260,9 +262,15 @@ int churn(const transport::Options& network, const ClientOptions& wanted, unsign
     program.client = std::move(client.value());
     if (const auto leased = program.client->lease(kPiece); !leased.ok())
       return say("error " + leased.error().message), 1;
-    program.client.reset();
+    if (stay) {
+      staying.push_back(std::move(one));
+    } else {
+      program.client.reset();
+    }
   }
   say(fmt::format("churned {}", count));
+  if (stay) std::cin.get();
+  for (auto& each : staying) each->client.reset();
   return 0;
 }
 
@@ -270,7 +278,7 @@ int churn(const transport::Options& network, const ClientOptions& wanted, unsign
 
 int main(int argc, char** argv) {
   std::string address, key, kind = "auto";
-  bool obey = false;
+  bool obey = false, stay = false;
   unsigned churns = 0;
   ClientOptions options;
   options.label = "session";
@@ -281,6 +289,7 @@ int main(int argc, char** argv) {
   app.add_option("--label", options.label);
   app.add_option("--stall-ms", options.stall_ms);
   app.add_option("--churn", churns);
+  app.add_flag("--stay", stay);
   app.add_flag("--obey", obey);
   CLI11_PARSE(app, argc, argv);
   transport::Options network;
@@ -293,5 +302,5 @@ int main(int argc, char** argv) {
     if (!keys.ok()) return say("error " + keys.error().message), 1;
     network.keys = keys.value();
   }
-  return churns != 0 ? churn(network, options, churns) : run(network, options, obey);
+  return churns != 0 ? churn(network, options, churns, stay) : run(network, options, obey);
 }
