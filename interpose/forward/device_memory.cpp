@@ -208,12 +208,13 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
 // A free waits for the GPU as the driver's does, at the worker. The caller need not where no other call of the program could end what
 // it waits for, and nothing that the GPU writes is still to come here.
 CUresult release(CUdeviceptr address) {
+  const Session* const session = Session::existing();
+  if (session == nullptr) return ol_forward_generated_cuMemFree_v2(address);  // in a forked child locks are anybody's
   forget(address);
-  Session* const session = Session::existing();
   Book& all = book();
   std::unique_lock lock(all.mutex);
   const auto found = all.held.find(address);
-  if (session == nullptr || found == all.held.end()) {
+  if (found == all.held.end()) {
     lock.unlock();
     return ol_forward_generated_cuMemFree_v2(address);
   }
@@ -240,7 +241,7 @@ CUresult release(CUdeviceptr address) {
 // In stream order the address would be free at a time that nobody here knows: the stream is waited for.
 CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
   bool held = false;
-  {
+  if (Session::existing() != nullptr) {
     Book& all = book();
     std::lock_guard lock(all.mutex);
     held = all.held.contains(address);

@@ -23,6 +23,7 @@
 #include "base/locate.h"
 #include "tools/olbench/child.h"
 #include "tools/olbench/driver.h"
+#include "tools/olbench/transport.h"
 
 extern char** environ;
 
@@ -159,8 +160,10 @@ constexpr Row kRows[] = {
     {"dtoh_4", "DtoH 4 bytes", "us"},
     {"malloc_free", "cuMemAlloc + cuMemFree 4 KiB", "us"},
     {"htod_4k", "HtoD pageable 4 KiB", "us"},
-    {"htod_pinned", "HtoD pinned 64 MiB", "GB/s"},
-    {"dtoh_pinned", "DtoH pinned 64 MiB", "GB/s"},
+    {"htod_pinned", "HtoD pinned 256 MiB", "GB/s"},
+    {"dtoh_pinned", "DtoH pinned 256 MiB", "GB/s"},
+    {"htod_pageable", "HtoD pageable 256 MiB", "GB/s"},
+    {"dtoh_pageable", "DtoH pageable 256 MiB", "GB/s"},
 };
 
 }  // namespace
@@ -170,7 +173,7 @@ nlohmann::json measureForwarded(const Options& options) {
   CUstream stream = nullptr;
   driver.check(driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   const CUfunction function = driver.function(emptyKernelPtx("empty", 1), "empty");
-  constexpr size_t kLarge = 64u << 20;
+  constexpr size_t kLarge = 256u << 20;
   CUdeviceptr buffer = 0;
   driver.check(driver.cuMemAlloc(&buffer, kLarge), "cuMemAlloc");
   driver.check(driver.cuMemsetD8(buffer, 0, kLarge), "cuMemsetD8");
@@ -236,14 +239,27 @@ nlohmann::json measureForwarded(const Options& options) {
   });
   result["dtoh_pinned"] = rate([&] { driver.check(driver.cuMemcpyDtoH(pinned, buffer, kLarge), "cuMemcpyDtoH"); });
   driver.check(driver.cuMemFreeHost(pinned), "cuMemFreeHost");
+  std::vector<char> pageable(kLarge, 3);
+  result["htod_pageable"] =
+      rate([&] { driver.check(driver.cuMemcpyHtoD(buffer, pageable.data(), kLarge), "cuMemcpyHtoD"); });
+  result["dtoh_pageable"] =
+      rate([&] { driver.check(driver.cuMemcpyDtoH(pageable.data(), buffer, kLarge), "cuMemcpyDtoH"); });
   return result;
 }
 
 nlohmann::json measureForward(const Options& given) {
   Options options = given;
-  const Gpunode gpunode(options);
   std::vector<nlohmann::json> native, tcp, shm;
-  std::vector<double> ping;
+  std::vector<double> ping, raw;
+  // Before and after: what is in between has threads of its own.
+  const auto rawRates = [&] {
+    constexpr double kSeconds = 0.5;
+    for (unsigned round = 0; round < options.rounds; ++round)
+      raw.push_back(rawSocketRate(TransportOptions{}.lanes, kSeconds) / 1e9);
+  };
+  rawRates();
+  auto running = std::make_unique<Gpunode>(options);
+  const Gpunode& gpunode = *running;
   for (unsigned round = 0; round < options.rounds; ++round) {
     ping.push_back(pingPong());
     native.push_back(runChild(With::kNative, "forward", options));
@@ -253,6 +269,8 @@ nlohmann::json measureForward(const Options& given) {
       (std::string(transport) == "tcp" ? tcp : shm).push_back(runChild(With::kForward, "forward", options));
     }
   }
+  running.reset();
+  rawRates();
   nlohmann::json rows = nlohmann::json::array();
   for (const Row& row : kRows) {
     const auto figure = [&](const std::vector<nlohmann::json>& runs) {
@@ -269,17 +287,23 @@ nlohmann::json measureForward(const Options& given) {
   return {{"measurement", "forward"},
           {"device", native[0]["device"]},
           {"tcp_ping_pong_us", medianOf(ping)},
+          {"raw_gigabytes_per_second", medianOf(raw)},
           {"rows", rows}};
 }
 
 void printForward(const nlohmann::json& result) {
-  fmt::print("forwarded calls, {}; raw TCP ping-pong over loopback {:.1f} us\n\n{:<30}{:>6}{:>10}{:>10}{:>10}\n",
-             result["device"].get<std::string>(), result["tcp_ping_pong_us"].get<double>(), "", "", "native", "tcp",
-             "shm");
+  const auto raw = result["raw_gigabytes_per_second"].get<double>();
+  fmt::print(
+      "forwarded calls, {}; over loopback: raw TCP ping-pong {:.1f} us, raw sockets {:.2f} GB/s\n\n"
+      "{:<30}{:>6}{:>10}{:>10}{:>10}{:>12}{:>12}\n",
+      result["device"].get<std::string>(), result["tcp_ping_pong_us"].get<double>(), raw, "", "", "native", "tcp",
+      "shm", "tcp of raw", "shm of nat.");
   for (const auto& row : result["rows"]) {
-    fmt::print("{:<30}{:>6}{:>10.2f}{:>10.2f}{:>10.2f}\n", row["what"].get<std::string>(),
-               row["unit"].get<std::string>(), row["native"].get<double>(), row["tcp"].get<double>(),
-               row["shm"].get<double>());
+    const auto unit = row["unit"].get<std::string>();
+    const auto native = row["native"].get<double>(), tcp = row["tcp"].get<double>(), shm = row["shm"].get<double>();
+    fmt::print("{:<30}{:>6}{:>10.2f}{:>10.2f}{:>10.2f}", row["what"].get<std::string>(), unit, native, tcp, shm);
+    if (unit == "GB/s") fmt::print("{:>12.2f}{:>12.2f}", tcp / raw, shm / native);
+    fmt::print("\n");
   }
 }
 

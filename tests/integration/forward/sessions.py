@@ -317,6 +317,20 @@ def cut_bulk(bench):
     assert sum("connected again" in line for line in client.log) >= 4, client.log
 
 
+def cut_idle(bench):
+    """A connection that is lost while the program computes is made again by itself, well within the grace time."""
+    Cable(int(bench.address.split(":")[1]))
+    client = bench.client(address="127.0.0.2:" + bench.address.split(":")[1], ready=False, transport="tcp")
+    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)))
+    assert client.line() == "ready", client.log
+    assert client.ask("step 3") == "ok 3"
+    time.sleep(0.1)
+    assert cable.cut() > 0
+    client.wait_log("connected again")
+    time.sleep(GRACE + 2)
+    assert client.ask("step 3") == "ok 6", client.log
+
+
 def cut_for_good(bench):
     """Longer than the grace time: an error and a line, on both sides."""
     Cable(int(bench.address.split(":")[1]))
@@ -389,7 +403,7 @@ def keys(bench):
     assert refused.returncode == 1 and "key" in refused.stderr, refused
 
 
-SCENARIOS = [several, crash, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_bulk, cut_for_good, nonsense, nobody, keys]
+SCENARIOS = [several, crash, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_for_good, nonsense, nobody, keys]
 
 
 def main():
