@@ -90,6 +90,10 @@ void Engine::hurry(const Extent& extent) {
 bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
   if (extent.state != ExtentState::kRemote || pausing_ || nowNs() < refused_until_ns_) return false;
   const ContentHash hash = extent.hash;
+  if (!pool_.remote->holds(remoteId(extent), hash)) {  // lost meanwhile: no host memory is needed to find out
+    setState(extent, ExtentState::kLost);
+    return true;
+  }
   setState(extent, ExtentState::kReceiving);  // the mutex may be released for a chunk
   ++pool_.remote_moves;
   pool_.receiving_bytes += extent.bytes();

@@ -92,6 +92,11 @@ class FakeRemote final : public RemoteTier {
     return figures;
   }
 
+  /// All copies are gone, and their holders have not asked yet. With `lost`.
+  void forget() {
+    std::lock_guard lock(mutex_);
+    copies_.clear();
+  }
   unsigned receiving() const {
     std::lock_guard lock(mutex_);
     return static_cast<unsigned>(std::count_if(jobs_.begin(), jobs_.end(), [](const Job& job) { return !job.sent; }));

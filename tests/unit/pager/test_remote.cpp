@@ -223,6 +223,32 @@ TEST_CASE("an engine moves to another context while a memserver is silent", "[pa
   driver().cuCtxDestroy_v2(second);
 }
 
+TEST_CASE("what is known to be lost is refused at once, and nobody tries to receive it", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  const auto pieces = fillMany(rig, 40, 15);
+  for (int i = 0; i < 1000 && remote.tier->underWay() > 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  remote.tier->lost = true;
+  remote.tier->forget();
+  remote.tier->frozen = true;  // what would be tried would last
+  std::atomic<bool> ended{false};
+  std::thread thaws([&] {
+    for (int i = 0; i < 1000 && !ended; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    remote.tier->frozen = false;
+  });
+  const auto began = std::chrono::steady_clock::now();
+  for (unsigned i = 0; i < 8; ++i) {  // the first to go
+    CHECK(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1}, kStep, uint64_t{0}) ==
+          CUDA_ERROR_ECC_UNCORRECTABLE);
+  }
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(8));
+  ended = true;
+  thaws.join();
+  for (const CUdeviceptr piece : pieces) rig.free(piece);
+  CHECK(remote.tier->broken() == nullptr);
+}
+
 TEST_CASE("receives that get no memory are refused for a while, and nothing is lost", "[pager][remote]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
