@@ -32,7 +32,8 @@ void Staging::drop(std::unique_ptr<Piece> piece) {
   munmap(piece->bytes, kPieceBytes);
 }
 
-Staging::Piece* Staging::take(const api::DriverTable& driver, uint64_t context) {
+// One that is free; one too many of those goes.
+Staging::Piece* Staging::takeFree(const api::DriverTable& driver) {
   Piece* piece = nullptr;
   std::unique_ptr<Piece> spare;
   {
@@ -50,9 +51,43 @@ Staging::Piece* Staging::take(const api::DriverTable& driver, uint64_t context) 
     }
   }
   if (spare != nullptr) {
+    if (spare->event != nullptr) (void)driver.cuEventDestroy_v2(spare->event);
     if (spare->pinned && driver.cuMemHostUnregister != nullptr) (void)driver.cuMemHostUnregister(spare->bytes);
     drop(std::move(spare));
   }
+  return piece;
+}
+
+// One that the GPU is done with. Asking is allowed while something captures only to who says that it knows what it does.
+Staging::Piece* Staging::takeMarked(const api::DriverTable& driver) {
+  constexpr size_t kLooks = 4;  // streams that are in the middle of something
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (driver.cuThreadExchangeStreamCaptureMode != nullptr) (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
+  Piece* found = nullptr;
+  for (size_t look = 0; look < kLooks && found == nullptr; ++look) {
+    Piece* piece = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      if (behind_.empty()) break;
+      piece = behind_.front();
+      behind_.pop_front();
+    }
+    const bool over = driver.cuEventQuery(piece->event) == CUDA_SUCCESS;
+    std::lock_guard lock(mutex_);
+    if (!piece->used) continue;  // its context is gone, and took it
+    if (over) {
+      found = piece;
+    } else {
+      behind_.push_back(piece);
+    }
+  }
+  if (driver.cuThreadExchangeStreamCaptureMode != nullptr) (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
+  return found;
+}
+
+Staging::Piece* Staging::take(const api::DriverTable& driver, uint64_t context) {
+  Piece* piece = takeFree(driver);
+  if (piece == nullptr) piece = takeMarked(driver);
   if (piece == nullptr) {
     auto made = make();
     if (made == nullptr) return nullptr;
@@ -63,10 +98,25 @@ Staging::Piece* Staging::take(const api::DriverTable& driver, uint64_t context) 
   // Memory that the driver does not want to pin serves as well, only slower.
   if (!piece->pinned && driver.cuMemHostRegister_v2 != nullptr)
     piece->pinned = driver.cuMemHostRegister_v2(piece->bytes, kPieceBytes, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
+  if (piece->event != nullptr && piece->context != context) {
+    (void)driver.cuEventDestroy_v2(piece->event);
+    piece->event = nullptr;
+  }
   std::lock_guard lock(mutex_);
   piece->context = context;
   piece->used = true;
   return piece;
+}
+
+CUresult Staging::mark(const api::DriverTable& driver, Piece* piece, CUstream stream) {
+  if (piece->event == nullptr) {
+    const CUresult result = driver.cuEventCreate(&piece->event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS) {
+      piece->event = nullptr;
+      return result;
+    }
+  }
+  return driver.cuEventRecord(piece->event, stream);
 }
 
 void Staging::give(Piece* piece) {
@@ -76,11 +126,18 @@ void Staging::give(Piece* piece) {
   free_.push_back(piece);
 }
 
+void Staging::giveBehind(Piece* piece) {
+  std::lock_guard lock(mutex_);
+  if (piece->used) behind_.push_back(piece);
+}
+
 void Staging::contextGone(uint64_t context) {
   std::lock_guard lock(mutex_);
+  std::erase_if(behind_, [&](const Piece* piece) { return piece->context == context; });
   for (auto& piece : all_) {
     if (piece->context != context) continue;
     piece->pinned = false;
+    piece->event = nullptr;
     if (piece->used) free_.push_back(piece.get());
     piece->used = false;
   }

@@ -1,12 +1,14 @@
 // Pinned memory of the worker through which bulk bytes pass between the network and the GPU: pieces of one size, each registered with
 // the driver and with the transport. There are as many as are in use at once; those that are free stay, up to kKept.
 //
-// States of a piece: free <-> used (take, give). A piece whose copy the driver never ended (a broken context) stays used until its context
-// is gone. Thread-safety: any thread; no lock is held while the driver is called.
+// States of a piece: free -> used (take); used -> free (give), or -> behind (giveBehind) -> free or used again when the GPU is done with it,
+// which take() asks the driver. A piece whose copy the driver never ended (a broken context) stays used until its context
+// is gone. Thread-safety: any thread; no lock is held while the driver is called. A piece in use is its user's alone.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -24,8 +26,9 @@ class Staging {
   struct Piece {
     std::byte* bytes = nullptr;
     transport::RegionPtr region;
-    uint64_t context = 0;  // of the client that used it last
-    bool pinned = false;   // registered with the driver
+    uint64_t context = 0;     // in which it was used last
+    CUevent event = nullptr;  // of that context
+    bool pinned = false;      // registered with the driver
     bool used = false;
   };
 
@@ -38,19 +41,26 @@ class Staging {
   const transport::DomainPtr& domain() const { return domain_; }
   /// A piece for a copy in `context` (the client's number), which is current; null: no memory. Never waits.
   Piece* take(const api::DriverTable& driver, uint64_t context);
+  /// Records that the GPU is done with the piece when it has come to here in the stream: piece->event.
+  CUresult mark(const api::DriverTable& driver, Piece* piece, CUstream stream);
   /// Nothing moves it any more.
   void give(Piece* piece);
+  /// The GPU is the last to use it, up to its mark.
+  void giveBehind(Piece* piece);
   /// The context is gone, and with it what the driver knew of memory that was registered in it.
   void contextGone(uint64_t context);
 
  private:
   std::unique_ptr<Piece> make();
   void drop(std::unique_ptr<Piece> piece);
+  Piece* takeFree(const api::DriverTable& driver);
+  Piece* takeMarked(const api::DriverTable& driver);
 
   const transport::DomainPtr domain_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Piece>> all_;
   std::vector<Piece*> free_;
+  std::deque<Piece*> behind_;
 };
 
 }  // namespace olpager::gpunode

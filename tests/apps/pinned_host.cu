@@ -1,12 +1,25 @@
 // Pinned host memory: mapped into kernels, registered, and bounced between buffers on one stream (device to host into
 // h, then host to device from h, again and again), as offloading optimisers do.
 #include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
 
 #include "common.h"
 
 __global__ void square(const uint32_t* in, uint32_t* out, uint32_t count) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) out[i] = in[i] * in[i];
+}
+
+// Waits for the program, which goes on only when copies to the GPU in another stream are over.
+struct Held {
+  std::atomic<bool> released{false}, in_time{false};
+};
+static void CUDART_CB hold(void* data) {
+  auto* const held = static_cast<Held*>(data);
+  for (int turn = 0; turn < 20000 && !held->released; ++turn) usleep(1000);
+  held->in_time = held->released.load();
 }
 
 int main(int argc, char** argv) {
@@ -61,8 +74,23 @@ int main(int argc, char** argv) {
   }
   RUNTIME_OK(cudaStreamSynchronize(stream));
   apps::verifyHost(h, kPiece, seed + 500, uint32_t(buffers), "after all the bounces");
-  RUNTIME_OK(cudaHostUnregister(registered));
+  // Beside a host function that is held in another stream. No kernel reaches pinned memory any more.
   RUNTIME_OK(cudaFreeHost(in));
   RUNTIME_OK(cudaFreeHost(out));
+  Held held;
+  cudaStream_t other;
+  RUNTIME_OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+  RUNTIME_OK(cudaLaunchHostFunc(other, hold, &held));
+  for (uint32_t i = 0; i < kPiece / 4; ++i) h[i] = apps::word(i / 4, seed + 600) + i % 4;
+  RUNTIME_OK(cudaMemcpyAsync(device[0], registered, kPiece, cudaMemcpyHostToDevice, stream));
+  apps::add(device[0], kPiece, 1, stream);
+  RUNTIME_OK(cudaStreamSynchronize(stream));
+  CHECK(!held.in_time, "the host function ended by itself");
+  held.released = true;
+  RUNTIME_OK(cudaStreamSynchronize(other));
+  CHECK(held.in_time, "a copy to the GPU waited for a host function in another stream");
+  apps::verify(device[0], kPiece, seed + 600, 1, "beside a host function");
+  RUNTIME_OK(cudaStreamDestroy(other));
+  RUNTIME_OK(cudaHostUnregister(registered));
   return apps::ok("pinned_host with %zu buffers", buffers);
 }
