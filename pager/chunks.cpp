@@ -371,6 +371,20 @@ uint64_t ChunkStore::lend(uint64_t bytes, Lock& lock) {
   return lent;
 }
 
+uint64_t ChunkStore::shrink(uint64_t bytes, Lock& lock) {
+  const uint64_t withheld = std::min(bytes, vram_withheld_);
+  vram_withheld_ -= withheld;
+  const uint64_t unmade = std::min(bytes - withheld, vram_budget_ - std::min(vram_budget_, vram_made_));
+  setVramBudget(vram_budget_ - unmade);
+  const uint64_t given = withheld + unmade;
+  return given < bytes ? given + lend(bytes - given, lock) : given;
+}
+
+void ChunkStore::grow(uint64_t bytes) {
+  setVramBudget(vram_budget_ + vram_withheld_ + bytes);
+  vram_withheld_ = 0;
+}
+
 void ChunkStore::releaseAllFree(Lock& lock) {
   releaseFreeVram(UINT64_MAX, lock);
   for (auto& free : free_host_) {

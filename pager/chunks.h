@@ -97,6 +97,11 @@ class ChunkStore {
   uint64_t lend(uint64_t bytes, Lock& lock);
   /// The driver has it back.
   void takeBack(uint64_t bytes) { setVramBudget(vram_budget_ + bytes); }
+  /// Lowers the budget by up to `bytes`: by what the driver withholds, by room in which nothing was made, then by free chunks,
+  /// which go back to the driver. Returns the bytes; what is in use has to be evicted first.
+  uint64_t shrink(uint64_t bytes, Lock& lock);
+  /// Raises it. What the driver withheld is asked for again at once.
+  void grow(uint64_t bytes);
   /// Chunks that count as released and that the driver has not got yet.
   bool releasing() const { return destroying_ > 0 || !doomed_vram_.empty(); }
   uint64_t vramMade() const { return vram_made_; }

@@ -71,6 +71,7 @@ Engine::~Engine() { stop(); }
 
 CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
   chunks_.setBudgets(vram_budget);
+  budget_ = vram_budget;
   lock.unlock();
   CUresult result = pool_.driver.cuCtxPushCurrent_v2(context_);
   if (result == CUDA_SUCCESS) {
@@ -94,8 +95,10 @@ CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
 CUresult Engine::makeObjects() {
   const DriverApi& driver = pool_.driver;
   vram_bandwidth_ = vramBandwidth(driver, device_);
-  const uint64_t pages = (chunks_.vramBudget() + chunks_.hostLimit()) / kPageBytes + 64;
-  CUresult result = CUDA_SUCCESS;
+  size_t free_bytes = 0, total_bytes = 0;
+  CUresult result = driver.cuMemGetInfo_v2(&free_bytes, &total_bytes);
+  most_ = std::max<uint64_t>(total_bytes, budget_);
+  const uint64_t pages = (most_ + chunks_.hostLimit()) / kPageBytes + 64;
   // Before other streams' work, so that eviction does not wait behind the program's kernels.
   for (CUstream* stream : {&in_stream_, &out_stream_, &pass_stream_})
     if (result == CUDA_SUCCESS) result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
@@ -398,6 +401,7 @@ void Engine::run() {
     if (!pausing_) {
       judgeTimed(lock);
       progress |= serveReliefs(lock);
+      progress |= giveSurplus(lock);
       progress |= serveWants(lock);
       progress |= bringHome(lock);
       progress |= prefetch(lock);
@@ -982,6 +986,37 @@ bool Engine::serveReliefs(Lock& lock) {
   return progress;
 }
 
+uint64_t Engine::setVramBudget(uint64_t bytes) {
+  const uint64_t below = chunks_.hostLimit() + remoteCapacity(pool_);
+  const uint64_t room = below - std::min(below, usedByOthers());
+  // One extent more than just holds it all: pages have to change place.
+  const uint64_t held = allocated_ + (kPageBytes << (kOrders - 1));
+  const uint64_t least = std::min(budget_, held - std::min(held, room));
+  const uint64_t wanted = std::max(std::min(bytes, most_), least);
+  const uint64_t budget = std::max(kPageBytes, (wanted + kPageBytes - 1) / kPageBytes * kPageBytes);
+  if (budget < budget_) {
+    surplus_ += budget_ - budget;
+  } else {
+    const uint64_t kept = std::min(surplus_, budget - budget_);
+    surplus_ -= kept;
+    chunks_.grow(budget - budget_ - kept);
+  }
+  budget_ = budget;
+  wake();
+  return budget;
+}
+
+// Before launches as well: who is to have it may be waiting.
+bool Engine::giveSurplus(Lock& lock) {
+  if (surplus_ == 0 || broken_) return false;
+  serving_ = 0;
+  const uint64_t given = chunks_.shrink(surplus_, lock);  // releases the mutex: the budget may be raised meanwhile
+  if (given > surplus_) chunks_.grow(given - surplus_);
+  surplus_ -= std::min(surplus_, given);
+  const bool leaving = surplus_ > incoming_ && retire(surplus_ - incoming_, 0, true);
+  return given > 0 || leaving;
+}
+
 // One extent at a time: the other device asks again for as long as it needs more. Its host chunk goes as a lower copy.
 bool Engine::bringHome(Lock& lock) {
   if (!recalled_ || broken_ || demand_short_ > 0) return false;
@@ -1005,7 +1040,8 @@ uint64_t Engine::windowBytes() const {
 }
 
 bool Engine::prefetch(Lock& lock) {
-  if (broken_ || !pool_.slow.load(std::memory_order_relaxed) || demand_short_ > 0 || !reliefs_.empty()) return false;
+  if (broken_ || !pool_.slow.load(std::memory_order_relaxed) || demand_short_ > 0 || !reliefs_.empty() || surplus_ > 0)
+    return false;
   if (pool_.predictor.touches() == planned_touches_ && !prefetch_again_) return false;
   planned_touches_ = pool_.predictor.touches();
   prefetch_again_ = false;

@@ -129,6 +129,9 @@ class Engine {
     reliefs_.push_back(relief);
     wake();
   }
+  /// The budget from now on, or the least that holds what does not fit below VRAM. What is in use beyond it leaves VRAM as soon
+  /// as it can. Returns what it will be.
+  uint64_t setVramBudget(uint64_t bytes);
   void removeRelief(const std::shared_ptr<Relief>& relief) { std::erase(reliefs_, relief); }
   void wake() { wake_.notify_one(); }
   /// A launch found the arena partly in place.
@@ -247,6 +250,7 @@ class Engine {
   void cancelBatches();
   bool serveWants(Lock& lock);
   bool serveReliefs(Lock& lock);
+  bool giveSurplus(Lock& lock);
   bool bringHome(Lock& lock);
   bool prefetch(Lock& lock);
   // remote_moves.cpp
@@ -355,6 +359,9 @@ class Engine {
   std::vector<Want*> wants_;  // oldest first
   size_t serving_ = 0;  // of wants_: what this one and older ones need is no victim, where nothing is used in place
   std::vector<std::shared_ptr<Relief>> reliefs_;
+  uint64_t budget_ = 0;   // as start() or setVramBudget() said; reliefs and what the driver withholds come off it
+  uint64_t most_ = 0;     // the largest that it can be: the device's VRAM
+  uint64_t surplus_ = 0;  // bytes by which VRAM is still to shrink
   LaunchTimer timer_;
   uint64_t vram_bandwidth_ = 0;  // bytes a second
   uint64_t fetching_bytes_ = 0;

@@ -189,6 +189,9 @@ class Pool {
   uint64_t relieve(CUdevice device, uint64_t bytes);
   /// What relieve() gave is free again: the budget is raised by it.
   void regain(CUdevice device, uint64_t bytes);
+  /// From now on the device's VRAM budget is this, or the least that holds what does not fit below VRAM; what exceeds it leaves in
+  /// the background. Before the device's first allocation: what it begins with. Returns what it will be.
+  uint64_t setVramBudget(CUdevice device, uint64_t bytes);
   /// As the Report option says, for `device`; asks the driver what is free when the engine has not started.
   MemoryInfo memoryInfo(CUcontext context, CUdevice device);
 

@@ -1,5 +1,5 @@
-// VRAM for the driver's own needs (arrays, modules, managed memory): what it is short of, the pager gives up, and takes
-// back when it is free again.
+// VRAM for others. The driver's own needs (arrays, modules, managed memory): what it is short of, the pager gives up, and takes
+// back when it is free again. Other processes: the budget is changed while the program runs.
 #include <algorithm>
 #include <chrono>
 
@@ -51,6 +51,16 @@ void Pool::regain(CUdevice device, uint64_t bytes) {
   engine->chunks().takeBack(bytes);
   set(engine->figures().vram_budget_bytes, engine->chunks().vramBudget());
   engine->wake();
+}
+
+uint64_t Pool::setVramBudget(CUdevice device, uint64_t bytes) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return 0;
+  Lock lock(state.mutex);
+  if (Engine* const engine = state.engineOf(device); engine != nullptr) return engine->setVramBudget(bytes);
+  const uint64_t budget = std::max(kPageBytes, bytes / kPageBytes * kPageBytes);
+  state.vram_budgets[device] = budget;
+  return budget;
 }
 
 }  // namespace olpager::pager

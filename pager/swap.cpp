@@ -62,7 +62,7 @@ bool Engine::swapArenas() {
   }
   // What launches wait for stays as it is.
   if (swaps_asked_.empty() || broken_ || !chunks_.hostMappable() || !wants_.empty() || !reliefs_.empty() ||
-      demand_short_ > 0 || batches_.size() >= scratch_.size())
+      surplus_ > 0 || demand_short_ > 0 || batches_.size() >= scratch_.size())
     return false;
   Region& region = *swaps_asked_.back();
   swaps_asked_.pop_back();

@@ -1,4 +1,7 @@
 // Memory that fits, memory that does not, and launches that are larger than VRAM.
+#include <chrono>
+#include <thread>
+
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager::pager;
@@ -34,6 +37,61 @@ TEST_CASE("four times the VRAM is written and read in turn", "[pager]") {
   for (size_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000, 3));
   for (const CUdeviceptr buffer : buffers) rig.free(buffer);
   CHECK(valueOf(rig.figures().evictions_written) > 0);
+}
+
+TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][budget]") {
+  Rig rig({.vram = 64 * kMiB});
+  constexpr uint64_t kBytes = 8 * kMiB;
+  const auto within = [&](uint64_t budget) {
+    for (int i = 0; i < 3000; ++i) {
+      if (valueOf(rig.figures().vram_budget_bytes) == budget && valueOf(rig.figures().resident_bytes) <= budget)
+        return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+  };
+  std::vector<CUdeviceptr> buffers;
+  for (uint64_t i = 0; i < 6; ++i) {
+    buffers.push_back(rig.allocate(kBytes));
+    rig.fill(buffers[i], kBytes, i * 1000);
+  }
+  rig.synchronize();
+  REQUIRE(valueOf(rig.figures().resident_bytes) == 6 * kBytes);
+  uint64_t added = 0;
+  for (const uint64_t budget : {16 * kMiB, 40 * kMiB, 8 * kMiB, 64 * kMiB}) {
+    CHECK(rig.pool().setVramBudget(0, budget) == budget);
+    CHECK(within(budget));  // without any launch
+    for (int round = 0; round < 3; ++round, ++added)
+      for (const CUdeviceptr buffer : buffers)
+        rig.launch(CU_STREAM_LEGACY, "addTo", buffer, kBytes / 8 / kStep, kStep, uint64_t{1});
+    for (uint64_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
+    CHECK(within(budget));
+  }
+  CHECK(valueOf(rig.figures().resident_bytes) == 6 * kBytes);  // all have come back
+  // Launches meanwhile, and budgets that change before the last is reached.
+  for (uint64_t i = 0; i < 40; ++i, ++added) {
+    rig.pool().setVramBudget(0, (i * 7 % 13 + 1) * 4 * kMiB);
+    for (const CUdeviceptr buffer : buffers)
+      rig.launch(CU_STREAM_LEGACY, "addTo", buffer, kBytes / 8 / kStep, kStep, uint64_t{1});
+  }
+  for (uint64_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
+  CHECK(rig.pool().setVramBudget(0, 24 * kMiB) == 24 * kMiB);
+  CHECK(within(24 * kMiB));
+  for (const CUdeviceptr buffer : buffers) rig.free(buffer);
+}
+
+TEST_CASE("a budget below what fits nowhere else is not taken", "[pager][budget]") {
+  Rig rig({.vram = 64 * kMiB, .host = 32 * kMiB});
+  CHECK(rig.pool().setVramBudget(0, 48 * kMiB) == 48 * kMiB);  // before the first allocation
+  std::vector<CUdeviceptr> buffers;
+  for (uint64_t i = 0; i < 4; ++i) {
+    buffers.push_back(rig.allocate(8 * kMiB));
+    rig.fill(buffers[i], 8 * kMiB, i);
+  }
+  CHECK(valueOf(rig.figures().vram_budget_bytes) == 48 * kMiB);
+  CHECK(rig.pool().setVramBudget(0, 2 * kMiB) == 32 * kMiB);
+  for (uint64_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], 8 * kMiB, i));
+  for (const CUdeviceptr buffer : buffers) rig.free(buffer);
 }
 
 TEST_CASE("a launch larger than VRAM goes in place", "[pager][numa]") {
