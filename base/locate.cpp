@@ -67,6 +67,14 @@ std::string locateLinkFolder(std::string_view binary) {
   return prefix.empty() ? std::string() : firstOf({prefix / OLPAGER_LIBDIR / "olpager", prefix / "lib" / "olpager"});
 }
 
+std::string locateNvmlFolder(std::string_view binary) {
+  if (const fs::path build = buildRootOf(binary); !build.empty())
+    return firstOf({build / "interpose" / "olpager-nvml"});
+  const fs::path prefix = prefixOf(binary);
+  return prefix.empty() ? std::string()
+                        : firstOf({prefix / OLPAGER_LIBDIR / "olpager" / "nvml", prefix / "lib" / "olpager" / "nvml"});
+}
+
 std::string currentExecutable() {
   std::error_code failure;
   const fs::path path = fs::read_symlink("/proc/self/exe", failure);

@@ -18,6 +18,9 @@ std::string locateProgram(std::string_view binary, std::string_view name);
 /// The folder that holds links named libcuda.so and libcuda.so.1 to libolpager.so, for LD_LIBRARY_PATH.
 std::string locateLinkFolder(std::string_view binary);
 
+/// The folder with the links libnvidia-ml.so and libnvidia-ml.so.1 to libolnvml.so, for LD_LIBRARY_PATH of forwarded programs.
+std::string locateNvmlFolder(std::string_view binary);
+
 /// Path of the running executable (/proc/self/exe).
 std::string currentExecutable();
 

@@ -129,7 +129,7 @@ std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
     if (const auto known = state.vram_budgets.find(device); known != state.vram_budgets.end() && state.host.known)
       return {known->second, state.host.limit};
   }
-  const uint64_t vram = vramBudget(state.options.vram, state.driver);
+  uint64_t vram = vramBudget(state.options.vram, state.driver);
   const uint64_t host = hostLimit(state.options.host);
   size_t free_bytes = 0, total_bytes = 0;
   const bool keep = state.options.vram.bytes != 0 ||  // else without a context there is nothing to keep yet
@@ -139,6 +139,7 @@ std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
     state.host.known = true;
     state.host.limit = host;
   }
+  if (const auto known = state.vram_budgets.find(device); known != state.vram_budgets.end()) vram = known->second;
   return {keep ? state.vram_budgets.try_emplace(device, vram).first->second : vram, state.host.limit};
 }
 

@@ -24,9 +24,19 @@ void fields(Io& io, Is<Figure> auto& m) {
   io(m.name), io(m.value);
 }
 template <typename Io>
+void fields(Io& io, Is<Device> auto& m) {
+  io(m.name), io(m.uuid), io(m.pci_domain), io(m.pci_bus), io(m.pci_device), io(m.pci_id), io(m.pci_subsystem),
+      io(m.minor);
+  io(m.compute_major), io(m.compute_minor), io(m.multiprocessors), io(m.peers), io(m.total), io(m.used), io(m.free);
+  io(m.gpu_percent), io(m.memory_percent), io(m.temperature), io(m.power_mw), io(m.power_limit_mw), io(m.sm_mhz),
+      io(m.memory_mhz);
+}
+template <typename Io>
 void fields(Io& io, Is<Session> auto& m) {
   io(m.number), io(m.key_name), io(m.node), io(m.program), io(m.address), io(m.transport);
   io.list(m.bytes, kMaxTiers, [&](auto& bytes) { io(bytes); });
+  io.list(m.budgets, kMaxTiers, [&](auto& bytes) { io(bytes); });
+  io(m.calls), io(m.process), io(m.state);
   io(m.pieces), io(m.recalled), io(m.moved), io(m.connected), io(m.heard_ms), io(m.left_ms);
 }
 template <typename Io>
@@ -36,7 +46,9 @@ void fields(Io& io, Is<Question> auto& m) {
 template <typename Io>
 void fields(Io& io, Is<Answer> auto& m) {
   io(m.number), io(m.status.kind), io(m.status.uptime_ms), io(m.status.serving), io(m.status.session_count);
+  io(m.status.driver), io(m.status.cuda_version);
   const auto each = [&](auto& item) { fields(io, item); };
+  io.list(m.status.devices, kMaxDevices, each);
   io.list(m.status.tiers, kMaxTiers, each);
   io.list(m.status.figures, kMaxFigures, each);
   io.list(m.status.sessions, kMaxRows, each);

@@ -168,14 +168,22 @@ bool KernelAddressSpace::translate(std::uint64_t va, bool write, ptx::Translatio
   return true;
 }
 
-Device::Device(int device_ordinal, const Settings& settings)
-    : ordinal(device_ordinal), name("olpager simulated GPU"), vram(settings.vram_bytes, settings.scribble, &pages) {
-  // Repeatable and distinct: "olsim", the seed, the ordinal.
+// Repeatable and distinct: "olsim", the seed, the number.
+std::array<uint8_t, 16> Device::uuidOf(const Settings& settings, int device_number) {
+  std::array<uint8_t, 16> uuid{};
   const char tag[] = "olsim";
   for (int i = 0; i < 5; ++i) uuid[i] = static_cast<uint8_t>(tag[i]);
   for (int i = 0; i < 8; ++i) uuid[5 + i] = static_cast<uint8_t>(settings.seed >> (8 * i));
-  uuid[15] = static_cast<uint8_t>(ordinal);
+  uuid[15] = static_cast<uint8_t>(device_number);
+  return uuid;
 }
+
+Device::Device(int device_ordinal, int device_number, const Settings& settings)
+    : ordinal(device_ordinal),
+      number(device_number),
+      uuid(uuidOf(settings, device_number)),
+      name("olpager simulated GPU"),
+      vram(settings.vram_bytes, settings.scribble, &pages) {}
 
 CUresult Device::attribute(CUdevice_attribute attribute, int* value) const {
   switch (attribute) {
@@ -189,7 +197,7 @@ CUresult Device::attribute(CUdevice_attribute attribute, int* value) const {
       *value = pciDomain();
       return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID:
-      *value = ordinal;
+      *value = number;
       return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
       *value = Driver::get().settings.host_numa ? 1 : 0;

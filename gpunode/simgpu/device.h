@@ -56,14 +56,17 @@ class KernelAddressSpace final : public ptx::AddressSpace {
 
 class Device {
  public:
-  Device(int device_ordinal, const Settings& settings);
+  /// `device_number`: of the machine's; what the process calls `device_ordinal`.
+  Device(int device_ordinal, int device_number, const Settings& settings);
 
   const int ordinal;
+  const int number;
   CUdevice handle() const { return ordinal; }
-  std::array<uint8_t, 16> uuid{};
+  const std::array<uint8_t, 16> uuid;
+  static std::array<uint8_t, 16> uuidOf(const Settings& settings, int device_number);
   std::string name;
   int pciDomain() const { return 0; }
-  int pciBus() const { return 1 + ordinal; }
+  int pciBus() const { return 1 + number; }
   int pciDevice() const { return 0; }
 
   PageTable pages;

@@ -1,7 +1,10 @@
 #include <pthread.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <set>
+#include <sstream>
+#include <string>
 
 #include "gpunode/simgpu/device.h"
 #include "gpunode/simgpu/settings.h"
@@ -14,11 +17,45 @@ std::atomic<Driver*> g_driver{nullptr};
 std::atomic<bool> g_forked{false};
 std::mutex g_init_mutex;
 
+std::string uuidText(const Settings& settings, int number) {
+  const auto uuid = Device::uuidOf(settings, number);
+  std::string text = "GPU-";
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    char byte[4];
+    std::snprintf(byte, sizeof byte, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+    text += byte;
+  }
+  return text;
+}
+
+// CUDA_VISIBLE_DEVICES: numbers or UUIDs with commas between them; the first that is neither ends the list.
+std::vector<int> visibleDevices(const Settings& settings) {
+  std::vector<int> all;
+  for (int i = 0; i < settings.devices; ++i) all.push_back(i);
+  const char* const wanted = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (wanted == nullptr) return all;
+  std::vector<int> visible;
+  std::stringstream words(wanted);
+  for (std::string word; std::getline(words, word, ',');) {
+    char* end = nullptr;
+    long number = std::strtol(word.c_str(), &end, 10);
+    if (word.empty() || *end != '\0') {
+      number = -1;
+      for (const int i : all) {
+        if (uuidText(settings, i) == word) number = i;
+      }
+    }
+    if (number < 0 || number >= settings.devices) break;
+    visible.push_back(static_cast<int>(number));
+  }
+  return visible;
+}
+
 }  // namespace
 
 Driver::Driver(Settings chosen) : settings(chosen) {
-  for (int i = 0; i < settings.devices; ++i) {
-    auto device = std::make_unique<Device>(i, settings);
+  for (const int number : visibleDevices(settings)) {
+    auto device = std::make_unique<Device>(static_cast<int>(devices.size()), number, settings);
     const uint64_t handle = newHandleValue(HandleKind::kContext);
     device->primary = std::make_shared<Context>(*device, reinterpret_cast<CUcontext>(handle), 0, 0, true);
     contexts.set(handle, device->primary);
@@ -40,6 +77,7 @@ CUresult Driver::init() {
     std::fprintf(stderr, "%s\n", settings.error().message.c_str());
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (visibleDevices(settings.value()).empty()) return CUDA_ERROR_NO_DEVICE;
   try {
     g_driver.store(new Driver(settings.value()), std::memory_order_release);
   } catch (const std::bad_alloc&) {

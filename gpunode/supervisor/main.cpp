@@ -39,8 +39,9 @@ int main(int argc, char** argv) {
                    fmt::format("{} (default: {})", key.text, key.default_))
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
-  bool state = false;
+  bool state = false, json = false;
   app.add_flag("--state", state, "Print the sessions of the daemon that listens there, and end");
+  app.add_flag("--json", json, "--state as JSON");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {
@@ -63,7 +64,7 @@ int main(int argc, char** argv) {
       fmt::print(stderr, "olgpunode: {}\n", text.error().message);
       return 1;
     }
-    fmt::print("{}", text.value().empty() ? "no sessions\n" : text.value());
+    fmt::print("{}", json ? gpunode::stateJson(text.value()) : gpunode::stateText(text.value()));
     return 0;
   }
   const std::string self = base::currentExecutable();

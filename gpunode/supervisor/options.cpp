@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "base/settings.h"
+#include "gpunode/worker/setup.h"
 
 namespace olpager::gpunode {
 namespace {
@@ -36,8 +38,34 @@ Status setListen(SupervisorOptions& options, std::string_view text) {
   return {};
 }
 Status setDriver(SupervisorOptions& options, std::string_view text) { return checked("driver", text, options.driver); }
-Status setVram(SupervisorOptions& options, std::string_view text) { return checked("vram", text, options.vram); }
-Status setMemory(SupervisorOptions& options, std::string_view text) { return checked("host", text, options.memory); }
+Status setVram(SupervisorOptions& options, std::string_view text) {
+  base::Settings probe;
+  auto status = base::applySetting(probe, "vram", text);
+  if (status.ok()) options.vram = probe.vram;
+  return status;
+}
+Status setMemory(SupervisorOptions& options, std::string_view text) {
+  base::Settings probe;
+  auto status = base::applySetting(probe, "host", text);
+  if (status.ok()) options.memory = probe.host;
+  return status;
+}
+Status setDevice(SupervisorOptions& options, std::string_view text) {
+  std::vector<uint32_t> devices;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    uint32_t index = 0;
+    if (auto status = number(text.substr(at, end - at), 0, kMostDevices - 1, index); !status.ok())
+      return notAllowed(
+          text, fmt::format("numbers of GPUs with commas between them, such as 0,2; up to {}", kMostDevices - 1));
+    if (std::find(devices.begin(), devices.end(), index) != devices.end())
+      return Error{fmt::format("GPU {} is named twice", index)};
+    devices.push_back(index);
+    at = end + 1;
+  }
+  options.devices = devices;
+  return {};
+}
 Status setKey(SupervisorOptions& options, std::string_view text) { return checked("key", text, options.key); }
 Status setTls(SupervisorOptions& options, std::string_view text) {
   if (text != "all" && text != "control" && text != "off") return notAllowed(text, "all, control or off");
@@ -55,6 +83,9 @@ Status setTransport(SupervisorOptions& options, std::string_view text) {
 }
 Status setSessions(SupervisorOptions& options, std::string_view text) {
   return number(text, 1, 1024, options.sessions);
+}
+Status setKeySessions(SupervisorOptions& options, std::string_view text) {
+  return number(text, 1, 1024, options.key_sessions);
 }
 Status setGrace(SupervisorOptions& options, std::string_view text) {
   uint32_t seconds = 0;
@@ -76,12 +107,16 @@ const std::vector<SupervisorKey>& supervisorKeys() {
       {"listen", "Where clients are accepted, host:port", "127.0.0.1:7071", setListen},
       {"driver", "The driver's libcuda.so.1 by its path, or sim for the simulated GPU", "as the loader finds it",
        setDriver},
-      {"vram", "VRAM that a session may use of each device, in bytes or per cent", "what is free", setVram},
-      {"memory", "RAM that a session may use", "80 % of what is available", setMemory},
+      {"device", "The GPUs that sessions see, such as 0,2, counted as nvidia-smi does", "all", setDevice},
+      {"vram", "The most VRAM that a session may use of each device, in bytes or per cent",
+       "what is free; a fair share where there are several", setVram},
+      {"memory", "RAM that a session's pages may use, and as much again its pinned memory", "80 % of what is available",
+       setMemory},
       {"key", "The file with the keys of clients; needed beyond loopback", "none", setKey},
       {"tls", "What is encrypted: all, control or off", "all", setTls},
       {"transport", "auto, tcp or shm", "auto", setTransport},
       {"sessions", "The most at a time", "64", setSessions},
+      {"key-sessions", "The most at a time of one key", "no limit of its own", setKeySessions},
       {"grace", "Seconds for which a session without a connection is kept", "10", setGrace},
       {"log", "off, error, warn, info, debug or trace", "info", setLog},
   };

@@ -8,21 +8,23 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "base/size.h"
 #include "coherence/transport/options.h"
 
 namespace olpager::gpunode {
 
 struct SupervisorOptions {
   std::string listen = "127.0.0.1:7071";
-  std::string driver;        // as the setting: "" finds the driver, "sim", or a path
-  std::string vram, memory;  // budgets of each session, as the settings vram and host
+  std::string driver;             // as the setting: "" finds the driver, "sim", or a path
+  std::vector<uint32_t> devices;  // that sessions see, in this order; empty: all
+  base::Budget vram, memory;      // of each session, as the settings vram and host
   std::string key;
   transport::Tls tls = transport::Tls::kAll;
   transport::Choice choice = transport::Choice::kAuto;
   uint32_t sessions = 64;
+  uint32_t key_sessions = 0;   // of one key; 0: as many as of all
   uint32_t grace_ms = 10'000;  // a worker without a link
   base::LogLevel log = base::LogLevel::kInfo;
-  std::vector<std::string> environment;  // of workers, NAME=VALUE: further settings
 };
 
 struct SupervisorKey {

@@ -1,13 +1,34 @@
 #include "gpunode/supervisor/query.h"
 
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "base/size.h"
+#include "coherence/status/ask.h"
 #include "coherence/transport/transport.h"
 #include "coherence/transport/trust/keys.h"
-#include "interpose/forward/session_protocol.h"
 
 namespace olpager::gpunode {
+namespace {
 
-Result<std::string> askState(const SupervisorOptions& options) {
-  using namespace std::chrono_literals;
+using base::formatSize;
+
+// What it listens on as one connects to it.
+std::string askAddress(const std::string& listen) {
+  for (const std::string_view any : {"0.0.0.0:", "*:"}) {
+    if (listen.starts_with(any)) return "127.0.0.1:" + listen.substr(any.size());
+  }
+  if (listen.starts_with("[::]:")) return "[::1]:" + listen.substr(5);
+  return listen;
+}
+
+uint64_t hostOf(const status::Session& session) { return session.bytes.empty() ? 0 : session.bytes.back(); }
+
+}  // namespace
+
+Result<status::Status> askState(const SupervisorOptions& options) {
   transport::Options network;
   network.tls = options.tls;
   network.choice = transport::Choice::kTcp;
@@ -16,32 +37,65 @@ Result<std::string> askState(const SupervisorOptions& options) {
     if (!keys.ok()) return keys.error();
     network.keys = std::move(keys).value();
   }
-  auto node = transport::makeEndpoint(network);
-  if (!node.ok()) return node.error();
-  auto queue = node.value()->makeQueue();
-  auto link = node.value()->connect(options.listen, {transport::makeDomain(), queue, ""});
-  if (!link.ok()) return link.error();
-  forward::SessionRequest request;
-  request.ask = forward::SessionAsk::kList;
-  if (link.value()->send(transport::MessageClass::kRequest, std::as_bytes(std::span(&request, 1))) !=
-      transport::Outcome::kOk)
-    return Error{link.value()->reason()};
-  const auto end = std::chrono::steady_clock::now() + 5s;
-  while (std::chrono::steady_clock::now() < end) {
-    transport::Completion one[1];
-    if (queue->wait(one, 100ms) == 0) continue;
-    if (one[0].kind == transport::Completion::Kind::kDown) return Error{link.value()->reason()};
-    if (one[0].kind != transport::Completion::Kind::kMessage) continue;
-    const auto bytes = one[0].message.bytes();
-    std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    for (char& c : text) {
-      if (c != '\n' && (c < ' ' || c > '~')) c = '?';
-    }
-    one[0] = {};
-    link.value()->close("done");
-    return text;
+  const std::string address = askAddress(options.listen);
+  auto asker = status::Asker::make(network, address);
+  if (!asker.ok()) return asker.error();
+  auto told = asker.value()->ask();
+  if (!told.ok()) return told.error();
+  if (told.value().status.kind != "gpunode") return Error{address + ": it is no gpunode"};
+  return std::move(told.value().status);
+}
+
+std::string stateText(const status::Status& state) {
+  std::string text;
+  for (size_t i = 0; i < state.devices.size(); ++i) {
+    const status::Device& device = state.devices[i];
+    text += fmt::format("GPU {}  {}  {}  VRAM {} of {} used\n", i, device.name, device.uuid, formatSize(device.used),
+                        formatSize(device.total));
   }
-  return Error{options.listen + " did not answer in time"};
+  text += fmt::format("{:>7}  {:<12} {:<20} {:<21} {:<16} {:>3} {:>10} {:>10} {:>10} {:>12}  {}\n", "session", "key",
+                      "node", "address", "program", "GPU", "VRAM", "budget", "RAM", "calls", "state");
+  for (const auto& row : state.sessions) {
+    bool any = false;
+    const auto line = [&](const std::string& device, const std::string& used, const std::string& budget) {
+      text += any ? fmt::format("{:>83} {:>3} {:>10} {:>10}\n", "", device, used, budget)
+                  : fmt::format("{:>7}  {:<12} {:<20} {:<21} {:<16} {:>3} {:>10} {:>10} {:>10} {:>12}  {}\n",
+                                row.number, row.key_name.empty() ? "-" : row.key_name, row.node, row.address,
+                                row.program, device, used, budget, formatSize(hostOf(row)), row.calls, row.state);
+      any = true;
+    };
+    for (size_t i = 0; i + 1 < row.bytes.size() && i < row.budgets.size(); ++i) {
+      if (row.budgets[i] != 0) line(fmt::format("{}", i), formatSize(row.bytes[i]), formatSize(row.budgets[i]));
+    }
+    if (!any) line("-", "-", "-");
+  }
+  if (state.sessions.empty()) text += "no sessions\n";
+  return text;
+}
+
+std::string stateJson(const status::Status& state) {
+  nlohmann::json all = {
+      {"uptime_ms", state.uptime_ms}, {"devices", nlohmann::json::array()}, {"sessions", nlohmann::json::array()}};
+  for (const auto& device : state.devices)
+    all["devices"].push_back({{"name", device.name},
+                              {"uuid", device.uuid},
+                              {"total", device.total},
+                              {"used", device.used},
+                              {"free", device.free}});
+  for (const auto& row : state.sessions) {
+    nlohmann::json one = {{"session", row.number},  {"key", row.key_name},
+                          {"node", row.node},       {"program", row.program},
+                          {"process", row.process}, {"address", row.address},
+                          {"ram", hostOf(row)},     {"calls", row.calls},
+                          {"moved", row.moved},     {"running", row.connected != 0},
+                          {"state", row.state},     {"vram", nlohmann::json::array()}};
+    for (size_t i = 0; i + 1 < row.bytes.size() && i < row.budgets.size(); ++i) {
+      if (row.budgets[i] != 0)
+        one["vram"].push_back({{"device", i}, {"used", row.bytes[i]}, {"budget", row.budgets[i]}});
+    }
+    all["sessions"].push_back(std::move(one));
+  }
+  return all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace olpager::gpunode

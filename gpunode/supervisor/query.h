@@ -1,14 +1,17 @@
-// olgpunode --state: asks a running daemon for its sessions. Thread-safety: any thread.
+// olgpunode --state: asks a running daemon who uses what of it. Thread-safety: any thread.
 #pragma once
 
 #include <string>
 
 #include "base/result.h"
+#include "coherence/status/status.h"
 #include "gpunode/supervisor/options.h"
 
 namespace olpager::gpunode {
 
-/// A line for each session of the key's holder; "" when there is none. Waits for some seconds at most.
-Result<std::string> askState(const SupervisorOptions& options);
+/// The sessions of the key's holder, and the devices. Waits for some seconds at most.
+Result<status::Status> askState(const SupervisorOptions& options);
+std::string stateText(const status::Status& state);
+std::string stateJson(const status::Status& state);
 
 }  // namespace olpager::gpunode

@@ -1,11 +1,9 @@
 #include "gpunode/supervisor/supervisor.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -13,13 +11,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "base/log.h"
+#include "base/size.h"
 #include "coherence/transport/trust/keys.h"
-#include "gpunode/worker/setup.h"
+#include "gpunode/supervisor/launch_worker.h"
 #include "interpose/api/forward_functions.h"
+#include "pager/budgets.h"
 
 namespace olpager::gpunode {
 namespace {
@@ -31,6 +32,7 @@ using forward::SessionRequest;
 
 constexpr auto kRemembered = 60s;  // an ended session
 constexpr auto kStart = 25s;       // of a worker
+constexpr auto kLookAgain = 10s;   // for a driver that could not start
 constexpr int kTickMs = 500;
 
 // What a peer calls itself, as a log takes it.
@@ -92,17 +94,21 @@ Status Supervisor::start() {
   for (const int signal : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&mine, signal);
   signals_.reset(signalfd(-1, &mine, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_) return Error{std::string("signalfd: ") + std::strerror(errno)};
+  if (auto found = findDevices(); !found.ok()) {
+    if (!options_.devices.empty()) return found;
+    base::logWarn("%s; sessions are refused until it can", found.error().message.c_str());
+  }
   return {};
 }
 
 int Supervisor::run() {
   for (;;) {
     std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}, {queue_->eventFd(), POLLIN, 0}};
-    std::vector<uint64_t> starting;
+    std::vector<uint64_t> heard;
     for (auto& [id, session] : sessions_) {
-      if (!session.setup) continue;
-      fds.push_back({session.setup.get(), POLLIN, 0});
-      starting.push_back(id);
+      if (!session.socket) continue;
+      fds.push_back({session.socket.get(), POLLIN, 0});
+      heard.push_back(id);
     }
     if (poll(fds.data(), fds.size(), kTickMs) < 0 && errno != EINTR) return 1;
     signalfd_siginfo got{};
@@ -113,20 +119,24 @@ int Supervisor::run() {
       }
     }
     reap();
-    for (size_t i = 0; i < starting.size(); ++i) {
-      const auto found = sessions_.find(starting[i]);
-      if (found == sessions_.end() || !found->second.setup) continue;
-      const bool late = std::chrono::steady_clock::now() - found->second.since > kStart;
-      if (fds[2 + i].revents != 0)
-        ready(found->second);
-      else if (late)
-        kill(found->second.pid, SIGKILL);
+    for (size_t i = 0; i < heard.size(); ++i) {
+      const auto found = sessions_.find(heard[i]);
+      if (found == sessions_.end() || !found->second.socket) continue;
+      Session& session = found->second;
+      const bool late = session.starting && std::chrono::steady_clock::now() - session.since > kStart;
+      if (fds[2 + i].revents != 0) {
+        session.starting ? ready(session) : hear(session);
+      } else if (late) {
+        kill(session.pid, SIGKILL);
+      }
     }
     transport::Completion completions[16];
     while (const size_t count = queue_->poll(completions)) {
       for (size_t i = 0; i < count; ++i) take(completions[i]);
     }
+    divideVram();
     forgetOld();
+    if (!devices_.known() && std::chrono::steady_clock::now() - looked_ > kLookAgain) (void)findDevices();
   }
 }
 
@@ -136,7 +146,7 @@ void Supervisor::take(transport::Completion& completion) {
       if (session.client != completion.link) continue;
       session.client.reset();
       // Nobody else can come to it: its worker would wait for a client, and hold a session.
-      if (session.setup && session.pid > 0) {
+      if (session.starting && session.pid > 0) {
         session.left = true;
         kill(session.pid, SIGKILL);
       }
@@ -145,6 +155,7 @@ void Supervisor::take(transport::Completion& completion) {
   }
   if (completion.kind != transport::Completion::Kind::kMessage) return;
   const auto bytes = completion.message.bytes();
+  if (status::isQuestion(bytes)) return answer(completion.link, bytes);
   SessionRequest request;
   if (bytes.size() != sizeof request) {
     completion.link->close("this is no request for a session");
@@ -156,9 +167,7 @@ void Supervisor::take(transport::Completion& completion) {
     completion.link->close("the client speaks another version");
     return;
   }
-  if (request.ask == SessionAsk::kList) {
-    list(completion.link, request);
-  } else if (request.ask == SessionAsk::kOpen) {
+  if (request.ask == SessionAsk::kOpen) {
     open(completion.link, request);
   } else if (request.ask == SessionAsk::kWouldOpen) {
     wouldOpen(completion.link, request);
@@ -180,16 +189,22 @@ size_t Supervisor::running() const {
 }
 
 // "", or why there can be no session.
-std::string Supervisor::inTheWay(const SessionRequest& request) const {
+std::string Supervisor::inTheWay(const SessionRequest& request, const std::string& key_name) const {
   if (request.specification != forward::kSpecification)
     return "the client and the gpunode are of different versions of olpager";
   if (running() >= options_.sessions)
     return fmt::format("it has {} sessions already, the most (--sessions)", running());
+  const auto of_key = std::count_if(sessions_.begin(), sessions_.end(), [&](const auto& one) {
+    return one.second.ended.empty() && one.second.key_name == key_name;
+  });
+  if (options_.key_sessions != 0 && of_key >= static_cast<ptrdiff_t>(options_.key_sessions))
+    return fmt::format("{} has {} sessions already, the most of one key (--key-sessions)",
+                       key_name.empty() ? "who comes without a key" : "key " + key_name, of_key);
   return "";
 }
 
 void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionRequest& request) {
-  if (const std::string why = inTheWay(request); !why.empty()) return refuse(client, why);
+  if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) return refuse(client, why);
   SessionReply reply;
   const std::string text = fmt::format("{} of at most {} sessions", running(), options_.sessions);
   std::strncpy(reply.text, text.c_str(), sizeof reply.text - 1);
@@ -197,8 +212,17 @@ void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionReques
 }
 
 void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& request) {
-  if (const std::string why = inTheWay(request); !why.empty()) return refuse(client, why);
+  if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) return refuse(client, why);
   Session session;
+  for (uint32_t i = 0; i < devices_.size(); ++i) session.devices.push_back(i);
+  if (request.sees_some != 0 && devices_.known()) {
+    const std::string wanted(request.visible, strnlen(request.visible, sizeof request.visible));
+    session.devices = visibleDevices(devices_.all(), wanted);
+    if (session.devices.empty())
+      return refuse(client, fmt::format("CUDA_VISIBLE_DEVICES={} names none of its {} device(s)",
+                                        printable(wanted.c_str(), 64), devices_.size()));
+  }
+  session.budgets.resize(devices_.size());
   while (session.id == 0 || sessions_.contains(session.id)) {
     if (getrandom(&session.id, sizeof session.id, 0) != sizeof session.id) session.id = 0;
   }
@@ -207,8 +231,11 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.reply.session = session.id;
   // A client gives up before its worker does: what it could still resume is still there.
   session.reply.grace_ms = options_.grace_ms * 2 / 3;
+  session.number = next_number_++;
+  session.process = request.process;
   session.program = printable(request.program, sizeof request.program);
   session.peer = client->peer().address;
+  session.node = client->peer().node;
   session.key_name = client->peer().key_name;
   session.client = client;
   session.since = std::chrono::steady_clock::now();
@@ -222,24 +249,6 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   sessions_.emplace(session.id, std::move(session));
 }
 
-// One line for each session, as many as a message holds; a key's holder sees its own.
-void Supervisor::list(const transport::LinkPtr& client, const SessionRequest& /*request*/) {
-  std::string text;
-  const auto now = std::chrono::steady_clock::now();
-  for (const auto& [id, session] : sessions_) {
-    if (session.key_name != client->peer().key_name) continue;
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - session.since).count();
-    std::string line = fmt::format("{:016x}  {:<8} {:>8} s  {:<24} {}\n", id,
-                                   !session.ended.empty() ? "ended"
-                                   : session.setup        ? "starting"
-                                                          : "running",
-                                   seconds, session.program, session.ended.empty() ? session.peer : session.ended);
-    if (text.size() + line.size() > client->maxMessageBytes()) break;
-    text += line;
-  }
-  (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(text.data(), text.size())));
-}
-
 void Supervisor::tell(const transport::LinkPtr& client, const SessionRequest& request) {
   const auto found = sessions_.find(request.session);
   if (found == sessions_.end()) return refuse(client, "the gpunode knows of no such session: it was started anew");
@@ -249,91 +258,96 @@ void Supervisor::tell(const transport::LinkPtr& client, const SessionRequest& re
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
 }
 
+std::vector<std::string> Supervisor::workerEnvironment() const {
+  std::vector<std::string> environment = inheritedEnvironment();
+  environment.emplace_back("OL_GPUNODE=none");  // the worker itself is local, whatever a file says
+  environment.push_back(fmt::format("OL_LOG={}", base::logLevelName(options_.log)));
+  if (std::getenv("CUDA_DEVICE_ORDER") == nullptr)
+    environment.emplace_back("CUDA_DEVICE_ORDER=PCI_BUS_ID");  // --device counts as nvidia-smi does
+  return environment;
+}
+
+Status Supervisor::findDevices() {
+  looked_ = std::chrono::steady_clock::now();
+  const std::string driver = options_.driver == "sim"  ? sim_
+                             : options_.driver.empty() ? std::string("libcuda.so.1")
+                                                       : options_.driver;
+  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices); !found.ok()) return found;
+  for (size_t i = 0; i < devices_.size(); ++i)
+    base::logInfo("GPU %zu: %s, %s of VRAM, %s", i, devices_.at(i).name.c_str(),
+                  base::formatSize(devices_.at(i).total).c_str(), devices_.at(i).uuid.c_str());
+  return {};
+}
+
 Status Supervisor::spawn(Session& session, const std::string& host) {
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
-    return Error{fmt::format("a worker can't be started: {}", std::strerror(errno))};
-  base::UniqueFd own(ends[0]), workers(ends[1]);
   WorkerSetup setup;
   setup.session = session.id;
   std::memcpy(setup.key, session.reply.key, sizeof setup.key);
   setup.transport = static_cast<uint32_t>(options_.choice);
   setup.tls = static_cast<uint32_t>(options_.key.empty() ? transport::Tls::kOff : options_.tls);
   setup.grace_ms = options_.grace_ms;
+  setup.pinned_bytes = pager::hostLimit({options_.memory.bytes, options_.memory.percent});
   std::strncpy(setup.listen, (host + ":0").c_str(), sizeof setup.listen - 1);
   std::strncpy(setup.library, library_.c_str(), sizeof setup.library - 1);
 
-  std::vector<std::string> environment;
-  const auto ours = [](std::string_view entry) {
-    for (const std::string_view name : {"OL_GPUNODE=", "OL_TRANSPORT=", "OL_DRIVER=", "OL_VRAM=", "OL_HOST=", "OL_LOG=",
-                                        "LD_PRELOAD=", "OL_COUNTERS_KEEP="}) {
-      if (entry.starts_with(name)) return true;
-    }
-    return false;
-  };
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (!ours(*entry)) environment.emplace_back(*entry);
-  }
-  environment.emplace_back("OL_GPUNODE=none");  // the worker itself is local, whatever a file says
-  environment.push_back(fmt::format("OL_LOG={}", base::logLevelName(options_.log)));
+  std::vector<std::string> environment = workerEnvironment();
   if (!options_.driver.empty())
     environment.push_back("OL_DRIVER=" + (options_.driver == "sim" ? sim_ : options_.driver));
-  if (!options_.vram.empty()) environment.push_back("OL_VRAM=" + options_.vram);
-  if (!options_.memory.empty()) environment.push_back("OL_HOST=" + options_.memory);
-  std::vector<char*> envp;
-  for (auto& entry : environment) envp.push_back(entry.data());
-  envp.push_back(nullptr);
-  const std::string name = fmt::format("olgpunode-worker");
-  char* const argv[] = {const_cast<char*>(name.c_str()), nullptr};
-
-  const pid_t parent = getpid();
-  const pid_t child = fork();
-  if (child < 0) return Error{fmt::format("a worker can't be started: {}", std::strerror(errno))};
-  if (child == 0) {
-    // Only what is safe between fork and exec.
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, nullptr);
-    if (workers.get() == kSetupFd) {
-      (void)fcntl(kSetupFd, F_SETFD, 0);
-    } else if (dup2(workers.get(), kSetupFd) < 0) {
-      _exit(1);
-    }
-    execve(worker_.c_str(), argv, envp.data());
-    _exit(127);
+  if (options_.vram.given()) environment.push_back("OL_VRAM=" + base::exactBudget(options_.vram));
+  if (options_.memory.given()) environment.push_back("OL_HOST=" + base::exactBudget(options_.memory));
+  if (session.devices.size() != devices_.size() || !options_.devices.empty()) {
+    std::erase_if(environment, [](const std::string& entry) { return entry.starts_with("CUDA_VISIBLE_DEVICES="); });
+    std::string visible;
+    for (const uint32_t index : session.devices) visible += (visible.empty() ? "" : ",") + devices_.at(index).uuid;
+    environment.push_back("CUDA_VISIBLE_DEVICES=" + visible);
   }
-  session.pid = child;
-  session.setup = std::move(own);
-  if (send(session.setup.get(), &setup, sizeof setup, MSG_NOSIGNAL) != sizeof setup)
-    return Error{fmt::format("a worker can't be started: {}", std::strerror(errno))};
+  auto started = launchWorker(worker_, std::move(environment), setup);
   explicit_bzero(setup.key, sizeof setup.key);
+  if (!started.ok()) return started.error();
+  session.pid = started.value().pid;
+  session.socket = std::move(started.value().socket);
   return {};
 }
 
-// The worker has said something, or is gone.
+// The worker has said something for the first time, or is gone.
 void Supervisor::ready(Session& session) {
   WorkerReady said;
-  const ssize_t got = recv(session.setup.get(), &said, sizeof said, MSG_DONTWAIT);
+  const ssize_t got = recv(session.socket.get(), &said, sizeof said, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  session.setup.reset();
+  session.starting = false;
   const auto client = std::move(session.client);
   session.client.reset();
   if (got != sizeof said) {
+    session.socket.reset();
     if (client) refuse(client, "its worker could not start; its log says why");
     return;
   }
   said.text[sizeof said.text - 1] = '\0';
   if (said.failed != 0) {
+    session.socket.reset();
     if (client) refuse(client, said.text);
     return;
   }
   const std::string address = said.text;
   session.reply.port = portOf(address);
   base::logInfo("session %016llx is at %s", static_cast<unsigned long long>(session.id), address.c_str());
+  promiseVram(session);
   if (client) (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&session.reply, 1)));
   explicit_bzero(session.reply.key, sizeof session.reply.key);
+}
+
+void Supervisor::hear(Session& session) {
+  WorkerReport report;
+  for (int i = 0; i < 8; ++i) {  // the newest counts; the others wait no longer than that
+    const ssize_t got = recv(session.socket.get(), &report, sizeof report, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got != sizeof report) {
+      session.socket.reset();
+      return;
+    }
+    report.device_count = std::min<uint32_t>(report.device_count, static_cast<uint32_t>(session.devices.size()));
+    session.report = report;
+  }
 }
 
 void Supervisor::reap() {
@@ -344,7 +358,10 @@ void Supervisor::reap() {
       session.ended = session.left ? "its client left while it started" : howItEnded(status);
       session.pid = 0;
       session.since = std::chrono::steady_clock::now();
-      if (session.setup) ready(session);
+      if (session.starting) ready(session);
+      session.socket.reset();
+      ended_calls_ += session.report.calls;
+      ended_moved_ += session.report.moved;
       if (WIFSIGNALED(status) && !session.left) {
         base::logError("session %016llx (%s): %s", static_cast<unsigned long long>(id), session.program.c_str(),
                        session.ended.c_str());

@@ -2,6 +2,9 @@
 // does all of it; the transport's threads only bring messages.
 //
 // A session: starting (its worker runs, the client waits for the answer) -> running -> ended (kept a while, to be asked for).
+//
+// VRAM. While several sessions use a device each gets a budget (shares.h), by what their workers report twice a second; it is set anew
+// when they come, go, or want more or less. A session that was never beside another keeps what its pager found.
 #pragma once
 
 #include <sys/types.h>
@@ -10,10 +13,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/fd.h"
+#include "coherence/status/status.h"
 #include "coherence/transport/transport.h"
+#include "gpunode/supervisor/devices.h"
 #include "gpunode/supervisor/options.h"
+#include "gpunode/worker/setup.h"
 #include "interpose/forward/session_protocol.h"
 
 namespace olpager::gpunode {
@@ -32,12 +39,18 @@ class Supervisor {
 
  private:
   struct Session {
-    uint64_t id = 0;
+    uint64_t id = 0;      // as its client names it
+    uint64_t number = 0;  // from 1
     pid_t pid = 0;
-    std::string program, peer, key_name;
-    bool left = false;          // the client has, before the worker was ready
-    base::UniqueFd setup;       // until the worker is ready
-    transport::LinkPtr client;  // who waits for the answer
+    uint32_t process = 0;  // the client's
+    std::string program, peer, node, transport, key_name;
+    bool left = false;              // the client has, before the worker was ready
+    bool starting = true;           // the worker is not ready
+    base::UniqueFd socket;          // to the worker
+    std::vector<uint32_t> devices;  // that it sees, as indices of devices_: what the worker calls 0, 1, ...
+    WorkerReport report;            // the last one
+    std::vector<uint64_t> budgets;  // by devices_, as ordered last; 0: none was
+    transport::LinkPtr client;      // who waits for the answer
     forward::SessionReply reply;
     std::string ended;  // why; "" while it runs
     std::chrono::steady_clock::time_point since;
@@ -47,13 +60,23 @@ class Supervisor {
   void open(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void wouldOpen(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void tell(const transport::LinkPtr& client, const forward::SessionRequest& request);
-  void list(const transport::LinkPtr& client, const forward::SessionRequest& request);
+  void answer(const transport::LinkPtr& client, std::span<const std::byte> question);
+  status::Status state(uint64_t first, const transport::PeerInfo& asker);
   void refuse(const transport::LinkPtr& client, const std::string& why);
   void ready(Session& session);
   size_t running() const;
-  std::string inTheWay(const forward::SessionRequest& request) const;
+  std::string inTheWay(const forward::SessionRequest& request, const std::string& key_name) const;
+  void hear(Session& session);
   void reap();
   Status spawn(Session& session, const std::string& host);
+  Status findDevices();
+  std::vector<std::string> workerEnvironment() const;
+  /// What may be divided of a device, and the most of it that a session may have.
+  uint64_t vramToShare(size_t device) const;
+  uint64_t mostVram(size_t device) const;
+  void promiseVram(Session& session);
+  void divideVram();
+  void order(Session& session, size_t device, uint64_t budget);
   void forgetOld();
 
   const SupervisorOptions options_;
@@ -63,6 +86,10 @@ class Supervisor {
   std::unique_ptr<transport::Listener> listener_;
   base::UniqueFd signals_;
   std::map<uint64_t, Session> sessions_;
+  uint64_t next_number_ = 1, ended_calls_ = 0, ended_moved_ = 0;
+  Devices devices_;
+  bool measured_ = false;  // by NVML
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now(), looked_{}, divided_{};
 };
 
 }  // namespace olpager::gpunode

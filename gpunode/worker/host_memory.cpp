@@ -5,20 +5,39 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/log.h"
+#include "base/size.h"
 #include "interpose/forward/runs.h"
 #include "interpose/forward/wire.h"
 
 namespace olpager::gpunode {
+
+void HostMemory::setLimit(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  limit_ = bytes;
+}
+
+uint64_t HostMemory::bytes() {
+  std::lock_guard lock(mutex_);
+  return bytes_;
+}
 
 bool HostMemory::map(uint64_t address, uint64_t bytes) {
   constexpr uint64_t kPage = 4096;
   if (address % kPage != 0 || bytes == 0 || bytes % kPage != 0 || bytes > forward::kWindowBytes) return false;
   if (address < forward::kWindow || address - forward::kWindow > forward::kWindowBytes - bytes) return false;
   std::lock_guard lock(mutex_);
+  if (bytes > limit_ - std::min(limit_, bytes_)) {
+    base::warnOnce("pinned",
+                   "pinned memory: %s more than the %s that the session has of at most %s (--memory) is refused",
+                   base::formatSize(bytes).c_str(), base::formatSize(bytes_).c_str(), base::formatSize(limit_).c_str());
+    return false;
+  }
   auto* const wanted = reinterpret_cast<void*>(address);
   if (mmap(wanted, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != wanted)
     return false;
   blocks_[address] = {bytes, {}};
+  bytes_ += bytes;
   return true;
 }
 
@@ -27,6 +46,7 @@ bool HostMemory::unmap(uint64_t address) {
   const auto found = blocks_.find(address);
   if (found == blocks_.end()) return false;
   munmap(reinterpret_cast<void*>(address), found->second.bytes);
+  bytes_ -= found->second.bytes;
   blocks_.erase(found);
   return true;
 }

@@ -14,7 +14,11 @@ namespace olpager::gpunode {
 
 class HostMemory {
  public:
-  /// Maps [address, + bytes) in the window; false when it is not free, or not in the window.
+  /// The most that all blocks together may have; UINT64_MAX until then.
+  void setLimit(uint64_t bytes);
+  /// What they have.
+  uint64_t bytes();
+  /// Maps [address, + bytes) in the window; false when it is not free, not in the window, or beyond the limit.
   bool map(uint64_t address, uint64_t bytes);
   /// Unmaps a block; false when there is none at `address`.
   bool unmap(uint64_t address);
@@ -33,6 +37,7 @@ class HostMemory {
 
   std::mutex mutex_;
   std::map<uint64_t, Block> blocks_;
+  uint64_t limit_ = UINT64_MAX, bytes_ = 0;
 };
 
 }  // namespace olpager::gpunode

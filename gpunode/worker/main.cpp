@@ -15,6 +15,8 @@
 #include "base/settings.h"
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/trust/keys.h"
+#include "gpunode/worker/describe.h"
+#include "gpunode/worker/reporter.h"
 #include "gpunode/worker/setup.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/session_protocol.h"
@@ -98,6 +100,10 @@ int run() {
   setup.listen[sizeof setup.listen - 1] = '\0';
   setup.library[sizeof setup.library - 1] = '\0';
   (void)fcntl(gpunode::kSetupFd, F_SETFD, FD_CLOEXEC);
+  if (setup.task == gpunode::WorkerTask::kDescribe) {
+    const gpunode::NodeDescription node = gpunode::describeNode(setup.library);
+    return send(gpunode::kSetupFd, &node, sizeof node, MSG_NOSIGNAL) == sizeof node ? 0 : 1;
+  }
   const auto settings = base::loadSettings();
   if (!settings.ok()) return fail(settings.error().message);
   base::setLogLevel(settings.value().log);
@@ -127,7 +133,9 @@ int run() {
     return transport::Accepted{worker->staging().domain(), queue};
   });
   if (!listener.ok()) return fail(listener.error().message);
+  worker->hostMemory().setLimit(setup.pinned_bytes);
   say(0, listener.value()->address());
+  gpunode::startReporter(*worker, gpunode::kSetupFd);
 
   if (!arrivals->join(worker->channel(), kFirstLink)) {
     base::logWarn("session %llu: the client did not come", static_cast<unsigned long long>(setup.session));

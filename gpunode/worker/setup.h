@@ -1,5 +1,6 @@
-// What a supervisor says to a worker that it starts, over the socket that the worker inherits as descriptor kSetupFd, and back: one
-// message each way. Settings of the driver and of the pager come by the environment.
+// What a supervisor and a worker that it has started say to each other, over the socket that the worker inherits as descriptor kSetupFd:
+// one message of the supervisor's first, one answer, then reports from the worker and orders from the supervisor as long as both
+// live. Settings of the driver and of the pager come by the environment. Both are of one build: no version is needed.
 #pragma once
 
 #include <cstdint>
@@ -7,21 +8,66 @@
 namespace olpager::gpunode {
 
 inline constexpr int kSetupFd = 3;
+inline constexpr uint32_t kMostDevices = 16;  // further ones are not reported
+inline constexpr uint32_t kReportMs = 500;
+
+enum class WorkerTask : uint32_t {
+  kSession = 1,   // answered by WorkerReady, then a WorkerReport each kReportMs
+  kDescribe = 2,  // answered by NodeDescription; the worker ends
+};
 
 struct WorkerSetup {
+  WorkerTask task = WorkerTask::kSession;
+  uint32_t grace_ms = 0;  // without a link
   uint64_t session = 0;
-  uint8_t key[32] = {};    // the session's
-  uint32_t transport = 0;  // transport::Choice
-  uint32_t tls = 0;        // transport::Tls
-  uint32_t grace_ms = 0;   // without a link
-  uint32_t reserved = 0;
-  char listen[128] = {};   // host:port
-  char library[512] = {};  // libolpager.so
+  uint8_t key[32] = {};       // the session's
+  uint32_t transport = 0;     // transport::Choice
+  uint32_t tls = 0;           // transport::Tls
+  uint64_t pinned_bytes = 0;  // the most that the client may have of pinned memory
+  uint64_t cache_bytes = 0;   // the most of the modules' folder
+  char listen[128] = {};      // host:port
+  char library[512] = {};     // kSession: libolpager.so; kDescribe: the driver
+  char cache[512] = {};       // the folder of this key's modules; "": none
 };
 
 struct WorkerReady {
   uint32_t failed = 0;  // 1: `text` says why; else it is the address
   char text[252] = {};
+};
+
+struct WorkerReport {
+  uint64_t calls = 0;   // made so far
+  uint64_t moved = 0;   // bytes of calls and answers so far
+  uint64_t pinned = 0;  // bytes of pinned memory
+  uint64_t host = 0;    // bytes of the host tier
+  uint32_t device_count = 0;
+  uint32_t reserved = 0;
+  struct Device {
+    uint64_t allocated, budget, resident;
+  } devices[kMostDevices] = {};
+};
+
+struct WorkerOrder {
+  int32_t device = 0;  // the worker's
+  uint32_t reserved = 0;
+  uint64_t vram_budget = 0;
+};
+
+struct DeviceDescription {
+  char name[96];
+  uint8_t uuid[16];
+  int32_t pci_domain, pci_bus, pci_device;
+  int32_t compute_major, compute_minor, multiprocessors;
+  uint64_t total;
+  uint64_t peers;  // a bit for each device whose memory it can reach
+};
+struct NodeDescription {
+  uint32_t failed = 0;  // 1: `text` says why
+  int32_t cuda_version = 0;
+  uint32_t device_count = 0;
+  uint32_t reserved = 0;
+  char text[240] = {};
+  DeviceDescription devices[kMostDevices] = {};
 };
 
 }  // namespace olpager::gpunode

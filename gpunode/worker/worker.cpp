@@ -71,7 +71,9 @@ Status Worker::start() {
   return {};
 }
 
-bool Worker::hasSymbol(const char* name) const { return dlsym(library_, name) != nullptr; }
+bool Worker::hasSymbol(const char* name) const { return symbol(name) != nullptr; }
+
+void* Worker::symbol(const char* name) const { return dlsym(library_, name); }
 
 void Worker::endWithoutClient(std::chrono::milliseconds grace) {
   std::thread([this, grace] {
@@ -208,6 +210,8 @@ void Worker::make(const std::vector<std::byte>& record) {
   forward::Reader reader(record);
   const auto head = reader.value<CallHead>();
   Invocation in(*this, head, reader);
+  calls_.fetch_add(1, std::memory_order_relaxed);
+  moved_.fetch_add(record.size(), std::memory_order_relaxed);
   if (!reader.ok()) {
     nonsense(head);
     return;
@@ -250,12 +254,14 @@ void Worker::make(const std::vector<std::byte>& record) {
   }
   if ((head.flags & forward::kMayWait) != 0) text_.drain();
   const auto& results = in.results().bytes;
+  moved_.fetch_add(results.size(), std::memory_order_relaxed);
   const AnswerHead reply{Answer::kReply, head.reply, result, result == CUDA_SUCCESS || !results.empty() ? 1u : 0u};
   (void)channel_.write({std::as_bytes(std::span(&reply, 1)), results}, true);
 }
 
 void Worker::tell(Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes, bool flush) {
   const AnswerHead head{kind, number, result, 0};
+  moved_.fetch_add(bytes.size(), std::memory_order_relaxed);
   (void)channel_.write({std::as_bytes(std::span(&head, 1)), bytes}, flush);
 }
 

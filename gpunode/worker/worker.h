@@ -63,6 +63,11 @@ class Worker {
   /// Null where there is no such part.
   local::AllocateAt allocateAt() const { return allocate_at_; }
   bool hasSymbol(const char* name) const;
+  /// Something else of libolpager.so; nullptr: it has none of that name.
+  void* symbol(const char* name) const;
+  /// Calls made so far, and bytes of them and of their answers.
+  uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
+  uint64_t moved() const { return moved_.load(std::memory_order_relaxed); }
 
   /// The stream that stands for a client thread's default stream.
   CUresult threadStream(uint32_t thread, uint64_t context, CUstream* stream);
@@ -116,6 +121,7 @@ class Worker {
   uint32_t followers_ = 0, threads_ = 0;
   uint64_t next_thread_ = 1;
   std::atomic<bool> ended_{false};
+  std::atomic<uint64_t> calls_{0}, moved_{0};
   std::string why_;
 
   std::mutex client_mutex_;

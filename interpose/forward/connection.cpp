@@ -39,6 +39,13 @@ Status Connection::open(calls::Channel& channel) {
   request.process = static_cast<uint32_t>(getpid());
   request.specification = kSpecification;
   std::strncpy(request.program, program_invocation_short_name, sizeof request.program - 1);
+  if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
+    if (std::strlen(visible) >= sizeof request.visible)
+      return Error{"CUDA_VISIBLE_DEVICES is longer than the " + std::to_string(sizeof request.visible - 1) +
+                   " characters that a gpunode takes"};
+    request.sees_some = 1;
+    std::strncpy(request.visible, visible, sizeof request.visible - 1);
+  }
   auto reply = askGpunode(settings_, request, kConnectMs, kAnswerMs);
   if (!reply.ok()) return reply.error();
   session_ = reply.value();

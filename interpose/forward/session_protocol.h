@@ -1,4 +1,5 @@
-// How a client gets a session: one message to the supervisor, one back, over a link whose key is proved.
+// How a client gets a session: one message to the supervisor, one back, over a link whose key is proved. Who only wants to know what a
+// gpunode has and who uses it asks for its status (coherence/status) over such a link.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,7 @@ inline constexpr uint32_t kSessionVersion = 4;
 enum class SessionAsk : uint32_t {
   kOpen = 1,
   kWhatBecameOf = 2,
-  kList = 3,       // answered by text, a line for each session of the asker's key
-  kWouldOpen = 4,  // as kOpen, but nothing is opened: refused, or `text` says how many sessions there are
+  kWouldOpen = 3,  // as kOpen, but nothing is opened: refused, or `text` says how many sessions there are
 };
 
 struct SessionRequest {
@@ -23,8 +23,10 @@ struct SessionRequest {
   uint64_t specification = 0;  // kOpen, kWouldOpen
   uint64_t session = 0;        // kWhatBecameOf
   char program[40] = {};       // kOpen: printable, NUL-terminated
+  uint32_t sees_some = 0;      // kOpen: `visible` is the program's CUDA_VISIBLE_DEVICES; else it sees all devices
+  char visible[508] = {};      // NUL-terminated
 };
-static_assert(sizeof(SessionRequest) == 72);
+static_assert(sizeof(SessionRequest) == 584);
 
 struct SessionReply {
   uint32_t magic = kSessionMagic;

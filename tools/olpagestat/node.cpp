@@ -45,23 +45,39 @@ std::string title(const NodeSample& now) {
 }
 
 std::string stateOf(const status::Session& session) {
+  if (!session.state.empty()) return session.state;
   return session.connected != 0 ? fmt::format("heard {} ms ago", session.heard_ms)
                                 : fmt::format("lost, kept for {:.1f} s more", session.left_ms / 1000.0);
 }
 
+// How often it is called a second; "-" where that is not known, or it is no such daemon.
+std::string callsText(const NodeSample& now, const NodeSample* before, const status::Session& session) {
+  const auto rate = callRate(now, before, session);
+  return rate ? bytesText(*rate) + "/s" : session.calls != 0 ? bytesText(static_cast<double>(session.calls)) : "-";
+}
+
+std::string budgetText(const status::Session& session) {
+  std::string text;
+  for (const uint64_t budget : session.budgets) {
+    if (budget != 0) text += (text.empty() ? "" : ",") + bytesText(static_cast<double>(budget));
+  }
+  return text.empty() ? "-" : text;
+}
+
 std::string sessionHead() {
-  return fmt::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>10}  {}", "SESSION", "KEY", "NODE",
-                     "PROGRAM", "BY", "PIECES", "MEMORY", "RECALLED", "MOVED", "RATE", "STATE");
+  return fmt::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}", "SESSION", "KEY",
+                     "NODE", "PROGRAM", "BY", "PIECES", "MEMORY", "BUDGET", "RECALLED", "MOVED", "RATE", "CALLS",
+                     "STATE");
 }
 
 std::string sessionRow(const NodeSample& now, const NodeSample* before, const status::Session& session) {
-  return fmt::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>10}  {}", session.number,
+  return fmt::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}", session.number,
                      session.key_name.empty() ? "-" : session.key_name.substr(0, 12), session.node.substr(0, 24),
                      session.program.substr(0, 16), session.transport, session.pieces,
-                     bytesText(static_cast<double>(sumOf(session.bytes))),
+                     bytesText(static_cast<double>(sumOf(session.bytes))), budgetText(session),
                      bytesText(static_cast<double>(session.recalled)),
                      session.transport == "shm" ? "-" : bytesText(static_cast<double>(session.moved)),
-                     rateText(movedRate(now, before, &session)), stateOf(session));
+                     rateText(movedRate(now, before, &session)), callsText(now, before, session), stateOf(session));
 }
 
 // Most memory first.
@@ -130,10 +146,26 @@ std::optional<double> movedRate(const NodeSample& now, const NodeSample* before,
   return static_cast<double>(later - then) / (now.seconds - before->seconds);
 }
 
+std::optional<double> callRate(const NodeSample& now, const NodeSample* before, const status::Session& session) {
+  if (before == nullptr || !before->told || !now.told || now.seconds <= before->seconds) return std::nullopt;
+  for (const auto& was : before->told->status.sessions) {
+    if (was.number == session.number && was.calls <= session.calls && session.calls != 0 &&
+        now.told->status.uptime_ms >= before->told->status.uptime_ms)
+      return static_cast<double>(session.calls - was.calls) / (now.seconds - before->seconds);
+  }
+  return std::nullopt;
+}
+
 std::string nodeTable(const NodeSample& now, const NodeSample* before) {
   if (!now.told) return "";
   const status::Status& status = now.told->status;
   std::string text = title(now) + "\n";
+  for (size_t i = 0; i < status.devices.size(); ++i) {
+    const status::Device& device = status.devices[i];
+    text += fmt::format("  {:<32}{}  {}{}{}\n", fmt::format("GPU {}", i), device.name, device.uuid,
+                        device.gpu_percent == status::kUnknown ? "" : fmt::format("  {} % busy", device.gpu_percent),
+                        device.temperature == status::kUnknown ? "" : fmt::format("  {} C", device.temperature));
+  }
   for (const auto& tier : status.tiers)
     text += fmt::format("  {:<32}{} of {} in use, {} free\n", tier.name, formatSize(tier.used), formatSize(tier.total),
                         formatSize(tier.free));
@@ -164,11 +196,14 @@ std::vector<Line> nodeScreen(const NodeSample& now, const NodeSample* before, si
   }
   for (const auto* session : sorted(status)) {
     if (lines.size() >= most) break;
-    lines.push_back(Line().add(fmt::format("  {:<24} {:<16} {:<4}{:>8} in {:<6}{:>10}  {}", session->node.substr(0, 24),
-                                           session->program.substr(0, 16), session->transport,
-                                           bytesText(static_cast<double>(sumOf(session->bytes))), session->pieces,
-                                           rateText(movedRate(now, before, session)), stateOf(*session)),
-                               session->connected != 0 ? Style::kPlain : Style::kDim));
+    lines.push_back(Line().add(
+        fmt::format("  {:<24} {:<16} {:<4}{:>8} in {:<6}{:>10}  {}", session->node.substr(0, 24),
+                    session->program.substr(0, 16), session->transport,
+                    bytesText(static_cast<double>(sumOf(session->bytes))),
+                    session->calls != 0 ? budgetText(*session) : std::to_string(session->pieces),
+                    session->calls != 0 ? callsText(now, before, *session) : rateText(movedRate(now, before, session)),
+                    stateOf(*session)),
+        session->connected != 0 ? Style::kPlain : Style::kDim));
   }
   return lines;
 }
@@ -190,9 +225,19 @@ std::string nodesJson(const std::vector<NodeSample>& nodes) {
                 {"uptime_ms", status.uptime_ms},
                 {"serving", status.serving != 0},
                 {"session_count", status.session_count},
+                {"devices", ordered_json::array()},
                 {"tiers", ordered_json::array()},
                 {"figures", ordered_json::object()},
                 {"sessions", ordered_json::array()}});
+    for (const auto& device : status.devices) {
+      ordered_json told = {{"name", device.name}, {"uuid", device.uuid}};
+      const auto figure = [&](const char* name, uint32_t value) {
+        if (value != status::kUnknown) told[name] = value;
+      };
+      figure("gpu_percent", device.gpu_percent), figure("memory_percent", device.memory_percent);
+      figure("temperature", device.temperature), figure("power_mw", device.power_mw);
+      one["devices"].push_back(std::move(told));
+    }
     for (const auto& tier : status.tiers)
       one["tiers"].push_back({{"name", tier.name}, {"total", tier.total}, {"used", tier.used}, {"free", tier.free}});
     for (const auto& figure : status.figures) one["figures"][figure.name] = figure.value;
@@ -204,6 +249,10 @@ std::string nodesJson(const std::vector<NodeSample>& nodes) {
                                  {"address", session.address},
                                  {"transport", session.transport},
                                  {"bytes", session.bytes},
+                                 {"budgets", session.budgets},
+                                 {"calls", session.calls},
+                                 {"process", session.process},
+                                 {"state", session.state},
                                  {"pieces", session.pieces},
                                  {"recalled", session.recalled},
                                  {"moved", session.moved},

@@ -46,6 +46,9 @@ class NodeSource {
 /// Bytes a second that the daemon moved, of a session or of all, between two answers; absent where that is not known.
 std::optional<double> movedRate(const NodeSample& now, const NodeSample* before, const status::Session* session);
 
+/// Calls a second that a gpunode made for a session, between two answers; absent where that is not known.
+std::optional<double> callRate(const NodeSample& now, const NodeSample* before, const status::Session& session);
+
 /// One node as tables. Without an answer: "".
 std::string nodeTable(const NodeSample& now, const NodeSample* before);
 /// One node in at most `most` lines of the live screen.

@@ -274,6 +274,10 @@ int run(int argc, char** argv) {
   if (auto status = tools::addPreload(environment, library); !status.ok()) return refuse(status.error().message);
   if (auto status = tools::addLibraryFolder(environment, link_folder); !status.ok())
     return refuse(status.error().message);
+  // Where there is no driver there is no NVML either: the gpunode's devices are shown instead.
+  if (const std::string nvml = base::locateNvmlFolder(self); forwarded && !nvml.empty()) {
+    if (auto status = tools::addLibraryFolder(environment, nvml); !status.ok()) return refuse(status.error().message);
+  }
   environment.set("TRITON_LIBCUDA_PATH", link_folder);
   return line.stats ? tools::runWithStats(program.path, line.program, environment)
                     : tools::replaceBy(program.path, line.program, environment);

@@ -398,7 +398,7 @@ def keys(bench):
         bad.wait_log("^olrun: gpunode .* key")
     shown = subprocess.run([bench.options.olgpunode, "--state", "--listen", address, "--key", paths[0]], check=True,
                            capture_output=True, text=True).stdout
-    assert re.search(r"^[0-9a-f]{16}  running .* steps ", shown, re.MULTILINE), shown
+    assert re.search(r"^ +1  laptop .* steps .*  running$", shown, re.MULTILINE), shown
     refused = subprocess.run([bench.options.olgpunode, "--state", "--listen", address], capture_output=True, text=True)
     assert refused.returncode == 1 and "key" in refused.stderr, refused
 

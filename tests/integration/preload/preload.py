@@ -44,7 +44,8 @@ def check_library(options):
     for version in re.findall(r"@+GLIBC_([0-9.]+)", symbols):
         if tuple(map(int, version.split(".")))[:2] > NEWEST_GLIBC:
             fail(f"needs GLIBC_{version}")
-    own = {"dlopen", "dlmopen", "olpager_interposer_marker", "olpager_set_placed", "olpager_allocate_at"}
+    own = {"dlopen", "dlmopen", "olpager_interposer_marker", "olpager_set_placed", "olpager_allocate_at", "olpager_figures",
+           "olpager_set_vram_budget"}
     for line in symbols.splitlines():
         fields = line.split()
         if len(fields) < 8 or fields[6] == "UND" or not fields[0].rstrip(":").isdigit():

@@ -1,0 +1,137 @@
+#include "gpunode/supervisor/devices.h"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "gpunode/supervisor/launch_worker.h"
+#include "gpunode/supervisor/nvml_source.h"
+
+namespace olpager::gpunode {
+namespace {
+
+constexpr int kPatienceMs = 30'000;
+
+std::string uuidText(const uint8_t (&bytes)[16]) {
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", bytes[i]);
+  }
+  return text;
+}
+
+status::Device deviceFrom(const DeviceDescription& told) {
+  status::Device device;
+  device.name = base::printable(std::string_view(told.name, strnlen(told.name, sizeof told.name)));
+  device.uuid = uuidText(told.uuid);
+  device.pci_domain = static_cast<uint32_t>(told.pci_domain);
+  device.pci_bus = static_cast<uint32_t>(told.pci_bus);
+  device.pci_device = static_cast<uint32_t>(told.pci_device);
+  device.compute_major = static_cast<uint32_t>(told.compute_major);
+  device.compute_minor = static_cast<uint32_t>(told.compute_minor);
+  device.multiprocessors = static_cast<uint32_t>(told.multiprocessors);
+  device.total = device.free = told.total;
+  return device;
+}
+
+}  // namespace
+
+Devices::Devices() = default;
+Devices::~Devices() = default;
+
+Status Devices::find(const std::string& worker, const std::vector<std::string>& environment, const std::string& driver,
+                     const std::vector<uint32_t>& chosen) {
+  WorkerSetup setup;
+  setup.task = WorkerTask::kDescribe;
+  std::strncpy(setup.library, driver.c_str(), sizeof setup.library - 1);
+  auto started = launchWorker(worker, environment, setup);
+  if (!started.ok()) return started.error();
+  NodeDescription node;
+  pollfd socket{started.value().socket.get(), POLLIN, 0};
+  int ready = 0;
+  while ((ready = poll(&socket, 1, kPatienceMs)) < 0 && errno == EINTR) {
+  }
+  const bool told = ready > 0 && recv(socket.fd, &node, sizeof node, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof node);
+  if (!told) kill(started.value().pid, SIGKILL);
+  while (waitpid(started.value().pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  if (!told)
+    return Error{ready > 0 ? "the driver ends the process that starts it" : "the driver does not start within 30 s"};
+  node.text[sizeof node.text - 1] = '\0';
+  if (node.failed != 0) return Error{base::printable(node.text)};
+  const uint32_t count = std::min(node.device_count, kMostDevices);
+  std::vector<uint32_t> order = chosen;
+  if (order.empty()) {
+    for (uint32_t i = 0; i < count; ++i) order.push_back(i);
+  }
+  std::vector<status::Device> found;
+  for (const uint32_t index : order) {
+    if (index >= count)
+      return Error{fmt::format("--device: there is no GPU {}; the driver has 0 to {}", index, count - 1)};
+    found.push_back(deviceFrom(node.devices[index]));
+    for (size_t other = 0; other < order.size(); ++other) {
+      if (order[other] < count && (node.devices[index].peers >> order[other] & 1) != 0)
+        found.back().peers |= 1ull << other;
+    }
+  }
+  devices_ = std::move(found);
+  cuda_version_ = static_cast<uint32_t>(node.cuda_version);
+  nvml_ = std::make_unique<NvmlSource>();
+  driver_version_ = nvml_->driverVersion();
+  (void)refresh(std::chrono::milliseconds(0));
+  return {};
+}
+
+bool Devices::refresh(std::chrono::milliseconds age) {
+  const auto now = std::chrono::steady_clock::now();
+  if (nvml_ == nullptr || !nvml_->there() || devices_.empty()) return false;
+  if (now - asked_ < age) return measured_;
+  asked_ = now;
+  measured_ = true;
+  for (auto& device : devices_) measured_ = nvml_->measure(device) && measured_;
+  return measured_;
+}
+
+void Devices::setMemory(size_t i, uint64_t used) {
+  status::Device& device = devices_[i];
+  device.used = std::min(used, device.total);
+  device.free = device.total - device.used;
+}
+
+std::vector<uint32_t> visibleDevices(const std::vector<status::Device>& devices, const std::string& text) {
+  std::vector<uint32_t> visible;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    std::string_view word(text.data() + at, end - at);
+    at = end + 1;
+    while (!word.empty() && word.front() == ' ') word.remove_prefix(1);
+    while (!word.empty() && word.back() == ' ') word.remove_suffix(1);
+    uint32_t index = 0, found = UINT32_MAX;
+    const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), index);
+    if (error == std::errc() && rest == word.data() + word.size()) {
+      if (index < devices.size()) found = index;
+    } else if (word.size() > 4 && word.starts_with("GPU-")) {
+      for (uint32_t i = 0; i < devices.size(); ++i) {
+        if (!devices[i].uuid.starts_with(word)) continue;
+        if (found != UINT32_MAX) return visible;  // names more than one
+        found = i;
+      }
+    }
+    if (found == UINT32_MAX) return visible;
+    if (std::find(visible.begin(), visible.end(), found) != visible.end()) return {};  // CUDA sees none then
+    visible.push_back(found);
+  }
+  return visible;
+}
+
+}  // namespace olpager::gpunode

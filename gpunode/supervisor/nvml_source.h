@@ -1,0 +1,29 @@
+// The node's own libnvidia-ml.so.1, opened at run time. Thread-safety: one thread. Errors: what it does not answer stays unknown.
+#pragma once
+
+#include <string>
+
+#include "coherence/status/status.h"
+
+namespace olpager::gpunode {
+
+class NvmlSource {
+ public:
+  NvmlSource();
+  ~NvmlSource();
+  NvmlSource(const NvmlSource&) = delete;
+  NvmlSource& operator=(const NvmlSource&) = delete;
+
+  bool there() const { return library_ != nullptr; }
+  std::string driverVersion() const;
+  /// Fills in what changes, and what only NVML knows, of the device with that UUID. False: it knows no such device.
+  bool measure(status::Device& device) const;
+
+ private:
+  template <typename Function>
+  Function* symbol(const char* name) const;
+
+  void* library_ = nullptr;
+};
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,66 @@
+#include "gpunode/worker/reporter.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/log.h"
+#include "gpunode/worker/setup.h"
+#include "interpose/local/control.h"
+
+namespace olpager::gpunode {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+WorkerReport reportOf(Worker& worker, decltype(&olpager_figures) figures_of) {
+  WorkerReport report;
+  report.calls = worker.calls();
+  report.moved = worker.moved();
+  report.pinned = worker.hostMemory().bytes();
+  OlpagerFigures figures;
+  if (figures_of == nullptr || figures_of(&figures) != 0) return report;
+  report.host = figures.host_used;
+  report.device_count = std::min(figures.device_count, kMostDevices);
+  for (uint32_t i = 0; i < report.device_count; ++i)
+    report.devices[i] = {figures.devices[i].allocated, figures.devices[i].vram_budget, figures.devices[i].resident};
+  return report;
+}
+
+}  // namespace
+
+void startReporter(Worker& worker, int fd) {
+  auto* const figures_of = reinterpret_cast<decltype(&olpager_figures)>(worker.symbol("olpager_figures"));
+  auto* const set_budget =
+      reinterpret_cast<decltype(&olpager_set_vram_budget)>(worker.symbol("olpager_set_vram_budget"));
+  std::thread([&worker, fd, figures_of, set_budget] {
+    auto due = Clock::now();
+    for (;;) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(due - Clock::now()).count();
+      pollfd socket{fd, POLLIN, 0};
+      if (left > 0 && poll(&socket, 1, static_cast<int>(left)) > 0) {
+        WorkerOrder order;
+        const ssize_t got = recv(fd, &order, sizeof order, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return;  // the supervisor is gone
+        if (got != sizeof order || set_budget == nullptr) continue;
+        const uint64_t budget = set_budget(order.device, order.vram_budget);
+        base::logDebug("device %d: VRAM budget %llu MiB (%llu MiB wanted)", order.device,
+                       static_cast<unsigned long long>(budget >> 20),
+                       static_cast<unsigned long long>(order.vram_budget >> 20));
+        continue;
+      }
+      if (Clock::now() < due) continue;
+      due = Clock::now() + std::chrono::milliseconds(kReportMs);
+      const WorkerReport report = reportOf(worker, figures_of);
+      // A supervisor that does not read misses reports, and nothing else.
+      if (send(fd, &report, sizeof report, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN && errno != EINTR)
+        return;
+    }
+  }).detach();
+}
+
+}  // namespace olpager::gpunode

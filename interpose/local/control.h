@@ -1,0 +1,30 @@
+// What a process that has opened libolpager.so itself may ask of it: olgpunode-worker finds these by dlsym. Beside CUDA's own
+// functions, and of no use to a program that is only preloaded.
+// Thread-safety: any thread, any time, also before cuInit (nothing is known then). Bytes. They wait for no GPU.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+struct OlpagerDeviceFigures {
+  uint64_t allocated;    // by the program
+  uint64_t vram_budget;  // 0 before its first allocation
+  uint64_t resident;     // in VRAM
+  uint64_t moved;        // between VRAM and host RAM so far
+};
+struct OlpagerFigures {
+  uint64_t host_used;     // of the host tier
+  uint32_t device_count;  // entries of `devices` that mean something
+  uint32_t reserved;
+  OlpagerDeviceFigures devices[16];
+};
+
+/// 0: `figures` is filled in. 1: there is nothing to tell.
+int olpager_figures(OlpagerFigures* figures);
+
+/// The device's VRAM budget from now on; what exceeds it leaves VRAM in the background. Before the device's first allocation: what it
+/// begins with. Returns what it will be, which is more when less would leave memory without a place; 0: there is no pager.
+uint64_t olpager_set_vram_budget(int device, uint64_t bytes);
+
+}  // extern "C"

@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""What an olgpunode gives to whom: devices, memory, fair shares of VRAM, limits, its state, and NVML of its devices.
+
+node.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --olpagestat OLPAGESTAT --steps STEPS --holder HOLDER --probe PROBE
+  --fake-nvml FOLDER SCENARIO [tcp|shm]
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import time
+
+import sessions
+from sessions import LONG
+
+MIB = 1 << 20
+
+
+def uuid_text(plain):
+    return f"GPU-{plain[:8]}-{plain[8:12]}-{plain[12:16]}-{plain[16:20]}-{plain[20:]}"
+
+
+class Bench(sessions.Bench):
+    def node_with(self, *options, **env):
+        """An olgpunode with these options; what it prints as its address."""
+        command = [self.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--grace", "3", *options]
+        before, self.env = self.env, {**self.env, **env}
+        node = self.start(command)
+        self.env = before
+        return node, node.wait_log(r"listening at (\S+)").group(1)
+
+    def program(self, program, address, env=None, ready=True, options=()):
+        before, self.env = self.env, {**self.env, **(env or {})}
+        child = self.start([self.options.olrun, "--gpunode", address, "--transport", self.options.transport, *options, "--",
+                            program])
+        self.env = before
+        if ready:
+            said = child.line()
+            assert said == "ready", f"{said}: {child.log}"
+        return child
+
+    def state(self, address, *options):
+        return json.loads(subprocess.run([self.options.olgpunode, "--state", "--json", "--listen", address, *options],
+                                         check=True, capture_output=True, text=True, timeout=LONG, env=self.env).stdout)
+
+    def until(self, address, true, within=LONG):
+        end = time.monotonic() + within
+        while True:
+            state = self.state(address)
+            if true(state):
+                return state
+            assert time.monotonic() < end, f"not within {within} s: {json.dumps(state, indent=1)}"
+            time.sleep(0.1)
+
+
+def fields(line):
+    assert line.startswith("ok"), line
+    return dict(part.split("=", 1) for part in line.split()[1:])
+
+
+def nvml(bench):
+    """A program on a machine without NVML sees the gpunode's devices, memory and processes by it."""
+    _, address = bench.node_with("--vram", "64MiB", OL_SIM_DEVICES="2")
+    client = bench.program(bench.options.holder, address)
+    assert client.ask("take 16") == "ok"
+    uuids = [uuid_text(one) for one in client.ask("devices").split()[2:]]
+    probe = bench.program(bench.options.probe, address, ready=False)
+    assert probe.ask("load") == "ok", probe.log
+    assert probe.ask("early") == "ok 1 1 1"
+    assert probe.ask("init") == "ok", probe.log
+    system = fields(probe.ask("system"))
+    assert (system["count"], system["cuda"], system["driver"]) == ("2", "13000", "0.0"), system
+    for index in (0, 1):
+        device = fields(probe.ask(f"device {index}"))
+        assert device["uuid"] == uuids[index], (device, uuids)
+        assert device["name"] == "olpager_simulated_GPU" and device["index"] == str(index)
+        assert device["bus"] == f"00000000:0{1 + index}:00.0" and device["legacy"] == f"0000:0{1 + index}:00.0"
+        assert device["same"] == "yes" and device["small"] == "7", device
+    bench.until(address, lambda state: any(s["vram"] for s in state["sessions"]))
+    time.sleep(0.3)
+    state = fields(probe.ask("state 0"))
+    assert int(state["total"]) == 256 * MIB and state["sums"] == "yes", state
+    assert 16 * MIB <= int(state["used"]) <= 64 * MIB, state
+    assert state["gpu"] == state["temperature"] == state["power"] == "!3" and state["mode"] == "0", state
+    assert int(fields(probe.ask("state 1"))["used"]) == 0
+    told = probe.ask("processes 0").split()
+    assert told[:2] == ["ok", "1"], told
+    pid, name, used = told[2].split(":")
+    own = subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout.strip()
+    assert pid in (own, str(client.process.pid)) and name == "holder" and int(used) >= 16 * MIB, told
+    assert probe.ask("processes 1") == "ok 0"
+    assert probe.ask("pair 0 1").startswith("ok ") and probe.ask("pair 0 0") == "ok 0 0 5"
+    lacking = fields(probe.ask("lacking 0"))
+    assert lacking == {"ecc": "!3", "link": "!3", "fabric": "!3", "limit": "3", "none": "13", "handle": "2", "beyond": "2"}, lacking
+    assert fields(probe.ask("fork 0"))["sums"] == "yes"
+    assert probe.ask("threads 0") == "ok"
+    assert probe.ask("shutdown") == "ok" and probe.ask("early") == "ok 1 1 1"
+
+
+def nvml_measured(bench):
+    """Where the gpunode has NVML its figures are passed on; its memory counts everybody's."""
+    _, address = bench.node_with("--device", "2,0", OL_SIM_DEVICES="3", LD_LIBRARY_PATH=bench.options.fake_nvml)
+    probe = bench.program(bench.options.probe, address, ready=False)
+    assert probe.ask("load") == "ok" and probe.ask("init") == "ok", probe.log
+    system = fields(probe.ask("system"))
+    assert (system["count"], system["driver"], system["nvml"]) == ("2", "580.65.06", "13.580.65.06"), system
+    for index, number in ((0, 2), (1, 0)):
+        state = fields(probe.ask(f"state {index}"))
+        assert state["gpu"] == str(10 + number) and state["temperature"] == str(40 + number), state
+        assert int(state["used"]) == 100 * MIB and int(state["total"]) == 256 * MIB, state
+        assert state["power"] == "123456" and state["limit"] == "!3" and state["sm"] == "1980", state
+
+
+def nvml_gone(bench):
+    """Without a gpunode NVML says so; when it goes, devices are lost; when it is back, they are there again."""
+    node, address = bench.node_with()
+    probe = bench.program(bench.options.probe, address, ready=False)
+    assert probe.ask("load") == "ok" and probe.ask("init") == "ok"
+    assert probe.ask("state 0").startswith("ok")
+    folders = subprocess.run([bench.options.olrun, "--gpunode", address, "--", "/bin/sh", "-c", "echo $LD_LIBRARY_PATH"], env=bench.env,
+                             capture_output=True, text=True, timeout=LONG, check=True).stdout.strip()
+    node.end()
+    time.sleep(0.3)
+    assert probe.ask("state 0") == "failed nvmlDeviceGetMemoryInfo 15 GPU is lost"
+    probe.wait_log(r"NVML: gpunode 127\.0\.0\.1")
+    assert probe.ask("device 0").startswith("ok"), "what a device is was known"
+    # olrun would say so itself: one that was started by something else.
+    bench.env.update(OL_GPUNODE=address, LD_LIBRARY_PATH=folders)
+    late = bench.start([bench.options.probe])
+    for name in ("OL_GPUNODE", "LD_LIBRARY_PATH"):
+        del bench.env[name]
+    assert late.ask("load") == "ok" and late.ask("init") == "failed nvmlInit_v2 999 Unknown Error"
+    again = bench.start([bench.options.olgpunode, "--listen", address, "--driver", "sim"])
+    again.wait_log("listening at")
+    time.sleep(1.1)
+    assert probe.ask("state 0").startswith("ok"), probe.log
+    assert late.ask("init") == "ok"
+
+
+def nvml_local(bench):
+    """In local mode the machine's own NVML is the one that programs find, or none."""
+    for options in (["--driver", "sim"], []):
+        if not options:
+            options = ["--gpunode", bench.address]
+        said = subprocess.run([bench.options.olrun, *options, "--", "/bin/sh", "-c", "echo $LD_LIBRARY_PATH"], env=bench.env,
+                              capture_output=True, text=True, timeout=LONG, check=True).stdout
+        assert ("nvml" in said) == ("--gpunode" in options), said
+    bare = subprocess.run([bench.options.olrun, "--driver", "sim", "--", bench.options.probe], env=bench.env, input="load\n",
+                          capture_output=True, text=True, timeout=LONG, check=True)
+    native = subprocess.run([bench.options.probe], env=bench.env, input="load\n", capture_output=True, text=True, timeout=LONG)
+    assert bare.stdout == native.stdout, "olpager's NVML in local mode"
+
+
+def devices(bench):
+    """--device chooses GPUs and their order; CUDA_VISIBLE_DEVICES of the program chooses among these."""
+    _, address = bench.node_with("--device", "2,0", OL_SIM_DEVICES="3")
+    ends = lambda client: [one[-2:] for one in client.ask("devices").split()[2:]]
+    assert ends(bench.program(bench.options.holder, address)) == ["02", "00"]
+    assert ends(bench.program(bench.options.holder, address, {"CUDA_VISIBLE_DEVICES": "1"})) == ["00"]
+    assert ends(bench.program(bench.options.holder, address, {"CUDA_VISIBLE_DEVICES": "1,0"})) == ["00", "02"]
+    assert ends(bench.program(bench.options.holder, address, {"CUDA_VISIBLE_DEVICES": "0,7,1"})) == ["02"]
+    uuid = bench.state(address)["devices"][1]["uuid"]
+    one = bench.program(bench.options.holder, address, {"CUDA_VISIBLE_DEVICES": uuid})
+    assert ends(one) == ["00"]
+    assert one.ask("take 8") == "ok"
+    large = lambda state: [s["vram"][0]["device"] for s in state["sessions"] if s["vram"] and s["vram"][0]["used"] >= 8 * MIB]
+    assert large(bench.until(address, large)) == [1]
+    none = bench.program(bench.options.holder, address, {"CUDA_VISIBLE_DEVICES": ""}, ready=False)
+    assert none.line() == "error cudaErrorNoDevice"
+    none.wait_log("CUDA_VISIBLE_DEVICES= names none of its 2")
+    for wrong, why in (("3", "there is no GPU 3; the driver has 0 to 2"), ("0,0", "named twice"), ("x", "not allowed")):
+        refused = subprocess.run([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--device", wrong],
+                                 env={**bench.env, "OL_SIM_DEVICES": "3"}, capture_output=True, text=True, timeout=LONG)
+        assert refused.returncode == 2 and why in refused.stderr, refused
+
+
+def pinned(bench):
+    """--memory bounds pinned memory: CUDA's error, a line at the gpunode, and room again after a free."""
+    node, address = bench.node_with("--memory", "64MiB")
+    client = bench.program(bench.options.holder, address)
+    assert client.ask("pin 40") == "ok"
+    assert client.ask("pin 40") == "error cudaErrorMemoryAllocation"
+    node.wait_log(r"pinned memory: 40MiB more than the 40MiB that the session has of at most 64MiB \(--memory\) is refused")
+    assert client.ask("pin 16") == "ok"
+    state = bench.until(address, lambda state: state["sessions"][0]["ram"] >= 56 * MIB)
+    assert state["sessions"][0]["ram"] <= 64 * MIB, state
+    assert client.ask("unpin") == "ok" and client.ask("pin 60") == "ok"
+    other = bench.program(bench.options.holder, address)
+    assert other.ask("pin 40") == "ok", "one session's pinned memory is another's"
+
+
+def fair(bench):
+    """A second client has its share of VRAM within 5 s, the first has it all again when the second has gone; nothing is lost."""
+    _, address = bench.node_with("--memory", "1GiB")
+    first = bench.program(bench.options.holder, address)
+    assert first.ask("take 176") == "ok" and first.ask("work 2") == "ok"
+    budget = lambda state, program: next((s["vram"][0] for s in state["sessions"] if s["session"] == program and s["vram"]), None)
+    alone = bench.until(address, lambda state: budget(state, 1) is not None and budget(state, 1)["used"] > 100 * MIB)
+    assert budget(alone, 1)["budget"] == 192 * MIB, alone
+    second = bench.program(bench.options.holder, address)
+    assert int(second.ask("memory").split()[2]) == 96 + 1024, "what it is told of is its share"
+    second.tell("take 160")
+    came = time.monotonic()
+    both = lambda state: all(budget(state, n) and budget(state, n)["budget"] <= 100 * MIB and
+                             budget(state, n)["used"] <= budget(state, n)["budget"] for n in (1, 2)) and \
+        budget(state, 2)["used"] >= 64 * MIB
+    shared = bench.until(address, both)
+    assert second.line() == "ok"
+    print(f"shared after {time.monotonic() - came:.1f} s: {[budget(shared, n) for n in (1, 2)]}")
+    for client in (first, second):
+        client.tell("work 3")
+    assert first.line() == "ok" and second.line() == "ok"
+    second.process.stdin.close()
+    assert second.process.wait(LONG) == 0
+    bench.until(address, lambda state: budget(state, 1)["budget"] >= 190 * MIB)
+    bench.until(address, lambda state: first.ask("work 2") == "ok" and budget(state, 1)["used"] > 100 * MIB)
+
+
+def fair_idle(bench):
+    """Who uses next to nothing takes next to nothing from the others."""
+    _, address = bench.node_with("--memory", "1GiB", OL_SIM_VRAM=str(2 << 30))
+    first = bench.program(bench.options.holder, address)
+    assert first.ask("take 1400") == "ok"
+    second = bench.program(bench.options.holder, address)
+    assert second.ask("take 8") == "ok"
+    time.sleep(2.5)
+    state = bench.state(address)
+    assert state["sessions"][0]["vram"][0]["used"] >= 1400 * MIB, state
+    assert first.ask("work 1") == "ok" and second.ask("work 1") == "ok"
+
+
+def limits(bench):
+    """Sessions of one key are limited, and so are those of all."""
+    keys = []
+    for name in ("anna", "bert"):
+        path = os.path.join(bench.scratch.name, name)
+        subprocess.run([bench.options.olctl, "keygen", "--name", name, "--out", path], check=True, capture_output=True)
+        keys.append(path)
+    both = os.path.join(bench.scratch.name, "both")
+    with open(both, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+        for path in keys:
+            with open(path, encoding="utf-8") as one:
+                out.write(one.read())
+    _, address = bench.node_with("--key", both, "--key-sessions", "2", "--sessions", "3")
+    annas = [bench.program(bench.options.steps, address, options=("--key", keys[0])) for _ in range(2)]
+    third = bench.program(bench.options.steps, address, options=("--key", keys[0]), ready=False)
+    assert third.line() != "ready"
+    third.wait_log(r"key anna has 2 sessions already, the most of one key \(--key-sessions\)")
+    bert = bench.program(bench.options.steps, address, options=("--key", keys[1]))
+    assert bert.ask("step 3") == "ok 3"
+    assert [s["key"] for s in bench.state(address, "--key", keys[1])["sessions"]] == ["bert"]
+    assert len(bench.state(address, "--key", keys[0])["sessions"]) == 2
+    annas[0].end()
+    last = bench.program(bench.options.steps, address, options=("--key", keys[1]), ready=False)
+    # The killed one's place is free after its grace time.
+    last.line()
+    for _ in range(40):
+        if len([s for s in bench.state(address, "--key", keys[0])["sessions"] if s["running"]]) == 1:
+            break
+        time.sleep(0.5)
+    assert bench.program(bench.options.steps, address, options=("--key", keys[0])).ask("step 2") == "ok 2"
+
+
+def state(bench):
+    """--state and olpagestat --node show who uses what."""
+    _, address = bench.node_with("--vram", "64MiB")
+    client = bench.program(bench.options.holder, address)
+    assert client.ask("take 96") == "ok"
+    before = bench.until(address, lambda state: state["sessions"][0]["vram"] and state["sessions"][0]["ram"] > 0)
+    session = before["sessions"][0]
+    assert session["program"] == "holder" and session["state"] == "running" and session["calls"] > 10, session
+    assert session["vram"][0]["budget"] == 64 * MIB and session["vram"][0]["used"] <= 64 * MIB, session
+    assert client.ask("work 5") == "ok"
+    bench.until(address, lambda state: state["sessions"][0]["calls"] > session["calls"])
+    shown = subprocess.run([bench.options.olgpunode, "--state", "--listen", address], check=True, capture_output=True, text=True,
+                           env=bench.env).stdout
+    assert re.search(r"^GPU 0  olpager simulated GPU  GPU-", shown, re.MULTILINE), shown
+    assert re.search(r"^ +1  - .* holder +0 +\S+ +64MiB +\S+ +\d+  running$", shown, re.MULTILINE), shown
+    for options in (["--once"], ["--json"], ["--watch", "0.5", "--duration", "1.7"]):
+        shown = subprocess.run([bench.options.olpagestat, "--node", address, *options], check=True, capture_output=True, text=True,
+                               timeout=LONG, env=bench.env).stdout
+        if "--json" in options:
+            node = json.loads(shown)["nodes"][0]
+            assert node["kind"] == "gpunode" and node["devices"][0]["uuid"].startswith("GPU-"), node
+            assert node["sessions"][0]["calls"] > 10 and node["sessions"][0]["budgets"][0] == 64 * MIB, node
+            assert [tier["name"] for tier in node["tiers"]] == ["VRAM 0", "RAM"], node
+        else:
+            assert "gpunode" in shown and ("holder" in shown or "--watch" in options), shown
+    client.process.kill()
+    gone = bench.until(address, lambda state: not state["sessions"][0]["running"], 15)
+    assert gone["sessions"][0]["state"].startswith("ended: "), gone
+
+
+SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_idle, limits, state]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("--olgpunode", "--olrun", "--olctl", "--olpagestat", "--steps", "--holder", "--probe", "--fake-nvml"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("scenario", choices=[s.__name__ for s in SCENARIOS])
+    parser.add_argument("transport", nargs="?", default="tcp", choices=["tcp", "shm"])
+    options = parser.parse_args()
+    bench = Bench(options)
+    try:
+        next(s for s in SCENARIOS if s.__name__ == options.scenario)(bench)
+    except AssertionError:
+        for child in bench.children:
+            print("\n".join(child.log[-30:]), "\n--")
+        raise
+    finally:
+        bench.close()
+    print("OK", options.scenario)
+
+
+if __name__ == "__main__":
+    main()
