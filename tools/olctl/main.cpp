@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
 #include <string>
 
 #include "coherence/transport/trust/keys.h"
@@ -14,9 +16,7 @@ int refuse(const std::string& command, const std::string& why) {
   return 2;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app("Prepares nodes to trust each other.", "olctl");
   app.set_version_flag("--version", std::string("olctl ") + OLPAGER_VERSION);
   app.require_subcommand(1);
@@ -42,4 +42,15 @@ int main(int argc, char** argv) {
       "{}: key {}. Copy it to the other nodes over a way that you trust, and keep it readable for its owner only.\n",
       out, name);
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "olctl: %s\n", failure.what());
+    return 2;
+  }
 }

@@ -60,11 +60,13 @@ Result<std::vector<DaemonAnswer>> askDaemons(const base::Settings& settings) {
   if (!settings.gpunode.empty()) return std::vector<DaemonAnswer>{askNode(settings)};
   network.value().connect_ms = kConnectMs;
   std::vector<std::future<DaemonAnswer>> asked;
+  asked.reserve(settings.memservers.size());
   for (const std::string& address : settings.memservers) {
     asked.push_back(
         std::async(std::launch::async, [&network, &address] { return askMemserver(network.value(), address); }));
   }
   std::vector<DaemonAnswer> answers;
+  answers.reserve(asked.size());
   for (auto& each : asked) answers.push_back(each.get());
   return answers;
 }
