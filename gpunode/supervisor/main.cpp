@@ -39,6 +39,11 @@ int main(int argc, char** argv) {
                    fmt::format("{} (default: {})", key.text, key.default_))
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
+  std::string config;
+  app.add_option("--config", config,
+                 fmt::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
+                             gpunode::kSystemFile))
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   bool state = false, json = false;
   app.add_flag("--state", state, "Print the sessions of the daemon that listens there, and end");
   app.add_flag("--json", json, "--state as JSON");
@@ -50,6 +55,9 @@ int main(int argc, char** argv) {
     return refuse(fmt::format("{} (olgpunode --help lists the options)", failure.what()));
   }
   gpunode::SupervisorOptions options;
+  const std::string file = config.empty() ? std::string(gpunode::kSystemFile) : config;
+  if (auto status = gpunode::applyFile(options, file, !config.empty()); !status.ok())
+    return refuse(status.error().message);
   for (const auto& [key, text] : given) {
     if (text.empty()) continue;
     if (auto status = gpunode::applyOption(options, key, text); !status.ok())

@@ -3,7 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#define TOML_EXCEPTIONS 0
+#include <toml++/toml.h>
 
 #include "base/settings.h"
 #include "gpunode/worker/setup.h"
@@ -81,6 +88,22 @@ Status setTransport(SupervisorOptions& options, std::string_view text) {
                                    : transport::Choice::kAuto;
   return {};
 }
+Status setCache(SupervisorOptions& options, std::string_view text) {
+  if (text != "none" && !text.starts_with('/')) return notAllowed(text, "the absolute path of a folder, or none");
+  options.cache = text;
+  return {};
+}
+Status setCacheSize(SupervisorOptions& options, std::string_view text) {
+  const auto bytes = base::parseSize(text);
+  if (!bytes.ok()) return bytes.error();
+  options.cache_bytes = bytes.value();
+  return {};
+}
+Status setConfine(SupervisorOptions& options, std::string_view text) {
+  if (text != "on" && text != "off") return notAllowed(text, "on or off");
+  options.confine = text == "on";
+  return {};
+}
 Status setSessions(SupervisorOptions& options, std::string_view text) {
   return number(text, 1, 1024, options.sessions);
 }
@@ -115,12 +138,46 @@ const std::vector<SupervisorKey>& supervisorKeys() {
       {"key", "The file with the keys of clients; needed beyond loopback", "none", setKey},
       {"tls", "What is encrypted: all, control or off", "all", setTls},
       {"transport", "auto, tcp or shm", "auto", setTransport},
+      {"cache", "The folder for modules that clients have sent, or none",
+       "$CACHE_DIRECTORY, else olpager in $XDG_CACHE_HOME, ~/.cache or /var/cache", setCache},
+      {"cache-size", "The most that the modules of one key may take there", "4GiB", setCacheSize},
+      {"confine", "Whether workers may start no programs and open no connections: on or off", "on", setConfine},
       {"sessions", "The most at a time", "64", setSessions},
       {"key-sessions", "The most at a time of one key", "no limit of its own", setKeySessions},
       {"grace", "Seconds for which a session without a connection is kept", "10", setGrace},
       {"log", "off, error, warn, info, debug or trace", "info", setLog},
   };
   return kKeys;
+}
+
+Status applyFile(SupervisorOptions& options, const std::string& path, bool must) {
+  std::ifstream file(path);
+  if (!file) {
+    if (!must && errno == ENOENT) return {};
+    return Error{fmt::format("{}: {}", path, std::strerror(errno))};
+  }
+  std::stringstream text;
+  text << file.rdbuf();
+  const auto parsed = toml::parse(text.str(), path);
+  if (!parsed)
+    return Error{fmt::format("{}:{}: {}", path, parsed.error().source().begin.line, parsed.error().description())};
+  for (const auto& [key, value] : parsed.table()) {
+    std::string name(key.str()), setting;
+    std::replace(name.begin(), name.end(), '_', '-');
+    if (value.is_string()) {
+      setting = value.value_or(std::string());
+    } else if (value.is_integer()) {
+      setting = fmt::format("{}", value.value_or(int64_t{0}));
+    } else if (value.is_boolean()) {
+      setting = value.value_or(false) ? "on" : "off";
+    } else {
+      return Error{fmt::format("{}:{}: {}: a text, a number, true or false is wanted", path, value.source().begin.line,
+                               key.str())};
+    }
+    if (auto status = applyOption(options, name, setting); !status.ok())
+      return Error{fmt::format("{}:{}: {}: {}", path, value.source().begin.line, key.str(), status.error().message)};
+  }
+  return {};
 }
 
 Status applyOption(SupervisorOptions& options, std::string_view key, std::string_view text) {

@@ -19,8 +19,11 @@ struct SupervisorOptions {
   std::vector<uint32_t> devices;  // that sessions see, in this order; empty: all
   base::Budget vram, memory;      // of each session, as the settings vram and host
   std::string key;
+  std::string cache;                  // folder of modules that clients have sent; "": the usual place, "none": none
+  uint64_t cache_bytes = 4ull << 30;  // of each key's
   transport::Tls tls = transport::Tls::kAll;
   transport::Choice choice = transport::Choice::kAuto;
+  bool confine = true;  // workers (gpunode/worker/confine.h)
   uint32_t sessions = 64;
   uint32_t key_sessions = 0;   // of one key; 0: as many as of all
   uint32_t grace_ms = 10'000;  // a worker without a link
@@ -34,6 +37,9 @@ struct SupervisorKey {
   Status (*set)(SupervisorOptions&, std::string_view);
 };
 const std::vector<SupervisorKey>& supervisorKeys();
+/// Keys as the options, with _ for -. A file that is not there is an Error only when it `must` be.
+Status applyFile(SupervisorOptions& options, const std::string& path, bool must);
+inline constexpr const char* kSystemFile = "/etc/olpager/olgpunode.toml";
 Status applyOption(SupervisorOptions& options, std::string_view key, std::string_view text);
 
 }  // namespace olpager::gpunode

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "coherence/transport/trust/keys.h"
+#include "gpunode/supervisor/cache_folder.h"
 #include "gpunode/supervisor/launch_worker.h"
 #include "interpose/api/forward_functions.h"
 #include "pager/budgets.h"
@@ -94,6 +95,15 @@ Status Supervisor::start() {
   for (const int signal : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&mine, signal);
   signals_.reset(signalfd(-1, &mine, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_) return Error{std::string("signalfd: ") + std::strerror(errno)};
+  if (options_.cache != "none") {
+    auto folder = makeCacheFolder(options_.cache);
+    if (!folder.ok() && !options_.cache.empty()) return folder.error();
+    if (folder.ok()) {
+      cache_ = std::move(folder).value();
+    } else {
+      base::logWarn("%s: modules are sent by each program anew (--cache)", folder.error().message.c_str());
+    }
+  }
   if (auto found = findDevices(); !found.ok()) {
     if (!options_.devices.empty()) return found;
     base::logWarn("%s; sessions are refused until it can", found.error().message.c_str());
@@ -286,9 +296,15 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   setup.transport = static_cast<uint32_t>(options_.choice);
   setup.tls = static_cast<uint32_t>(options_.key.empty() ? transport::Tls::kOff : options_.tls);
   setup.grace_ms = options_.grace_ms;
+  setup.confined = options_.confine ? 1 : 0;
   setup.pinned_bytes = pager::hostLimit({options_.memory.bytes, options_.memory.percent});
   std::strncpy(setup.listen, (host + ":0").c_str(), sizeof setup.listen - 1);
   std::strncpy(setup.library, library_.c_str(), sizeof setup.library - 1);
+  if (!cache_.empty()) {
+    const std::string folder = cache_ + (session.key_name.empty() ? "/no-key" : "/key-" + session.key_name);
+    if (folder.size() < sizeof setup.cache) std::strncpy(setup.cache, folder.c_str(), sizeof setup.cache - 1);
+    setup.cache_bytes = options_.cache_bytes;
+  }
 
   std::vector<std::string> environment = workerEnvironment();
   if (!options_.driver.empty())

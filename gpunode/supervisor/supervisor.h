@@ -87,6 +87,7 @@ class Supervisor {
   base::UniqueFd signals_;
   std::map<uint64_t, Session> sessions_;
   uint64_t next_number_ = 1, ended_calls_ = 0, ended_moved_ = 0;
+  std::string cache_;  // the folder with a folder for each key; "": none
   Devices devices_;
   bool measured_ = false;  // by NVML
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now(), looked_{}, divided_{};

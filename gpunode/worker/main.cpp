@@ -15,6 +15,7 @@
 #include "base/settings.h"
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/trust/keys.h"
+#include "gpunode/worker/confine.h"
 #include "gpunode/worker/describe.h"
 #include "gpunode/worker/reporter.h"
 #include "gpunode/worker/setup.h"
@@ -133,7 +134,17 @@ int run() {
     return transport::Accepted{worker->staging().domain(), queue};
   });
   if (!listener.ok()) return fail(listener.error().message);
+  if (setup.confined != 0) {
+    // The driver has started, the port is open: what comes now is the client's.
+    const gpunode::Confinement allowed{!settings.value().memservers.empty()};
+    if (auto confined = gpunode::confine(allowed); !confined.ok()) return fail(confined.error().message);
+  }
   worker->hostMemory().setLimit(setup.pinned_bytes);
+  setup.cache[sizeof setup.cache - 1] = '\0';
+  if (setup.cache[0] != '\0') {
+    if (auto opened = worker->moduleCache().open(setup.cache, setup.cache_bytes); !opened.ok())
+      base::logWarn("%s: modules are sent by each program", opened.error().message.c_str());
+  }
   say(0, listener.value()->address());
   gpunode::startReporter(*worker, gpunode::kSetupFd);
 

@@ -1,4 +1,4 @@
-// Modules and libraries from images in the call. A library's image is kept as long as the session: the driver may read it later.
+// Modules and libraries from images in the call, or that were sent before. A library's image is kept as long as the session: the driver may read it later.
 #include <algorithm>
 #include <deque>
 #include <mutex>
@@ -66,13 +66,26 @@ bool readOptions(Invocation& in, Options& options) {
   return in.ok();
 }
 
-// An image that the bytes are, whole; null when they are none.
-std::unique_ptr<Image> readImage(Invocation& in) {
-  const auto bytes = in.arguments().raw(in.value<uint64_t>());
-  if (bytes.empty()) return nullptr;
+// An image that the bytes are, whole; null when they are none. `unknown`: the client has to send it.
+std::unique_ptr<Image> readImage(Invocation& in, bool* unknown) {
   auto image = std::make_unique<Image>();
-  image->bytes.assign(bytes.begin(), bytes.end());
-  image->bytes.resize(bytes.size() + 1);  // text ends with a NUL, whatever was sent
+  const auto form = in.value<forward::ImageForm>();
+  if (form == forward::ImageForm::kDigest) {
+    calls::Digest digest{};
+    const auto said = in.arguments().raw(digest.size());
+    if (!in.ok()) return nullptr;
+    std::memcpy(digest.data(), said.data(), digest.size());
+    auto found = in.worker().moduleCache().find(digest);
+    *unknown = !found;
+    if (!found || found->empty()) return nullptr;
+    image->bytes = std::move(*found);
+  } else {
+    const auto bytes = in.arguments().raw(in.value<uint64_t>());
+    if (bytes.empty()) return nullptr;
+    image->bytes.assign(bytes.begin(), bytes.end());
+    if (form == forward::ImageForm::kKeep) in.worker().moduleCache().store(bytes);
+  }
+  image->bytes.push_back(std::byte{0});  // text ends with a NUL, whatever was sent
   image->wrapper.data = image->bytes.data();
   return image;
 }
@@ -111,8 +124,13 @@ void keep(std::unique_ptr<Image> image) {
 CUresult loadModule(Invocation& in) {
   Options options;
   if (!readOptions(in, options)) in.arguments().fail();
-  auto image = readImage(in);
+  bool unknown = false;
+  auto image = readImage(in, &unknown);
   if (!in.ok()) return in.refusal();
+  if (unknown) {
+    in.results().value(forward::kImageUnknown);
+    return CUDA_SUCCESS;
+  }
   if (image == nullptr || !isWhole(*image)) return CUDA_ERROR_INVALID_IMAGE;
   CUmodule module = nullptr;
   const CUresult status =
@@ -128,8 +146,13 @@ CUresult loadModule(Invocation& in) {
 CUresult loadLibrary(Invocation& in) {
   Options options;
   if (!readOptions(in, options)) in.arguments().fail();
-  auto image = readImage(in);
+  bool unknown = false;
+  auto image = readImage(in, &unknown);
   if (!in.ok()) return in.refusal();
+  if (unknown) {
+    in.results().value(forward::kImageUnknown);
+    return CUDA_SUCCESS;
+  }
   if (image == nullptr || !isWhole(*image)) return CUDA_ERROR_INVALID_IMAGE;
   CUlibrary library = nullptr;
   const void* const code = isContainer(*image) ? static_cast<const void*>(&image->wrapper) : image->bytes.data();

@@ -25,9 +25,11 @@ struct WorkerSetup {
   uint32_t tls = 0;           // transport::Tls
   uint64_t pinned_bytes = 0;  // the most that the client may have of pinned memory
   uint64_t cache_bytes = 0;   // the most of the modules' folder
-  char listen[128] = {};      // host:port
-  char library[512] = {};     // kSession: libolpager.so; kDescribe: the driver
-  char cache[512] = {};       // the folder of this key's modules; "": none
+  uint32_t confined = 1;      // gpunode/worker/confine.h
+  uint32_t reserved = 0;
+  char listen[128] = {};   // host:port
+  char library[512] = {};  // kSession: libolpager.so; kDescribe: the driver
+  char cache[512] = {};    // the folder of this key's modules; "": none
 };
 
 struct WorkerReady {

@@ -24,6 +24,7 @@
 #include "coherence/calls/channel.h"
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/host_memory.h"
+#include "gpunode/worker/module_cache.h"
 #include "gpunode/worker/staging.h"
 #include "gpunode/worker/text.h"
 #include "interpose/api/driver_table.h"
@@ -54,6 +55,7 @@ class Worker {
   const api::DriverTable& driver() const { return driver_; }
   HandleTable& handles() { return handles_; }
   HostMemory& hostMemory() { return host_memory_; }
+  ModuleCache& moduleCache() { return module_cache_; }
   Staging& staging() { return staging_; }
   const WorkerOptions& options() const { return options_; }
   int devices() const { return devices_; }
@@ -104,6 +106,7 @@ class Worker {
   local::AllocateAt allocate_at_ = nullptr;
   HandleTable handles_;
   HostMemory host_memory_;
+  ModuleCache module_cache_;
   Staging staging_;
   Text text_;
 

@@ -9,6 +9,7 @@
 
 #include "base/fatbin/fatbin.h"
 #include "base/log.h"
+#include "coherence/calls/digest.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/memory.h"
@@ -51,9 +52,11 @@ CUresult locate(const void* code, Load& load) {
   return CUDA_SUCCESS;
 }
 
-CUresult send(Operation operation, const Load& load, void** out) {
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (load.image.size() > kMostBytes) return refused("a module above 48 MiB", false);
+// A smaller image is sent without asking whether the worker has it: that would be another round trip.
+constexpr size_t kWorthAsking = 32 << 10;
+
+CUresult sendAs(Operation operation, ImageForm form, const calls::Digest& digest, const Load& load, void** out,
+                bool* unknown) {
   Call call(operation);
   call.beforeInit();
   call.forgetsAnswers();
@@ -63,12 +66,22 @@ CUresult send(Operation operation, const Load& load, void** out) {
     call.value(static_cast<int32_t>(load.options[i]));
     call.value(isLog(load.options[i]) ? uint64_t{0} : reinterpret_cast<uint64_t>(load.values[i]));
   }
-  call.value(static_cast<uint64_t>(load.image.size()));
-  call.bulk(load.image);
+  call.value(form);
+  if (form == ImageForm::kDigest) {
+    call.raw(digest.data(), digest.size());
+  } else {
+    call.value(static_cast<uint64_t>(load.image.size()));
+    call.bulk(load.image);
+  }
   const CUresult result = call.sync();
   if (!call.answered()) return result;
   Reader& reply = call.reply();
-  const auto status = static_cast<CUresult>(reply.value<int32_t>());
+  const auto told = reply.value<int32_t>();
+  if (told == kImageUnknown) {
+    *unknown = true;
+    return CUDA_ERROR_FILE_NOT_FOUND;
+  }
+  const auto status = static_cast<CUresult>(told);
   const auto handle = reply.value<uint64_t>();
   for (unsigned i = 0; i < load.count; ++i) {
     const auto value = reply.value<uint64_t>();
@@ -91,6 +104,18 @@ CUresult send(Operation operation, const Load& load, void** out) {
   }
   if (status == CUDA_SUCCESS) *out = reinterpret_cast<void*>(handle);
   return status;
+}
+
+// A client's modules are sent once: the worker keeps those of its key (gpunode/worker/module_cache.h).
+CUresult send(Operation operation, const Load& load, void** out) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (load.image.size() > kMostBytes) return refused("a module above 48 MiB", false);
+  calls::Digest digest{};
+  bool unknown = false;
+  if (load.image.size() < kWorthAsking || !calls::digestOf(load.image, digest))
+    return sendAs(operation, ImageForm::kBytes, digest, load, out, &unknown);
+  const CUresult result = sendAs(operation, ImageForm::kDigest, digest, load, out, &unknown);
+  return unknown ? sendAs(operation, ImageForm::kKeep, digest, load, out, &unknown) : result;
 }
 
 CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options, void** values, void** out) {

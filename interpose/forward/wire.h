@@ -93,6 +93,12 @@ struct Room {
   uint64_t largest = 0;
 };
 
+/// How a module's image comes: its bytes (not worth asking for), its SHA-256 and length alone, or its bytes after the worker did not
+/// have that, which are to be kept.
+enum class ImageForm : uint8_t { kBytes = 0, kDigest = 1, kKeep = 2 };
+/// In place of a load's result: the worker has no image with that digest.
+inline constexpr int32_t kImageUnknown = -1;
+
 /// Marks a handle of a session; the numbers below 2^40 are the client's, those with kWorkersHandle the worker's.
 inline constexpr uint64_t kHandleMark = 0x5a5aull << 48;
 inline constexpr uint64_t kWorkersHandle = 1ull << 46;

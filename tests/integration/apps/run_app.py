@@ -67,7 +67,8 @@ class Gpunode:
     def __init__(self, options, env, vram):
         self.log = tempfile.TemporaryFile(mode="w+")
         self.process = subprocess.Popen(
-            [options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", str(vram), "--memory", str(options.host)],
+            [options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", str(vram), "--memory", str(options.host),
+             "--cache", "none"],
             env=env, stdout=self.log, stderr=self.log)
         self.address = self.wait_for(r"listening at (\S+)", 20)
 

@@ -292,7 +292,82 @@ def state(bench):
     assert gone["sessions"][0]["state"].startswith("ended: "), gone
 
 
-SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_idle, limits, state]
+def cache(bench):
+    """A module is sent once for each key: the next session says its hash. What lies in the folder is not believed."""
+    folder = os.path.join(bench.scratch.name, "cache")
+    _, address = bench.node_with("--cache", folder)
+
+    def sent():
+        client = bench.program(bench.options.holder, address)
+        assert client.ask("take 8") == "ok" and client.ask("work 2") == "ok"
+        number = max(s["session"] for s in bench.state(address)["sessions"])
+        mine = lambda state: next(s for s in state["sessions"] if s["session"] == number)
+        state = bench.until(address, lambda state: mine(state)["calls"] > 10 and mine(state)["vram"])
+        time.sleep(0.6)  # the last report has it all
+        client.end()
+        return mine(bench.state(address))["moved"]
+
+    first = sent()
+    files = os.listdir(os.path.join(folder, "modules", "no-key"))
+    assert len(files) == 1 and re.fullmatch("[0-9a-f]{64}", files[0]), files
+    path = os.path.join(folder, "modules", "no-key", files[0])
+    image = os.path.getsize(path)
+    second = sent()
+    print(f"image {image}, first session {first}, second {second}")
+    assert image > 100000 and first > image and second < first - image * 0.9
+    with open(path, "r+b") as out:
+        out.seek(1000)
+        out.write(b"spoiled")
+    assert sent() > image, "a spoiled file was taken"
+    assert sent() < image
+    assert os.stat(path).st_mode & 0o77 == 0
+    # Another key has nothing of it.
+    key = os.path.join(bench.scratch.name, "anna")
+    subprocess.run([bench.options.olctl, "keygen", "--name", "anna", "--out", key], check=True, capture_output=True)
+    _, other = bench.node_with("--cache", folder, "--key", key)
+    anna = bench.program(bench.options.holder, other, options=("--key", key))
+    assert anna.ask("take 8") == "ok"
+    assert sorted(os.listdir(os.path.join(folder, "modules"))) == ["key-anna", "no-key"]
+    assert len(os.listdir(os.path.join(folder, "modules", "key-anna"))) == 1
+
+
+def confined(bench):
+    """Workers are confined, work all the same, and are not where that was said."""
+    for options, seccomp in ((), "2"), (("--confine", "off"), "0"):
+        node, address = bench.node_with(*options)
+        client = bench.program(bench.options.steps, address)
+        assert client.ask("step 20") == "ok 20" and client.ask("copy 2") == "ok 20"
+        pid = node.wait_log(r"worker (\d+)$").group(1)
+        with open(f"/proc/{pid}/status", encoding="utf-8") as status:
+            told = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
+        assert told["Seccomp"] == seccomp and told["NoNewPrivs"] == "1", (options, told["Seccomp"], told["NoNewPrivs"])
+        with open(f"/proc/{pid}/limits", encoding="utf-8") as limits:
+            core = next(line.split() for line in limits if line.startswith("Max core file size"))
+        assert options or core[4:6] == ["0", "0"], core
+
+
+def settings(bench):
+    """A file of options; the command line wins; what is wrong in it is said with its line."""
+    path = os.path.join(bench.scratch.name, "olgpunode.toml")
+    with open(path, "w", encoding="utf-8") as out:
+        out.write('vram = "32MiB"\nkey_sessions = 1\nconfine = false\nmemory = "1GiB"\n')
+    _, address = bench.node_with("--config", path, "--key-sessions", "2")
+    clients = [bench.program(bench.options.holder, address) for _ in range(2)]
+    assert clients[0].ask("take 8") == "ok"
+    third = bench.program(bench.options.holder, address, ready=False)
+    third.wait_log("2 sessions already, the most of one key")
+    state = bench.until(address, lambda state: any(s["vram"] for s in state["sessions"]))
+    assert next(s for s in state["sessions"] if s["vram"])["vram"][0]["budget"] <= 32 * MIB, state
+    for text, why in (('vram = "much"\n', ":1: vram: "), ("\nnothing = 3\n", ":2: nothing: unknown option"),
+                      ("vram = [1]\n", ":1: vram: a text, a number")):
+        with open(path, "w", encoding="utf-8") as out:
+            out.write(text)
+        refused = subprocess.run([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--config", path],
+                                 env=bench.env, capture_output=True, text=True, timeout=LONG)
+        assert refused.returncode == 2 and why in refused.stderr, refused
+
+
+SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_idle, limits, state, cache, confined, settings]
 
 
 def main():

@@ -85,7 +85,8 @@ class Bench:
         self.options = options
         self.scratch = tempfile.TemporaryDirectory(prefix="olpager-sessions-")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("OL_")}
-        self.env.update(XDG_CONFIG_HOME=self.scratch.name, XDG_RUNTIME_DIR=self.scratch.name, OL_SIM_VRAM=str(256 << 20))
+        self.env.update(XDG_CONFIG_HOME=self.scratch.name, XDG_RUNTIME_DIR=self.scratch.name,
+                        XDG_CACHE_HOME=os.path.join(self.scratch.name, "cache"), OL_SIM_VRAM=str(256 << 20))
         self.children = []
         self.node = self.start([options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", "64MiB",
                                 "--memory", "256MiB", "--grace", str(GRACE)])

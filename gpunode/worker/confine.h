@@ -1,0 +1,18 @@
+// What a worker can't do once its driver has started, whatever its client makes it run: start programs or processes, look into others, change
+// its rights or name spaces, load code into the kernel, and, where it needs no memservers, open connections.
+//
+// Thread-safety: once, from any thread; it holds for all threads, those that exist as well. There is no way back. Errors: one line.
+#pragma once
+
+#include "base/result.h"
+
+namespace olpager::gpunode {
+
+struct Confinement {
+  bool connects = false;  // it may open connections: to memservers
+};
+
+/// Calls of the kernel that are not allowed fail with EPERM.
+Status confine(const Confinement& allowed);
+
+}  // namespace olpager::gpunode
