@@ -1,6 +1,8 @@
 // The path of an operation while something is not in VRAM. Under the mutex: what it names, what it can get to from there (Closure),
 // the wait for what is missing, then its number.
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <deque>
 
 #include "base/log.h"
@@ -27,6 +29,24 @@ void assumeNames(PoolState& state, Region& region, const std::vector<Region*>& r
   for (const Region* other : reach)
     if (other != &region && std::find(region.edges.begin(), region.edges.end(), other->id) == region.edges.end())
       region.edges.push_back(other->id);
+}
+
+// Calls visit(region, word) for the pointers that a copy of `bytes` from `from` brings, as they lie at `to`: aligned there, whatever
+// the source is. `plain`: one piece from one; else rows, each of which may lie otherwise.
+template <typename Visit>
+void forPointersBrought(const PoolState& state, const void* from, uint64_t bytes, uint64_t to, bool plain,
+                        Visit visit) {
+  const auto* const data = static_cast<const char*>(from);
+  for (uint64_t skip = plain ? -to % 8 : 0; skip < 8; ++skip) {
+    std::array<uint64_t, 512> words;
+    for (uint64_t at = skip; at + sizeof(uint64_t) <= bytes;) {
+      const uint64_t count = std::min<uint64_t>(words.size(), (bytes - at) / sizeof(uint64_t));
+      std::memcpy(words.data(), data + at, count * sizeof(uint64_t));
+      forPointersAmong(state, words.data(), count * sizeof(uint64_t), visit);
+      at += count * sizeof(uint64_t);
+    }
+    if (plain) return;
+  }
 }
 
 /// What a thread asks the engines for while it waits. Let go at the end of its scope, also when an exception ends it.
@@ -217,7 +237,7 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
   if (name_ != nullptr) state.recent_kernels.note(name_);
   if (function_ != nullptr && !closure.everything) timed_ = chooseTimed(closure.named());
   for (unsigned i = 0; !follows_pointers_ && i < count_; ++i)
-    if (use(i).mode != Mode::kRead) noteWritten(*state.find(use(i).address), closure, number);
+    if (use(i).mode != Mode::kRead) noteWritten(use(i), *state.find(use(i).address), closure, number);
   if (!root_writes_.empty()) writesRoots(closure, number);
   if (engine == nullptr) return;
   DeviceCounters& figures = engine->figures();
@@ -260,7 +280,7 @@ void Access::assumeStored(const Closure& closure) {
 }
 
 // A copy or memset writes to the region: what pointers come in with it.
-void Access::noteWritten(Region& region, const Closure& closure, uint64_t number) {
+void Access::noteWritten(const Use& write, Region& region, const Closure& closure, uint64_t number) {
   PoolState& state = *pool_.state_;
   bool known = host_source_ != nullptr || !closure.sources.empty();
   const auto unknown = [&] {
@@ -278,7 +298,8 @@ void Access::noteWritten(Region& region, const Closure& closure, uint64_t number
     if (source->host_written) unknown();
   }
   if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
-    addEdgesAmong(state, region, host_source_, host_bytes_);
+    forPointersBrought(state, host_source_, host_bytes_, write.address, write.bytes == host_bytes_,
+                       [&](const Region& target, uint64_t word) { addEdge(state, region, target, word); });
   } else if (host_source_ != nullptr) {
     unknown();
     known = false;
@@ -294,7 +315,7 @@ void Access::writesRoots(const Closure& closure, uint64_t number) {
     state.roots.forAt(write.address, write.bytes, [&](uint64_t, const Root& root) {
       if (root.region != nullptr) {
         raise(root.region->stamp, number);
-        return noteWritten(*root.region, closure, number);
+        return noteWritten(write, *root.region, closure, number);
       }
       bool known = true;
       for (const Region* source : closure.sources) {
@@ -308,8 +329,8 @@ void Access::writesRoots(const Closure& closure, uint64_t number) {
         known &= !source->host_written && !(source->by_pieces && unseen);
       }
       if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
-        forPointersAmong(state, host_source_, host_bytes_,
-                         [&](Region& target, uint64_t word) { state.addRootEdge(root.context, target, word); });
+        forPointersBrought(state, host_source_, host_bytes_, write.address, write.bytes == host_bytes_,
+                           [&](const Region& target, uint64_t word) { state.addRootEdge(root.context, target, word); });
       } else if (host_source_ != nullptr) {
         known = false;
       }

@@ -336,7 +336,7 @@ class Access {
   CUresult await(Closure& closure, Lock& lock, uint64_t* waited_ns);
   void commit(Closure& closure, uint64_t waited_ns);
   void assumeStored(const Closure& closure);
-  void noteWritten(Region& region, const Closure& closure, uint64_t number);
+  void noteWritten(const Use& write, Region& region, const Closure& closure, uint64_t number);
   bool crosses(const StreamState& stream, const Region& region) const;
   void reachAcross(StreamState& stream);
   void findDevice(StreamState& stream) const;

@@ -536,6 +536,25 @@ TEST_CASE("a context that goes while a pass runs gives all its memory back", "[p
   CHECK(g_chunks == 0);
 }
 
+TEST_CASE("a pointer that a copy brings is found where it comes to lie", "[pager][pointers]") {
+  Rig rig({.vram = 16 * kMiB});
+  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
+  const auto targets = makeTargets(rig);
+  rig.press();
+  // The pointer is aligned at its place in the table, and nowhere else.
+  alignas(8) char bytes[64] = {};
+  for (uint64_t before = 1; before < 8; ++before) {
+    const uint64_t word = targets[before % kTargets] + 64;
+    std::memcpy(bytes + 3 + before, &word, 8);
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table + 64 * before - before, bytes + 3, before + 8, true) == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
+    rig.launch(CU_STREAM_LEGACY, "readThrough", out, table + 64 * before);
+    rig.synchronize();
+    CHECK(rig.get(out) == 1000 + before % kTargets);
+    rig.press();
+  }
+}
+
 TEST_CASE("a variable that is made known late is scanned before a kernel follows it", "[pager][pointers][roots]") {
   Rig rig({.vram = 16 * kMiB});
   CUdeviceptr global = 0;
