@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sessions of a real olgpunode with real programs, on loopback: several at once, killed on either side, cut and resumed, nonsense.
 
-sessions.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --steps STEPS SCENARIO [tcp|shm]
+sessions.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --steps STEPS [--env NAME=VALUE]... SCENARIO [tcp|shm]
 """
 import argparse
 import os
@@ -87,6 +87,7 @@ class Bench:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("OL_")}
         self.env.update(XDG_CONFIG_HOME=self.scratch.name, XDG_RUNTIME_DIR=self.scratch.name,
                         XDG_CACHE_HOME=os.path.join(self.scratch.name, "cache"), OL_SIM_VRAM=str(256 << 20))
+        self.env.update(pair.split("=", 1) for pair in options.env)
         self.children = []
         self.node = self.start([options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", "64MiB",
                                 "--memory", "256MiB", "--grace", str(GRACE)])
@@ -411,6 +412,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("--olgpunode", "--olrun", "--olctl", "--steps"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for all that is started")
     parser.add_argument("scenario", choices=[s.__name__ for s in SCENARIOS])
     parser.add_argument("transport", nargs="?", default="tcp", choices=["tcp", "shm"])
     options = parser.parse_args()

@@ -2,7 +2,7 @@
 """A program through the pager with less VRAM and host RAM than it needs, and real memservers for the rest. The program compares
 its result with the CPU's.
 
-remote.py --olrun OLRUN --olmemserver OLMEMSERVER --program PROGRAM [--olctl OLCTL] [--session SESSION] --seed N CASE
+remote.py --olrun OLRUN --olmemserver OLMEMSERVER --program PROGRAM [--olctl OLCTL] [--session SESSION] [--env NAME=VALUE]... --seed N CASE
 
 On loopback:
   spread    three memservers over TCP: the right result, and pages were there
@@ -151,6 +151,7 @@ class Run:
         self.options, self.scratch, self.rng = options, scratch, random.Random(f"{options.case} {options.seed}")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("OL_")}
         self.env.update({"OL_SIM_VRAM": "1GiB", "OL_SIM_SEED": str(options.seed), "XDG_CONFIG_HOME": scratch, "XDG_RUNTIME_DIR": scratch})
+        self.env.update(pair.split("=", 1) for pair in options.env)
         self.key = os.path.join(scratch, "key")
         self.servers = []
 
@@ -315,6 +316,7 @@ def main():
     parser.add_argument("--olctl")
     parser.add_argument("--session")
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for all that is started")
     parser.add_argument("case", choices=LOOPBACK_CASES + HOST_CASES)
     options = parser.parse_args()
     if options.case in HOST_CASES:
