@@ -58,36 +58,45 @@ Staging::Piece* Staging::takeFree(const api::DriverTable& driver) {
   return piece;
 }
 
-// One that the GPU is done with. Asking is allowed while something captures only to who says that it knows what it does.
+// One that the GPU is done with, the last of those: it is in the processor's cache still. Asking is allowed while something captures only
+// to who says that it knows what it does.
 Staging::Piece* Staging::takeMarked(const api::DriverTable& driver) {
-  constexpr size_t kLooks = 4;  // streams that are in the middle of something
+  constexpr size_t kLooks = 8;
+  constexpr size_t kNotDone = 2;  // streams that are in the middle of something
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   if (driver.cuThreadExchangeStreamCaptureMode != nullptr) (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
   Piece* found = nullptr;
-  for (size_t look = 0; look < kLooks && found == nullptr; ++look) {
+  for (size_t look = 0, not_done = 0; look < kLooks && not_done < kNotDone; ++look) {
     Piece* piece = nullptr;
+    CUevent event = nullptr;
     {
       std::lock_guard lock(mutex_);
       if (behind_.empty()) break;
       piece = behind_.front();
       behind_.pop_front();
+      piece->asked = true;
+      event = piece->event;
     }
-    const bool over = driver.cuEventQuery(piece->event) == CUDA_SUCCESS;
+    const bool done = driver.cuEventQuery(event) == CUDA_SUCCESS;
     std::lock_guard lock(mutex_);
-    if (!piece->used) continue;  // its context is gone, and took it
-    if (over) {
-      found = piece;
-    } else {
+    piece->asked = false;
+    // Without its event: its context is gone, and with it all that used the piece.
+    if (!done && piece->event != nullptr) {
       behind_.push_back(piece);
+      ++not_done;
+      continue;
     }
+    piece->used = false;
+    if (found != nullptr) free_.push_back(found);
+    found = piece;
   }
   if (driver.cuThreadExchangeStreamCaptureMode != nullptr) (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
   return found;
 }
 
 Staging::Piece* Staging::take(const api::DriverTable& driver, uint64_t context) {
-  Piece* piece = takeFree(driver);
-  if (piece == nullptr) piece = takeMarked(driver);
+  Piece* piece = takeMarked(driver);
+  if (piece == nullptr) piece = takeFree(driver);
   if (piece == nullptr) {
     auto made = make();
     if (made == nullptr) return nullptr;
@@ -138,7 +147,8 @@ void Staging::contextGone(uint64_t context) {
     if (piece->context != context) continue;
     piece->pinned = false;
     piece->event = nullptr;
-    if (piece->used) free_.push_back(piece.get());
+    if (!piece->used || piece->asked) continue;
+    free_.push_back(piece.get());
     piece->used = false;
   }
 }

@@ -30,6 +30,7 @@ class Staging {
     CUevent event = nullptr;  // of that context
     bool pinned = false;      // registered with the driver
     bool used = false;
+    bool asked = false;  // about, by takeMarked(): nobody else's meanwhile
   };
 
   Staging();

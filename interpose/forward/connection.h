@@ -2,6 +2,7 @@
 // Thread-safety: one thread at a time.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -38,7 +39,7 @@ class Connection {
   std::string worker_address_;
   std::string link_;  // the last one's id
   const transport::DomainPtr domain_ = transport::makeDomain();
-  bool shares_memory_ = false;
+  std::atomic<bool> shares_memory_{false};
 };
 
 }  // namespace olpager::forward
