@@ -489,6 +489,10 @@ TEST_CASE("what one pass finds is spared by the one that runs beside it", "[page
     rig.fill(address + kMiB, kMiB, address);
     rig.synchronize();
   }
+  if (valueOf(rig.figures().in_place_bytes) != 0) {  // as on a simulated GPU under a sanitizer
+    WARN("evictions are so slow here that some of it is used in place: no pass would have victims");
+    return;
+  }
   const CUstream others[] = {rig.makeStream(), rig.makeStream()};
   std::vector<std::thread> presses;
   {
