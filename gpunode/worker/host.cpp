@@ -60,18 +60,6 @@ void CUDA_CB callCallback(CUstream /*stream*/, CUresult status, void* data) {
   function->worker->callClient(function->number, status);
 }
 
-struct Changes {
-  Worker* worker;
-  uint32_t number;
-  std::vector<uint64_t> blocks;
-};
-void CUDA_CB sendChanges(void* data) {
-  const std::unique_ptr<Changes> changes(static_cast<Changes*>(data));
-  std::vector<std::byte> runs;
-  for (const uint64_t block : changes->blocks) changes->worker->hostMemory().changes(block, runs);
-  changes->worker->tell(forward::Answer::kHostBytes, changes->number, CUDA_SUCCESS, runs, true);
-}
-
 }  // namespace
 
 // A function that is captured runs with each launch of its graph: what it needs stays as long as the session.
@@ -101,34 +89,21 @@ bool isCapturing(Invocation& in, CUstream stream) {
   return in.driver().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-// Told in any case: the client counts on it. What is captured comes back behind its graph.
-CUresult sendChangesBehind(Invocation& in, CUstream stream, uint32_t number, std::vector<uint64_t> blocks) {
-  CUresult result = CUDA_SUCCESS;
-  if (!isCapturing(in, stream)) {
-    auto changes = std::make_unique<Changes>(Changes{&in.worker(), number, std::move(blocks)});
-    result = in.driver().cuLaunchHostFunc(stream, sendChanges, changes.get());
-    if (result == CUDA_SUCCESS) {
-      (void)changes.release();
-      return result;
-    }
-  }
-  in.worker().tell(forward::Answer::kHostBytes, number, CUDA_SUCCESS, {}, true);
-  return result;
-}
-
 CUresult hostChanges(Invocation& in) {
   const auto given = in.value<uint64_t>();
   const bool per_thread = in.value<uint8_t>() != 0;
-  const auto number = in.value<uint32_t>();
-  Owed owed(in.worker(), forward::Answer::kHostBytes, in.ok() ? number : 0);
+  Owed owed(in.worker(), forward::Answer::kHostBytes, 1);
   const auto count = in.value<uint32_t>();
   if (count > in.arguments().left() / sizeof(uint64_t)) in.arguments().fail();
   std::vector<uint64_t> blocks;
   for (uint32_t i = 0; in.ok() && i < count; ++i) blocks.push_back(in.value<uint64_t>());
   const CUstream stream = in.streamOf(given, per_thread);
   if (!in.ok()) return in.refusal();
+  // What is captured comes back behind its graph.
+  if (isCapturing(in, stream)) return CUDA_SUCCESS;
   owed.comes();
-  return sendChangesBehind(in, stream, number, std::move(blocks));
+  in.worker().exchange().owe(Worker::current(), stream, std::move(blocks));
+  return CUDA_SUCCESS;
 }
 
 CUhostFn clientFunction() { return callFunction; }

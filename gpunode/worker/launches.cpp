@@ -79,7 +79,7 @@ CUresult clusters(Invocation& in) {
 
 CUresult launch(Invocation& in) {
   const auto head = in.value<LaunchHead>();
-  Owed owed(in.worker(), forward::Answer::kHostBytes, head.number);
+  Owed owed(in.worker(), forward::Answer::kHostBytes, head.pinned != 0 ? 1 : 0);
   CUlaunchAttribute attributes[forward::kMostAttributes];
   takeAttributes(in, head, attributes);
   if (!in.ok()) return in.refusal();
@@ -117,7 +117,8 @@ CUresult launch(Invocation& in) {
   }
   if (head.pinned == 0 || result != CUDA_SUCCESS) return result;
   owed.comes();
-  return sendChangesBehind(in, stream, head.number, std::move(pinned));
+  in.worker().exchange().owe(Worker::current(), stream, std::move(pinned));
+  return result;
 }
 
 }  // namespace olpager::gpunode

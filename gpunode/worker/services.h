@@ -45,7 +45,4 @@ void* clientFunctionData(Worker& worker, uint32_t number);
 /// Whether work of this stream is captured now.
 bool isCapturing(Invocation& in, CUstream stream);
 
-/// Enqueues what sends the changes of the pinned blocks named to the client, in stream order.
-CUresult sendChangesBehind(Invocation& in, CUstream stream, uint32_t number, std::vector<uint64_t> blocks);
-
 }  // namespace olpager::gpunode

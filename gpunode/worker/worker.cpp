@@ -157,7 +157,8 @@ void Worker::lead(uint64_t self) {
   while (takeLead(lock, self)) {
     while (!ended_ && leader_ == self) {
       lock.unlock();
-      const auto got = channel_.read(record, kSlice);
+      const auto got = channel_.read(record, exchange_.owes() ? Exchange::kLatest : kSlice);
+      if (exchange_.owes() && exchange_.isLate()) exchange_.settle();
       if (got == calls::Channel::Read::kDown && !ended_ && !rejoin()) {
         lock.lock();
         if (why_.empty())
@@ -225,15 +226,9 @@ void Worker::make(const std::vector<std::byte>& record) {
     // A primary context that nobody retained yet: as if there were none.
     context = 0;
   }
-  if (const uint64_t gone = g_contexts_gone.load(); gone != t_contexts_gone) {
-    t_contexts_gone = gone;
-    t_current_known = false;
-  }
   const uint64_t ends = operation ? 0 : contextThatEnds(head, reader);
-  if (const auto wanted = handleFrom<CUcontext>(context); !t_current_known || wanted != t_current) {
-    t_current_known = driver_.cuCtxSetCurrent(wanted) == CUDA_SUCCESS;
-    t_current = wanted;
-  }
+  if (exchange_.owes() && Exchange::settlesBefore(head)) exchange_.settle();
+  setCurrent(handleFrom<CUcontext>(context));
   if (service == nullptr) {
     result = CUDA_ERROR_NOT_SUPPORTED;
   } else {
@@ -257,6 +252,18 @@ void Worker::make(const std::vector<std::byte>& record) {
   moved_.fetch_add(results.size(), std::memory_order_relaxed);
   const AnswerHead reply{Answer::kReply, head.reply, result, result == CUDA_SUCCESS || !results.empty() ? 1u : 0u};
   (void)channel_.write({std::as_bytes(std::span(&reply, 1)), results}, true);
+}
+
+CUcontext Worker::current() { return t_current; }
+
+void Worker::setCurrent(CUcontext context) {
+  if (const uint64_t gone = g_contexts_gone.load(); gone != t_contexts_gone) {
+    t_contexts_gone = gone;
+    t_current_known = false;
+  }
+  if (t_current_known && context == t_current) return;
+  t_current_known = driver_.cuCtxSetCurrent(context) == CUDA_SUCCESS;
+  t_current = context;
 }
 
 void Worker::tell(Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes, bool flush) {

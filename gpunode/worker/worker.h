@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "coherence/calls/channel.h"
+#include "gpunode/worker/exchange.h"
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/host_memory.h"
 #include "gpunode/worker/module_cache.h"
@@ -57,6 +58,7 @@ class Worker {
   HostMemory& hostMemory() { return host_memory_; }
   ModuleCache& moduleCache() { return module_cache_; }
   Staging& staging() { return staging_; }
+  Exchange& exchange() { return exchange_; }
   const WorkerOptions& options() const { return options_; }
   int devices() const { return devices_; }
   /// The part of the range whose addresses the client gives out; bytes 0: none.
@@ -70,6 +72,11 @@ class Worker {
   /// Calls made so far, and bytes of them and of their answers.
   uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
   uint64_t moved() const { return moved_.load(std::memory_order_relaxed); }
+
+  /// Makes a context current in the calling thread, if it is not.
+  void setCurrent(CUcontext context);
+  /// The one that is.
+  static CUcontext current();
 
   /// The stream that stands for a client thread's default stream.
   CUresult threadStream(uint32_t thread, uint64_t context, CUstream* stream);
@@ -107,6 +114,7 @@ class Worker {
   HandleTable handles_;
   HostMemory host_memory_;
   ModuleCache module_cache_;
+  Exchange exchange_{*this};
   Staging staging_;
   Text text_;
 

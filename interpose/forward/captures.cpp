@@ -33,7 +33,7 @@ void changesBehind(CUstream stream, bool per_thread) {
   Call call(Operation::kHostChanges);
   call.value(reinterpret_cast<uint64_t>(stream));
   call.value(static_cast<uint8_t>(per_thread));
-  call.value(session->expectChanges(blocks));
+  session->expectChanges();
   call.value(static_cast<uint32_t>(blocks.size()));
   for (const uint64_t block : blocks) call.value(block);
   (void)call.oneWay();

@@ -64,8 +64,7 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   if (!capturing() || !captures(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0)) pinned = sendPinned();
   head.pinned = static_cast<uint32_t>(pinned.size());
   noteLaunch(!pinned.empty());
-  if (Session* session = Session::existing(); head.pinned != 0 && session != nullptr)
-    head.number = session->expectChanges(pinned);
+  if (Session* session = Session::existing(); head.pinned != 0 && session != nullptr) session->expectChanges();
   Call call(Operation::kLaunch);
   call.value(head);
   for (uint32_t i = 0; i < head.attributes; ++i) {

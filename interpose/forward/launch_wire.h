@@ -20,8 +20,8 @@ struct LaunchHead {
   LaunchKind kind = LaunchKind::kKernel;
   uint8_t per_thread = 0;
   uint16_t reserved = 0;
-  uint32_t number = 0;  // of the changes of pinned blocks that come behind it; 0 where it may be captured
-  uint32_t pinned = 0;  // blocks
+  uint32_t pinned = 0;  // blocks; 0 where it may be captured. Else an answer with their changes comes
+  uint32_t reserved_word = 0;
 };
 static_assert(sizeof(LaunchHead) == 64);
 

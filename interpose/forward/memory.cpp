@@ -349,14 +349,28 @@ std::vector<uint64_t> namedBlocks() {
   return named;
 }
 
+namespace {
+// Whether kernels can reach the block there.
+bool isNamed(uint64_t address) {
+  if (address - kWindow >= kWindowBytes) return false;
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const Block* block = find(all, address, &base);
+  return block != nullptr && !block->agreed.empty();
+}
+}  // namespace
+
 CUresult awaitMemory(uint64_t address, uint64_t bytes, bool by_kernel) {
   Session* const session = Session::existing();
   if (session == nullptr) return CUDA_SUCCESS;
-  const uint64_t block = by_kernel ? 0 : blockOf(address, 1);
-  if (!session->outstanding(address, bytes, block)) return CUDA_SUCCESS;
+  // What other threads launch from now on does not count.
+  const uint64_t changes = !by_kernel && isNamed(address) ? session->changesExpected() : 0;
+  const auto comes = [&] { return !session->changesAnswered(changes) || session->bytesOutstanding(address, bytes); };
+  if (!comes()) return CUDA_SUCCESS;
   // Everything of the context: which stream it comes in nobody noted.
   if (const CUresult result = ol_forward_generated_cuCtxSynchronize(); result != CUDA_SUCCESS) return result;
-  if (!session->outstanding(address, bytes, block)) return CUDA_SUCCESS;
+  if (!comes()) return CUDA_SUCCESS;
   base::warnOnce("await", "a copy reads pinned memory into which a copy of another context is still to write: refused");
   return CUDA_ERROR_NOT_READY;
 }

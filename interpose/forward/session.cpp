@@ -290,7 +290,7 @@ void Session::dispatch(std::vector<std::byte>& record) {
       }
       if (const auto bytes = reader.raw(expected.bytes); !bytes.empty())
         std::memcpy(expected.into, bytes.data(), bytes.size());
-      memory_comes_.fetch_sub(1);
+      bytes_come_.fetch_sub(1);
       comes_.fetch_sub(1);
       break;
     }
@@ -304,11 +304,10 @@ void Session::dispatch(std::vector<std::byte>& record) {
         const auto bytes = reader.raw(reader.value<uint64_t>());
         if (!bytes.empty()) takePinned(address, bytes);
       }
-      std::lock_guard lock(waits_mutex_);
-      if (changes_.erase(head.number) != 0) {
-        memory_comes_.fetch_sub(1);
-        comes_.fetch_sub(1);
-      }
+      // One for each launch, at most as many as are expected.
+      const auto answered = std::min<uint64_t>(head.number, changes_expected_.load() - changes_answered_.load());
+      changes_answered_.fetch_add(answered);
+      comes_.fetch_sub(static_cast<uint32_t>(answered));
       break;
     }
     case Answer::kHostFunction: {
@@ -363,36 +362,25 @@ uint32_t Session::expectBytes(void* into, uint64_t bytes) {
     std::lock_guard lock(waits_mutex_);
     number = next_expected_++;
     expected_[number] = {into, bytes};
-    memory_comes_.fetch_add(1);
+    bytes_come_.fetch_add(1);
   }
   somethingComes();
   return number;
 }
 
-uint32_t Session::expectChanges(std::vector<uint64_t> blocks) {
-  uint32_t number = 0;
-  {
-    std::lock_guard lock(waits_mutex_);
-    number = next_expected_++;
-    changes_[number] = std::move(blocks);
-    memory_comes_.fetch_add(1);
-  }
-  somethingComes();
-  return number;
+void Session::expectChanges() {
+  changes_expected_.fetch_add(1);
+  comes_.fetch_add(1);
+  // The call that is posted now wakes the attendant.
 }
 
-bool Session::outstanding(uint64_t address, uint64_t bytes, uint64_t block) {
-  if (memory_comes_.load(std::memory_order_relaxed) == 0) return false;
+bool Session::bytesOutstanding(uint64_t address, uint64_t bytes) {
+  if (bytes_come_.load(std::memory_order_relaxed) == 0) return false;
   std::lock_guard lock(waits_mutex_);
-  for (const auto& [number, one] : expected_) {
-    const auto begin = reinterpret_cast<uint64_t>(one.into);
-    if (begin < address + bytes && address < begin + one.bytes) return true;
-  }
-  if (block == 0) return false;
-  for (const auto& [number, blocks] : changes_) {
-    if (std::find(blocks.begin(), blocks.end(), block) != blocks.end()) return true;
-  }
-  return false;
+  return std::any_of(expected_.begin(), expected_.end(), [&](const auto& entry) {
+    const auto begin = reinterpret_cast<uint64_t>(entry.second.into);
+    return begin < address + bytes && address < begin + entry.second.bytes;
+  });
 }
 
 uint32_t Session::expectFunction(std::function<void(CUresult)> run, bool again) {

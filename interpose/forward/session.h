@@ -64,12 +64,15 @@ class Session {
 
   /// Bytes that come later, behind a copy in stream order: written to `into`. The number goes with the copy's call.
   uint32_t expectBytes(void* into, uint64_t bytes);
-  /// Changes of pinned blocks that come later (Answer::kHostBytes with this number).
-  uint32_t expectChanges(std::vector<uint64_t> blocks);
+  /// Changes of pinned blocks that come later (one of those that an Answer::kHostBytes counts).
+  void expectChanges();
+  /// How many of these there were so far, and whether so many have come.
+  uint64_t changesExpected() const { return changes_expected_.load(); }
+  bool changesAnswered(uint64_t count) const { return changes_answered_.load() >= count; }
+  /// Whether bytes of copies to [address, + bytes) are still to come.
+  bool bytesOutstanding(uint64_t address, uint64_t bytes);
   /// Whether bytes are to come for any of the program's memory.
-  bool memoryComes() const { return memory_comes_.load() != 0; }
-  /// Whether bytes for [address, + bytes), or changes of the block there, are still to come.
-  bool outstanding(uint64_t address, uint64_t bytes, uint64_t block);
+  bool memoryComes() const { return bytes_come_.load() != 0 || !changesAnswered(changesExpected()); }
   /// A function that the worker calls in stream order, once. `run` gets the stream's state.
   uint32_t expectFunction(std::function<void(CUresult)> run, bool again = false);
   /// A graph may have host functions in it, whose ends nobody counts.
@@ -143,8 +146,8 @@ class Session {
   std::unordered_map<uint64_t, CUresult> broken_;    // by context
   std::atomic<bool> any_failure_{false};             // in either
   std::unordered_map<uint32_t, Expected> expected_;
-  std::unordered_map<uint32_t, std::vector<uint64_t>> changes_;
-  std::atomic<uint32_t> memory_comes_{0};  // entries of both
+  std::atomic<uint64_t> changes_expected_{0}, changes_answered_{0};
+  std::atomic<uint32_t> bytes_come_{0};  // entries of expected_
   uint32_t next_expected_ = 1;
   uint64_t received_ = 0;  // records
   std::string why_lost_;
