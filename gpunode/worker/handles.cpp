@@ -32,9 +32,16 @@ void HandleTable::gone(uint64_t number) {
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(number);
   if (found == entries_.end() || found->second.kind == HandleKind::kAllocation) return;
-  const auto known = numbers_.find({found->second.kind, found->second.value});
+  const Entry entry = found->second;
+  const auto known = numbers_.find({entry.kind, entry.value});
   if (known != numbers_.end() && known->second == number) numbers_.erase(known);
   entries_.erase(found);
+  if (entry.kind != HandleKind::kModule && entry.kind != HandleKind::kLibrary) return;
+  // Its kernels went with it, and the driver may give their handles to others: those are to have numbers of their own.
+  std::erase_if(numbers_, [](const auto& one) {
+    return one.first.kind == HandleKind::kFunction || one.first.kind == HandleKind::kModule ||
+           one.first.kind == HandleKind::kTexref || one.first.kind == HandleKind::kSurfref;
+  });
 }
 
 size_t HandleTable::size() const {

@@ -101,7 +101,8 @@ class HandleTable {
   bool bind(uint64_t number, HandleKind kind, uint64_t value);
   /// What a number means; false when it means nothing, or something of another kind.
   bool find(uint64_t number, HandleKind kind, uint64_t* value) const;
-  /// The driver took it away. Allocations are counted by the driver: their numbers stay.
+  /// The driver took it away. Allocations are counted by the driver: their numbers stay. A number never comes to mean something else: behind a
+  /// module or a library that is gone, what the driver names anew has a new number.
   void gone(uint64_t number);
   size_t size() const;
 

@@ -33,7 +33,7 @@ CHANGING = re.compile(
 # Answers that depend on no context: the same whichever is current.
 CONTEXT_FREE = re.compile(r"^(cuDevice|cuGetError|cuDriverGetVersion$|cuModuleGetLoadingMode$)")
 # What makes remembered answers wrong.
-FORGETS = re.compile(r"^(cuParamSet|cuModuleUnload|cuLibraryUnload|cuCtxSet|cuDevicePrimaryCtxRe|cuDevicePrimaryCtxSet|cuCtxDestroy|cuStreamCopyAttributes"
+FORGETS = re.compile(r"^(cuParamSet|cuCtxSet|cuDevicePrimaryCtxRe|cuDevicePrimaryCtxSet|cuCtxDestroy|cuStreamCopyAttributes"
                      r"|cuStreamSetAttribute|cuDeviceSet)")
 # What makes wrong what is remembered of kernels.
 CHANGES_KERNELS = re.compile(r"^cu(Func|Kernel)Set")

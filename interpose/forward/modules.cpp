@@ -59,7 +59,6 @@ CUresult sendAs(Operation operation, ImageForm form, const calls::Digest& digest
                 bool* unknown) {
   Call call(operation);
   call.beforeInit();
-  call.forgetsAnswers();
   call.value(static_cast<uint32_t>(load.count));
   for (unsigned i = 0; i < load.count; ++i) {
     if (isDeep(load.options[i])) return refused("a module load with names of symbols in its options", false);

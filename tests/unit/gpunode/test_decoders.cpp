@@ -192,6 +192,14 @@ TEST_CASE("handles mean what they were given for", "[gpunode]") {
   // The same place for a new object: a new number.
   const uint64_t again = table.numberOf(HandleKind::kEvent, 0x2000);
   CHECK(again != forward::kFirstNumber);
+  // Behind a library that is gone its kernels' handles may be others'; what there was keeps its number.
+  const uint64_t library = table.numberOf(HandleKind::kLibrary, 0x5000);
+  const uint64_t kernel = table.numberOf(HandleKind::kFunction, 0x6000);
+  const uint64_t event = table.numberOf(HandleKind::kEvent, 0x7000);
+  table.gone(library);
+  CHECK(table.numberOf(HandleKind::kFunction, 0x6000) != kernel);
+  CHECK(table.find(kernel, HandleKind::kFunction, &value));
+  CHECK(table.numberOf(HandleKind::kEvent, 0x7000) == event);
   // The driver counts allocations: a released number stays.
   const uint64_t allocation = table.numberOf(HandleKind::kAllocation, 0x4000);
   table.gone(allocation);
