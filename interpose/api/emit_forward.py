@@ -36,7 +36,7 @@ CONTEXT_FREE = re.compile(r"^(cuDevice|cuGetError|cuDriverGetVersion$|cuModuleGe
 FORGETS = re.compile(r"^(cuParamSet|cuCtxSet|cuDevicePrimaryCtxRe|cuDevicePrimaryCtxSet|cuCtxDestroy|cuStreamCopyAttributes"
                      r"|cuStreamSetAttribute|cuDeviceSet)")
 # What makes wrong what is remembered of kernels.
-CHANGES_KERNELS = re.compile(r"^cu(Func|Kernel)Set")
+CHANGES_KERNELS = re.compile(r"^cu(Func|Kernel)Set(?!Attribute)")
 
 # Texts that a worker may be given. Any other may name a file, and a client names none on the gpunode.
 TEXTS = frozenset(("name", "symbol", "pciBusId"))

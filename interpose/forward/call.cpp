@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/log.h"
+#include "interpose/forward/kernel_attributes.h"
 #include "interpose/forward/per_thread.h"
 
 namespace olpager::forward {
@@ -86,7 +87,7 @@ CUresult Call::finish() {
 
 void Call::forget() {
   if (forgets_) session_->forgetAnswers();
-  if (changes_kernels_) session_->forgetWhatKernelsAre();
+  if (changes_kernels_) session_->forgetAnswersIf(changesWithKernel);
 }
 
 CUresult Call::sync() {

@@ -38,32 +38,53 @@ SetAttributes& known() {
   return *instance;
 }
 
+// What is asked of attributes, as the generated encoder writes it: the attribute, then the handle.
+struct AttributeQuestion {
+  CUfunction_attribute attribute;
+  uint64_t handle;
+};
+bool asksForAttribute(size_t function, std::string_view arguments, AttributeQuestion* question) {
+  const auto symbol = static_cast<api::Symbol>(function);
+  if (symbol != api::Symbol::kCuFuncGetAttribute && symbol != api::Symbol::kCuKernelGetAttribute) return false;
+  if (arguments.size() < sizeof question->attribute + sizeof question->handle) return false;
+  std::memcpy(&question->attribute, arguments.data(), sizeof question->attribute);
+  std::memcpy(&question->handle, arguments.data() + sizeof question->attribute, sizeof question->handle);
+  return true;
+}
+
+bool asksForOccupancy(size_t function) {
+  if (function >= api::kSymbolCount) return function == static_cast<size_t>(Operation::kClusters);
+  return std::string_view(api::symbolName(static_cast<api::Symbol>(function))).starts_with("cuOccupancy");
+}
+
+// Whether setting this makes the answer another: of the same handle, or of a handle of the other kind.
+bool changes(const SetAttributes::Key& key, size_t function, std::string_view arguments) {
+  const auto [kind, attribute, handle, device] = key;
+  AttributeQuestion question{};
+  if (!asksForAttribute(function, arguments, &question)) return asksForOccupancy(function);
+  const bool by_kernel = static_cast<api::Symbol>(function) == api::Symbol::kCuKernelGetAttribute;
+  return question.attribute == attribute && (question.handle == handle || by_kernel != (kind == Kind::kKernel));
+}
+
 template <typename Set>
 CUresult set(const SetAttributes::Key& key, int value, Set make) {
   if (known().isSo(key, value)) return CUDA_SUCCESS;
   const CUresult result = make();
-  if (result == CUDA_SUCCESS) known().note(key, value);
+  if (result != CUDA_SUCCESS) return result;
+  known().note(key, value);
+  if (Session* const session = Session::existing(); session != nullptr)
+    session->forgetAnswersIf(
+        [&](size_t function, std::string_view arguments) { return changes(key, function, arguments); });
   return result;
 }
 
 }  // namespace
 
-bool changesWithKernel(api::Symbol symbol, std::string_view arguments) {
-  using api::Symbol;
-  const auto function = static_cast<size_t>(symbol);
-  if (function >= api::kSymbolCount) return function == static_cast<size_t>(Operation::kClusters);
-  switch (symbol) {
-    case Symbol::kCuFuncGetAttribute:
-    case Symbol::kCuKernelGetAttribute: {
-      // The attribute comes first. Those before this one are of the kernel's code.
-      CUfunction_attribute attribute{};
-      if (arguments.size() < sizeof attribute) return true;
-      std::memcpy(&attribute, arguments.data(), sizeof attribute);
-      return attribute >= CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    }
-    default:
-      return std::string_view(api::symbolName(symbol)).starts_with("cuOccupancy");
-  }
+bool changesWithKernel(size_t function, std::string_view arguments) {
+  AttributeQuestion question{};
+  if (!asksForAttribute(function, arguments, &question)) return asksForOccupancy(function);
+  // Those before this one are of the kernel's code.
+  return question.attribute >= CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 }
 
 void forgetSetAttributes() {

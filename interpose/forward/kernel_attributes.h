@@ -2,15 +2,14 @@
 // a kernel before each of its launches. Thread-safety: any thread.
 #pragma once
 
+#include <cstddef>
 #include <string_view>
-
-#include "interpose/api/driver_symbols.h"
 
 namespace olpager::forward {
 
-/// Whether the answer to this question may be another after an attribute of some kernel was set. `arguments`: as the generated encoder
-/// writes them.
-bool changesWithKernel(api::Symbol symbol, std::string_view arguments);
+/// Whether the answer to this question (a symbol or an Operation, and its arguments as the generated encoder writes them) may be another
+/// after something was set of some kernel.
+bool changesWithKernel(size_t function, std::string_view arguments);
 
 /// What was set may not be so any more.
 void forgetSetAttributes();

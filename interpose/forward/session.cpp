@@ -495,13 +495,13 @@ std::string keyOf(const std::vector<std::byte>& record) {
 
 // The same the other way round.
 struct Question {
-  api::Symbol symbol;
+  size_t function;
   std::string_view arguments;
 };
 Question questionIn(std::string_view key) {
   uint16_t function = 0;
   std::memcpy(&function, key.data(), sizeof function);
-  return {static_cast<api::Symbol>(function), key.substr(sizeof function + sizeof(uint64_t))};
+  return {function, key.substr(sizeof function + sizeof(uint64_t))};
 }
 }  // namespace
 
@@ -530,15 +530,14 @@ void Session::forgetAnswers() {
 }
 
 void Session::forgetAnswersOf(api::Symbol symbol) {
-  std::lock_guard lock(remembered_mutex_);
-  std::erase_if(remembered_, [&](const auto& entry) { return questionIn(entry.first).symbol == symbol; });
+  forgetAnswersIf([&](size_t function, std::string_view) { return function == static_cast<size_t>(symbol); });
 }
 
-void Session::forgetWhatKernelsAre() {
+void Session::forgetAnswersIf(const std::function<bool(size_t function, std::string_view arguments)>& is) {
   std::lock_guard lock(remembered_mutex_);
-  std::erase_if(remembered_, [](const auto& entry) {
+  std::erase_if(remembered_, [&](const auto& entry) {
     const Question question = questionIn(entry.first);
-    return changesWithKernel(question.symbol, question.arguments);
+    return is(question.function, question.arguments);
   });
 }
 

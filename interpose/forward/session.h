@@ -88,8 +88,8 @@ class Session {
   void forgetAnswers();
   /// Those of one function.
   void forgetAnswersOf(api::Symbol symbol);
-  /// Those that an attribute of a kernel, once set, makes wrong.
-  void forgetWhatKernelsAre();
+  /// Those that `is` says: it is given the function (a symbol, or an Operation) and the arguments as they were written.
+  void forgetAnswersIf(const std::function<bool(size_t function, std::string_view arguments)>& is);
 
   /// What a call of this thread that nobody waited for has failed with, once; of a context that is broken always.
   CUresult takeFailure();

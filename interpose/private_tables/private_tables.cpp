@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "interpose/private_tables/compile_cache.h"
 #include "interpose/private_tables/md2.h"
 
 namespace olpager::interpose {
@@ -257,6 +258,8 @@ const Entry kEntries[] = {
      [] { return static_cast<const void*>(allTables().functions.word.data()); }},
     {{0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca},
      [] { return static_cast<const void*>(allTables().topology.word.data()); }},
+    {{0xda, 0x91, 0x51, 0xd3, 0x3a, 0xe6, 0xcc, 0x41, 0xa5, 0xc0, 0x4f, 0x26, 0xd5, 0x33, 0xe3, 0x28},
+     compileCacheTable},
 };
 
 CUresult integrityCheck(uint32_t version, uint64_t unix_seconds, uint64_t result[2]) {

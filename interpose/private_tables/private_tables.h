@@ -1,6 +1,6 @@
 // The private function tables that the CUDA runtime and NVIDIA's libraries ask a driver for by UUID (cuGetExportTable),
-// answered without NVIDIA's driver: cudart 13.0 static and shared, cuBLAS, cuBLASLt, cuFFT start on them. Tables that
-// profilers and compilers ask for are refused; those libraries have another way.
+// answered without NVIDIA's driver: cudart 13.0 static and shared, cuBLAS, cuBLASLt, cuFFT start on them, NVRTC and nvJitLink
+// find what they compiled before (compile_cache.h). Tables that profilers ask for are refused; those have another way.
 // The same code serves every stand-in for a driver; what it must know comes through PrivateTableHost.
 #pragma once
 

@@ -54,6 +54,7 @@ def environment(options, scratch):
     if options.sim_mode:
         env["OL_SIM_MODE"] = options.sim_mode
     env["XDG_CONFIG_HOME"] = scratch  # nobody's own settings
+    env["XDG_CACHE_HOME"] = scratch  # nor compiled code
     env["XDG_RUNTIME_DIR"] = scratch  # and counters that no other test sees
     env.update(pair.split("=", 1) for pair in options.env)
     if options.mode == "native":

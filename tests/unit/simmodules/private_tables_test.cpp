@@ -3,11 +3,15 @@
 
 #include <cstring>
 #include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <span>
 #include <string>
 
 #include <pthread.h>
 #include <unistd.h>
 
+#include "interpose/private_tables/compile_cache.h"
 #include "interpose/private_tables/md2.h"
 #include "tests/catch.h"
 
@@ -177,7 +181,7 @@ TEST_CASE("tables hold what the runtime checks before it uses them") {
   CHECK(unknown() == CUDA_ERROR_NOT_SUPPORTED);
   CHECK(host.told == "21318c6020");
 
-  const CUuuid strange = uuid("da9151d33ae6cc41a5c04f26d533e328");
+  const CUuuid strange = uuid("0ca50b8c1004929a89a7d0df10e77286");
   const void* found = nullptr;
   CHECK(tables.find(&strange, &found) == CUDA_ERROR_INVALID_VALUE);
   CHECK(found == nullptr);
@@ -218,4 +222,76 @@ TEST_CASE("context-local storage keeps a value for each context and key and runs
   CHECK(destroyed == std::vector<uintptr_t>{111});
   CHECK(get(&value, nullptr, pointer(1)) != CUDA_SUCCESS);
   CHECK(get(&value, FakeHost::handle(6), pointer(1)) == CUDA_SUCCESS);
+}
+
+TEST_CASE("what a compiler made is found again, by this process and by the next") {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("olpager-compiled-" + std::to_string(getpid()));
+  const auto bytes = [](std::string_view text) { return std::as_bytes(std::span(text)); };
+  const std::string key = CompileCache::keyOf(2, bytes("source"), "-arch=sm_90", "build 1");
+  CHECK(key == CompileCache::keyOf(2, bytes("source"), "-arch=sm_90", "build 1"));
+  CHECK(key != CompileCache::keyOf(1, bytes("source"), "-arch=sm_90", "build 1"));
+  CHECK(key != CompileCache::keyOf(2, bytes("sourc"), "e-arch=sm_90", "build 1"));
+  CHECK(key != CompileCache::keyOf(2, bytes("source"), "-arch=sm_90", "build 2"));
+  {
+    CompileCache cache(folder.string(), 1 << 20);
+    CHECK(cache.find(key) == nullptr);
+    cache.store(key, bytes("compiled"));
+    REQUIRE(cache.find(key) != nullptr);
+    CHECK(cache.find(key)->size() == 8);
+  }
+  {
+    CompileCache next(folder.string(), 1 << 20);
+    REQUIRE(next.find(key) != nullptr);
+    CHECK(std::memcmp(next.find(key)->data(), "compiled", 8) == 0);
+  }
+  // A file that is cut, or has other bytes in it, is no answer.
+  fs::resize_file(folder / key, fs::file_size(folder / key) - 1);
+  CHECK(CompileCache(folder.string(), 1 << 20).find(key) == nullptr);
+  {
+    CompileCache cache(folder.string(), 1 << 20);
+    cache.store(key, bytes("compiled"));
+    std::fstream file(folder / key, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end).put('x');
+  }
+  CHECK(CompileCache(folder.string(), 1 << 20).find(key) == nullptr);
+  // Beyond the limit the oldest go.
+  const std::string large(4000, 'x');
+  for (int i = 0; i < 10; ++i)
+    CompileCache(folder.string(), 10000).store(CompileCache::keyOf(1, bytes(std::to_string(i)), "", ""), bytes(large));
+  uint64_t total = 0;
+  for (const auto& entry : fs::directory_iterator(folder)) total += entry.file_size();
+  CHECK(total <= 10000);
+  CHECK(CompileCache(folder.string(), 10000).find(CompileCache::keyOf(1, bytes("9"), "", "")) != nullptr);
+  // A folder that others may write to is left alone.
+  fs::permissions(folder, fs::perms::others_write, fs::perm_options::add);
+  const auto strange = CompileCache::keyOf(1, bytes("strange"), "", "");
+  CompileCache(folder.string(), 1 << 20).store(strange, bytes("x"));
+  CHECK(CompileCache(folder.string(), 1 << 20).find(strange) == nullptr);
+  fs::remove_all(folder);
+}
+
+TEST_CASE("compilers ask through their table") {
+  setenv("CUDA_CACHE_DISABLE", "1", 1);
+  const void* const* words = static_cast<const void* const*>(compileCacheTable());
+  CHECK(reinterpret_cast<size_t>(words[0]) == 56);
+  auto* ask = reinterpret_cast<CUresult (*)(void**, uint32_t, const void*, size_t, const char*, const char*)>(
+      const_cast<void*>(words[1]));
+  auto* over = reinterpret_cast<CUresult (*)(void*)>(const_cast<void*>(words[2]));
+  auto* answer = reinterpret_cast<CUresult (*)(void*, uint32_t, void**, uint32_t*)>(const_cast<void*>(words[3]));
+  auto* keep = reinterpret_cast<CUresult (*)(void*, uint32_t, const void*, size_t)>(const_cast<void*>(words[4]));
+  auto* give_back = reinterpret_cast<CUresult (*)(void*)>(const_cast<void*>(words[6]));
+  void* question = nullptr;
+  void* data = nullptr;
+  uint32_t bytes = 0;
+  REQUIRE(ask(&question, 2, "abc", 3, "-x", "HOST64") == CUDA_SUCCESS);
+  CHECK(answer(question, 0, &data, &bytes) == CUDA_ERROR_NOT_FOUND);
+  CHECK(keep(question, 0, "PTX", 3) == CUDA_SUCCESS);
+  CHECK(over(question) == CUDA_SUCCESS);
+  REQUIRE(ask(&question, 2, "abc", 3, "-x", "HOST64") == CUDA_SUCCESS);
+  REQUIRE(answer(question, 0, &data, &bytes) == CUDA_SUCCESS);
+  CHECK(bytes == 3);
+  CHECK(std::memcmp(data, "PTX", 3) == 0);
+  CHECK(give_back(data) == CUDA_SUCCESS);
+  CHECK(over(question) == CUDA_SUCCESS);
 }
