@@ -374,6 +374,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("--olgpunode", "--olrun", "--olctl", "--olpagestat", "--steps", "--holder", "--probe", "--fake-nvml"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for all that is started")
     parser.add_argument("scenario", choices=[s.__name__ for s in SCENARIOS])
     parser.add_argument("transport", nargs="?", default="tcp", choices=["tcp", "shm"])
     options = parser.parse_args()
