@@ -174,7 +174,9 @@ uint64_t reportedTotal(Pool& running, CUdevice device, uint64_t native) {
   const bool here = currentPlace(&place) == CUDA_SUCCESS && place.device == device;
   const uint64_t total = running.memoryInfo(here ? place.context : nullptr, device).total_bytes;
   const olpager::base::Budget budget = vramSetting();
-  if (here || budget.bytes != 0 || (g_started.load(std::memory_order_relaxed) & bitOf(device)) != 0) return total;
+  if (here || budget.bytes != 0 || running.knowsVramBudget(device) ||
+      (g_started.load(std::memory_order_relaxed) & bitOf(device)) != 0)
+    return total;
   const uint64_t reserve = std::min<uint64_t>(native / 4, std::max<uint64_t>(256ull << 20, native / 32));
   const uint64_t vram = budget.percent != 0 ? static_cast<uint64_t>(static_cast<double>(native) * budget.percent / 100)
                                             : native - reserve;

@@ -4,7 +4,7 @@
 //   pin N       allocates N MiB of pinned host memory
 //   unpin       frees all of it
 //   devices     "ok COUNT UUID..."
-//   memory      "ok FREE TOTAL" in MiB, of the current device
+//   memory      "ok FREE TOTAL SIZE" in MiB, of the current device; SIZE is what its properties say
 // "ok ...", or "error NAME" when a CUDA call failed, or "FAILED ..." and status 1. Ends with its input.
 #include "common.h"
 
@@ -114,9 +114,15 @@ int main(int argc, char** argv) {
     } else if (said.rfind("memory", 0) == 0) {
       size_t free_bytes = 0, total_bytes = 0;
       good(cudaMemGetInfo(&free_bytes, &total_bytes));
-      answer += " " + std::to_string(free_bytes / kMiB) + " " + std::to_string(total_bytes / kMiB);
+      int device = 0;
+      cudaDeviceProp about{};
+      good(cudaGetDevice(&device));
+      good(cudaGetDeviceProperties(&about, device));
+      answer += " " + std::to_string(free_bytes / kMiB) + " " + std::to_string(total_bytes / kMiB) + " " +
+                std::to_string(about.totalGlobalMem / kMiB);
     }
-    std::printf("%s\n", g_error == cudaSuccess ? answer.c_str() : (std::string("error ") + cudaGetErrorName(g_error)).c_str());
+    std::printf("%s\n",
+                g_error == cudaSuccess ? answer.c_str() : (std::string("error ") + cudaGetErrorName(g_error)).c_str());
     std::fflush(stdout);
   }
   return apps::ok("holder: %zu blocks", blocks.size());

@@ -199,7 +199,8 @@ def fair(bench):
     alone = bench.until(address, lambda state: budget(state, 1) is not None and budget(state, 1)["used"] > 100 * MIB)
     assert budget(alone, 1)["budget"] == 192 * MIB, alone
     second = bench.program(bench.options.holder, address)
-    assert int(second.ask("memory").split()[2]) == 96 + 1024, "what it is told of is its share"
+    told = second.ask("memory").split()
+    assert told[2] == told[3] == str(96 + 1024), f"what it is told of is its share, not {told}"
     second.tell("take 160")
     came = time.monotonic()
     both = lambda state: all(budget(state, n) and budget(state, n)["budget"] <= 100 * MIB and
