@@ -168,7 +168,7 @@ TEST_CASE("what is on its way from a memserver that is silent can be freed", "[p
   CHECK(remote.tier->broken() == nullptr);
 }
 
-TEST_CASE("an engine moves to another context while a memserver is silent", "[pager][remote]") {
+TEST_CASE("an engine moves to another context while a memserver is silent", "[pager][remote][numa]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
   static_cast<void>(rig.allocate(kPiece));  // the engine lives in the rig's context
