@@ -307,9 +307,9 @@ def cut_bulk(bench):
     assert client.line() == "ready", client.log
     cuts = 0
     while cuts < 8:
-        client.tell("bulk 1")
-        time.sleep(chance.random() * 0.2)
         before = cable.moved
+        client.tell("bulk 1")
+        time.sleep(chance.random() * 0.2)  # it may be over by then
         cuts += cable.cut() > 0
         assert client.line() == "ok 0", client.log
         assert cable.moved > before, "nothing went over the cable"
