@@ -170,19 +170,19 @@ void Channel::dropTaken(uint64_t taken) {
   }
 }
 
+// Receives for a turn, without `lock` meanwhile, unless somebody else does: false.
+bool Channel::receiveMeanwhile(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  std::unique_lock receiving(receive_mutex_, std::try_to_lock);
+  if (receiving.owns_lock()) receive(kTurn);
+  lock.lock();
+  return receiving.owns_lock();
+}
+
 // A writer that finds too much kept receives in the meantime, so that the acknowledgement is seen also where nobody reads.
 bool Channel::waitForRoom(std::unique_lock<std::mutex>& lock) {
   while (!closed_ && kept_bytes_ > options_.kept_bytes) {
-    if (attached_.load(std::memory_order_relaxed)) {
-      lock.unlock();
-      if (receive_mutex_.try_lock()) {
-        std::lock_guard receiving(receive_mutex_, std::adopt_lock);
-        receive(kTurn);
-        lock.lock();
-        continue;
-      }
-      lock.lock();
-    }
+    if (attached_.load(std::memory_order_relaxed) && receiveMeanwhile(lock)) continue;
     room_.wait_for(lock, kTurn);
   }
   return !closed_;
@@ -333,16 +333,7 @@ Channel::Over Channel::wait(const Transfer& transfer, std::chrono::microseconds 
     if (!attached_.load(std::memory_order_relaxed)) return Over::kDown;
     if (std::chrono::steady_clock::now() >= end) return Over::kNotYet;
     // Who reads receives for all.
-    if (readers_.load() == 0) {
-      lock.unlock();
-      if (receive_mutex_.try_lock()) {
-        std::lock_guard receiving(receive_mutex_, std::adopt_lock);
-        receive(kTurn);
-        lock.lock();
-        continue;
-      }
-      lock.lock();
-    }
+    if (readers_.load() == 0 && receiveMeanwhile(lock)) continue;
     if (transfer.state == Transfer::State::kIssued || transfer.state == Transfer::State::kWaiting)
       transfer_over_.wait_for(lock, kTurn);
   }

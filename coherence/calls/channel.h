@@ -126,6 +126,7 @@ class Channel {
   void sendKept();
   void sendTaken();
   void dropTaken(uint64_t taken);
+  bool receiveMeanwhile(std::unique_lock<std::mutex>& lock);
   bool waitForRoom(std::unique_lock<std::mutex>& lock);
   TransferPtr start(TransferPtr transfer);
   void issueWaiting();

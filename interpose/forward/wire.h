@@ -71,7 +71,9 @@ enum class Answer : uint32_t {
 /// At the head of a record of the worker's.
 struct AnswerHead {
   Answer kind;
-  uint32_t number;  // kReply: of the wait; kFailed: of the thread; kBytes: of the copy; kHostFunction: of the function
+  // kReply: of the wait; kFailed: of the thread; kBytes: of the copy; kHostFunction: of the function; kHostBytes: how many launches
+  // it answers for.
+  uint32_t number;
   int32_t result;
   uint32_t function;  // kFailed: which call it was
 };

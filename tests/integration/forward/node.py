@@ -4,7 +4,6 @@
 node.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --olpagestat OLPAGESTAT --steps STEPS --holder HOLDER --probe PROBE
   --fake-nvml FOLDER SCENARIO [tcp|shm]
 """
-import argparse
 import json
 import os
 import re
@@ -371,25 +370,6 @@ def settings(bench):
 SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_idle, limits, state, cache, confined, settings]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("--olgpunode", "--olrun", "--olctl", "--olpagestat", "--steps", "--holder", "--probe", "--fake-nvml"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for all that is started")
-    parser.add_argument("scenario", choices=[s.__name__ for s in SCENARIOS])
-    parser.add_argument("transport", nargs="?", default="tcp", choices=["tcp", "shm"])
-    options = parser.parse_args()
-    bench = Bench(options)
-    try:
-        next(s for s in SCENARIOS if s.__name__ == options.scenario)(bench)
-    except AssertionError:
-        for child in bench.children:
-            print("\n".join(child.log[-30:]), "\n--")
-        raise
-    finally:
-        bench.close()
-    print("OK", options.scenario)
-
-
 if __name__ == "__main__":
-    main()
+    sessions.run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--olpagestat", "--steps", "--holder", "--probe",
+                                      "--fake-nvml"), Bench)

@@ -179,6 +179,23 @@ class Cable:
         return len(pairs)
 
 
+def client_on_cable(bench):
+    """A client whose links to the gpunode and to its worker go over cables; it and the one to its worker."""
+    port = int(bench.address.split(":")[1])
+    Cable(port)
+    client = bench.client(address=f"127.0.0.2:{port}", ready=False, transport="tcp")
+    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)))
+    assert client.line() == "ready", client.log
+    return client, cable
+
+
+def seeded():
+    """Chance with a seed that is printed; OL_TEST_SEED repeats it."""
+    seed = int(os.environ.get("OL_TEST_SEED", "0")) or random.randrange(1 << 32)
+    print(f"OL_TEST_SEED={seed}")
+    return random.Random(seed)
+
+
 def several(bench):
     """Eight clients at once, with work of their own; all right, none left."""
     clients = [bench.client() for _ in range(8)]
@@ -273,13 +290,8 @@ def kill_supervisor(bench):
 
 def cut(bench):
     """A cut connection is connected again: no call is lost, none is made twice."""
-    seed = int(os.environ.get("OL_TEST_SEED", "0")) or random.randrange(1 << 32)
-    print(f"OL_TEST_SEED={seed}")
-    chance = random.Random(seed)
-    Cable(int(bench.address.split(":")[1]))
-    client = bench.client(address="127.0.0.2:" + bench.address.split(":")[1], ready=False, transport="tcp")
-    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)))
-    assert client.line() == "ready", client.log
+    chance = seeded()
+    client, cable = client_on_cable(bench)
     done, cuts = 0, 0
     while cuts < 6:
         count = chance.randrange(50, 400)
@@ -298,13 +310,8 @@ def cut(bench):
 
 def cut_bulk(bench):
     """A connection that is cut in the middle of bulk copies, in both directions: every byte is right at the end."""
-    seed = int(os.environ.get("OL_TEST_SEED", "0")) or random.randrange(1 << 32)
-    print(f"OL_TEST_SEED={seed}")
-    chance = random.Random(seed)
-    Cable(int(bench.address.split(":")[1]))
-    client = bench.client(address="127.0.0.2:" + bench.address.split(":")[1], ready=False, transport="tcp")
-    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)))
-    assert client.line() == "ready", client.log
+    chance = seeded()
+    client, cable = client_on_cable(bench)
     cuts = 0
     while cuts < 8:
         before = cable.moved
@@ -321,10 +328,7 @@ def cut_bulk(bench):
 
 def cut_idle(bench):
     """A connection that is lost while the program computes is made again by itself, well within the grace time."""
-    Cable(int(bench.address.split(":")[1]))
-    client = bench.client(address="127.0.0.2:" + bench.address.split(":")[1], ready=False, transport="tcp")
-    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)))
-    assert client.line() == "ready", client.log
+    client, cable = client_on_cable(bench)
     assert client.ask("step 3") == "ok 3"
     time.sleep(0.1)
     assert cable.cut() > 0
@@ -335,10 +339,7 @@ def cut_idle(bench):
 
 def cut_for_good(bench):
     """Longer than the grace time: an error and a line, on both sides."""
-    Cable(int(bench.address.split(":")[1]))
-    client = bench.client(address="127.0.0.2:" + bench.address.split(":")[1], ready=False, transport="tcp")
-    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)))
-    assert client.line() == "ready", client.log
+    client, cable = client_on_cable(bench)
     assert client.ask("step 3") == "ok 3"
     cable.listener.close()
     assert cable.cut() > 0
@@ -408,19 +409,21 @@ def keys(bench):
 SCENARIOS = [several, crash, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_for_good, nonsense, nobody, keys]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("--olgpunode", "--olrun", "--olctl", "--steps"):
+def run(scenarios, description, programs, make):
+    """The command line of a file of scenarios: runs the one it names on make(options). `programs`: options with paths."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in programs:
         parser.add_argument(name, required=True)
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for all that is started")
-    parser.add_argument("scenario", choices=[s.__name__ for s in SCENARIOS])
+    parser.add_argument("scenario", choices=[s.__name__ for s in scenarios])
     parser.add_argument("transport", nargs="?", default="tcp", choices=["tcp", "shm"])
     options = parser.parse_args()
-    bench = Bench(options)
+    bench = make(options)
     try:
-        next(s for s in SCENARIOS if s.__name__ == options.scenario)(bench)
+        next(s for s in scenarios if s.__name__ == options.scenario)(bench)
     except AssertionError:
-        print("\n".join(bench.node.log[-40:]))
+        for child in bench.children:
+            print("\n".join(child.log[-40:]), "\n--")
         raise
     finally:
         bench.close()
@@ -428,4 +431,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps"), Bench)
