@@ -49,6 +49,13 @@ uint64_t defaultLimit() {
   return !text.empty() && *end == '\0' ? limit : kDefaultLimit;
 }
 
+// Compiled code of others is nothing to run.
+bool isOurs(const std::string& folder) {
+  struct stat about {};
+  return lstat(folder.c_str(), &about) == 0 && S_ISDIR(about.st_mode) && about.st_uid == geteuid() &&
+         (about.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
 }  // namespace
 
 CompileCache& CompileCache::instance() {
@@ -108,7 +115,7 @@ void CompileCache::store(const std::string& key, std::span<const std::byte> outp
 }
 
 CompileCache::Bytes CompileCache::read(const std::string& key) const {
-  if (folder_.empty()) return nullptr;
+  if (folder_.empty() || !isOurs(folder_)) return nullptr;
   std::ifstream file(folder_ + "/" + key, std::ios::binary);
   FileHead head{};
   if (!file.read(reinterpret_cast<char*>(&head), sizeof head)) return nullptr;
@@ -124,11 +131,7 @@ void CompileCache::write(const std::string& key, const std::vector<std::byte>& o
   std::error_code error;
   fs::create_directories(fs::path(folder_).parent_path(), error);
   if (mkdir(folder_.c_str(), S_IRWXU) != 0 && errno != EEXIST) return;
-  struct stat about {};
-  // Compiled code of others is nothing to run.
-  if (lstat(folder_.c_str(), &about) != 0 || !S_ISDIR(about.st_mode) || about.st_uid != geteuid() ||
-      (about.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    return;
+  if (!isOurs(folder_)) return;
   std::string beside = folder_ + "/.new-XXXXXX";
   const int file = mkostemp(beside.data(), O_CLOEXEC);
   if (file < 0) return;

@@ -268,6 +268,10 @@ TEST_CASE("what a compiler made is found again, by this process and by the next"
   const auto strange = CompileCache::keyOf(1, bytes("strange"), "", "");
   CompileCache(folder.string(), 1 << 20).store(strange, bytes("x"));
   CHECK(CompileCache(folder.string(), 1 << 20).find(strange) == nullptr);
+  // Nor is what lies there believed.
+  const auto last = CompileCache::keyOf(1, bytes("9"), "", "");
+  CHECK(fs::exists(folder / last));
+  CHECK(CompileCache(folder.string(), 10000).find(last) == nullptr);
   fs::remove_all(folder);
 }
 
