@@ -28,28 +28,28 @@ struct Options {
   bool forget = false;
   std::optional<double> watch_seconds;
   tools::NodeOptions nodes;
-  tools::RecordOptions record;  // its pid and duration are the others' as well
+  tools::RecordOptions record;  // its programs and duration are the others' as well
 };
 
 std::string nothingToShow(const Options& options) {
   std::string folders;
-  for (const auto& folder : pager::countersFolders()) folders += (folders.empty() ? "" : " and ") + folder;
-  if (options.record.pid) {
-    return fmt::format("process {} has no counters of olpager (looked in {})", *options.record.pid, folders);
+  for (const auto& folder : options.record.programs.places()) folders += (folders.empty() ? "" : " and ") + folder;
+  if (options.record.programs.pid) {
+    return fmt::format("process {} has no counters of olpager (looked in {})", *options.record.programs.pid, folders);
   }
   return fmt::format("no program of yours uses a GPU under olpager now (looked in {})", folders);
 }
 
 // One reading, shown. False when the process asked for is not there.
 bool show(const Options& options) {
-  const auto reading = tools::readSample(options.record.pid, false).reading;
+  const auto reading = tools::readSample(options.record.programs, false).reading;
   const bool none = reading.processes.empty();
   if (options.json) {
     fmt::print("{}", tools::countersJson(reading));
   } else {
     for (const auto& note : reading.notes) fmt::print(stderr, "olpagestat: {}\n", note);
     if (none) {
-      fmt::print(options.record.pid ? stderr : stdout, "olpagestat: {}\n", nothingToShow(options));
+      fmt::print(options.record.programs.pid ? stderr : stdout, "olpagestat: {}\n", nothingToShow(options));
     } else {
       fmt::print("{}", tools::countersTable(reading));
     }
@@ -61,7 +61,7 @@ bool show(const Options& options) {
       pager::removeCountersFile(process.folder, process.counters->pid, process.counters->start_ticks);
     }
   }
-  return !(none && options.record.pid);
+  return !(none && options.record.programs.pid);
 }
 
 // A line for each program, again and again; with --json an object each time.
@@ -70,8 +70,8 @@ int watch(const Options& options) {
   using Clock = std::chrono::steady_clock;
   const auto begun = Clock::now();
   const auto pause = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*options.watch_seconds));
-  tools::Sample before = tools::readSample(options.record.pid, false);
-  if (options.record.pid && before.reading.processes.empty()) {
+  tools::Sample before = tools::readSample(options.record.programs, false);
+  if (options.record.programs.pid && before.reading.processes.empty()) {
     fmt::print(stderr, "olpagestat: {}\n", nothingToShow(options));
     return 1;
   }
@@ -81,8 +81,8 @@ int watch(const Options& options) {
     if (options.json && !show(options)) return 1;
     std::this_thread::sleep_until(begun + round * pause);
     if (!options.json) {
-      tools::Sample now = tools::readSample(options.record.pid, false);
-      if (options.record.pid && now.reading.processes.empty()) return 0;  // it has ended
+      tools::Sample now = tools::readSample(options.record.programs, false);
+      if (options.record.programs.pid && now.reading.processes.empty()) return 0;  // it has ended
       for (const auto& process : now.reading.processes) {
         const auto* then = tools::find(before, tools::keyOf(process));
         if (lines++ % kHeadEvery == 0) fmt::print("{}", tools::watchHead());
@@ -150,7 +150,10 @@ int run(int argc, char** argv) {
   app.add_option("--report", options.record.report, "Watch, then write a page with plots into this file (HTML)");
   app.add_option("--duration", options.record.duration, "Seconds to watch; else until the programs end, or ^C")
       ->check(CLI::Range(0.1, 86400.0));
-  app.add_option("--pid", options.record.pid, "Only this process");
+  app.add_option("--pid", options.record.programs.pid, "Only this process");
+  app.add_option("--folder", options.record.programs.folders,
+                 "Only programs whose counters lie in this folder; several times for several (default: "
+                 "$XDG_RUNTIME_DIR/olpager and /tmp/olpager-UID)");
   app.add_option("--node", options.nodes.addresses,
                  "Ask this daemon (host:port, unix:/path) who has what of it; several times for several");
   app.add_option("--key", options.nodes.key, "File with the key for --node (default: that of the settings)");
@@ -164,7 +167,7 @@ int run(int argc, char** argv) {
       throw CLI::ValidationError("--trace and --report go with --duration and --pid only");
     }
     const bool nodes = !options.nodes.addresses.empty();
-    if (nodes && (records || options.forget || options.record.pid)) {
+    if (nodes && (records || options.forget || options.record.programs.pid)) {
       throw CLI::ValidationError("--node goes with --once, --json, --watch and --duration only");
     }
     if (!nodes && !(options.nodes.key.empty() && options.nodes.tls.empty())) {
@@ -185,8 +188,8 @@ int run(int argc, char** argv) {
       return 2;
     }
     if (!live) return showNodes(source.value(), options);
-    const auto both = [&source] {
-      tools::Sample sample = tools::readSample(std::nullopt, true);
+    const auto both = [&source, &options] {
+      tools::Sample sample = tools::readSample(options.record.programs, true);
       sample.nodes = source.value().ask();
       return sample;
     };
@@ -194,8 +197,8 @@ int run(int argc, char** argv) {
   }
   if (options.watch_seconds) return watch(options);
   if (!once && !options.json && !options.forget && tools::Terminal::usable()) {
-    const auto pid = options.record.pid;
-    return tools::runLive([pid] { return tools::readSample(pid, true); }, 1, options.record.duration);
+    return tools::runLive([&options] { return tools::readSample(options.record.programs, true); }, 1,
+                          options.record.duration);
   }
   return show(options) ? 0 : 1;
 }

@@ -101,7 +101,7 @@ int record(const RecordOptions& options) {
       continue;
     }
     due = now + every;
-    const Sample sample = readSample(options.pid, page != nullptr);
+    const Sample sample = readSample(options.programs, page != nullptr);
     for (const auto& note : sample.reading.notes) {
       if (!std::exchange(said, true)) fmt::print(stderr, "olpagestat: {}\n", note);
     }

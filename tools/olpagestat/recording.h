@@ -71,7 +71,7 @@ struct RecordOptions {
   std::string trace;    // path, "" none
   std::string report;   // path, "" none
   double duration = 0;  // seconds; 0: until the programs have ended, or ^C
-  std::optional<unsigned> pid;
+  Programs programs;
 };
 /// 0 when something was recorded and written, else 1 after a line on standard error.
 int record(const RecordOptions& options);

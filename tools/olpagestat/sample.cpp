@@ -11,11 +11,14 @@ namespace olpager::tools {
 using pager::Counters;
 using pager::valueOf;
 
-Sample readSample(std::optional<unsigned> pid, bool details) {
+std::vector<std::string> Programs::places() const { return folders.empty() ? pager::countersFolders() : folders; }
+
+Sample readSample(const Programs& programs, bool details) {
   Sample sample;
-  sample.reading = pager::readCounters(pager::countersFolders(), details);
-  if (pid) {
-    std::erase_if(sample.reading.processes, [&](const auto& process) { return process.counters->pid != *pid; });
+  sample.reading = pager::readCounters(programs.places(), details);
+  if (programs.pid) {
+    std::erase_if(sample.reading.processes,
+                  [&](const auto& process) { return process.counters->pid != *programs.pid; });
   }
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -24,8 +24,16 @@ struct Sample {
 /// Where samples come from: this machine's files, or whatever else can tell.
 using SampleSource = std::function<Sample()>;
 
-/// The counters of this user's programs on this machine; `pid`: of one only. `details`: the map and the table of allocations too.
-Sample readSample(std::optional<unsigned> pid, bool details);
+/// Which programs of this machine are meant.
+struct Programs {
+  std::optional<unsigned> pid;       // none: all
+  std::vector<std::string> folders;  // their counters lie there; empty: where this user's programs put them
+  /// `folders`, or those that stand for empty.
+  std::vector<std::string> places() const;
+};
+
+/// Their counters. `details`: the map and the table of allocations too.
+Sample readSample(const Programs& programs, bool details);
 
 /// Names a process for as long as the machine is up.
 struct ProcessKey {

@@ -84,8 +84,8 @@ class Program:
 
 
 def stat(options, scratch, *arguments, **more):
-    env = dict(os.environ, XDG_RUNTIME_DIR=scratch)
-    return subprocess.Popen([options.olpagestat, *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    # Other programs of the user may have counters of their own under /tmp.
+    return subprocess.Popen([options.olpagestat, "--folder", os.path.join(scratch, "olpager"), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             text=True, **more)
 
 
@@ -281,8 +281,8 @@ class Live:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-            os.execve(options.olpagestat, [options.olpagestat],
-                      dict(os.environ, XDG_RUNTIME_DIR=scratch, TERM="xterm-256color", NO_COLOR=""))
+            os.execve(options.olpagestat, [options.olpagestat, "--folder", os.path.join(scratch, "olpager")],
+                      dict(os.environ, TERM="xterm-256color", NO_COLOR=""))
         self.held = b""
 
     def resize(self, rows, columns):

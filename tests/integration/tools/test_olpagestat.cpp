@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "pager/counters/files.h"
 #include "tests/catch.h"
@@ -29,8 +30,9 @@ struct Runtime : TemporaryFolder {
     mine = &made.value()->head;
     return *mine;
   }
+  /// Of this folder alone: by itself olpagestat shows every program of the user, and there may be others.
   Outcome olpagestat(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), OLPAGESTAT);
+    arguments.insert(arguments.begin(), {OLPAGESTAT, "--folder", folder});
     return runChild(arguments, {variable});
   }
 };
@@ -117,6 +119,29 @@ TEST_CASE("a program's name can't reach the terminal as a control sequence", "[o
   const auto json = runtime.olpagestat({"--json"});
   CHECK(json.out.find('\x1b') == std::string::npos);
   CHECK(nlohmann::json::parse(json.out).at("processes").size() == 1);
+}
+
+TEST_CASE("olpagestat looks where programs put their counters, or where it is told to", "[olpagestat]") {
+  Runtime here, elsewhere;
+  here.make();
+  REQUIRE(runChild({COUNTING_PROGRAM, "5"}, {elsewhere.variable, "OL_COUNTERS_KEEP=1"}).status == 0);
+  const auto pids = [](const Outcome& outcome) {
+    const auto all = nlohmann::json::parse(outcome.out);
+    std::set<long> found;
+    for (const auto& process : all.at("processes")) found.insert(process.at("pid").get<long>());
+    return found;
+  };
+  const auto there = pids(elsewhere.olpagestat({"--json"}));
+  REQUIRE(there.size() == 1);
+  CHECK(there.count(getpid()) == 0);
+  // By the variable; the user's other programs, if there are any, lie in the folder under /tmp.
+  const auto found = pids(runChild({OLPAGESTAT, "--json"}, {here.variable}));
+  CHECK(found.count(getpid()) == 1);
+  CHECK(found.count(*there.begin()) == 0);
+  // Of several folders.
+  const auto both = pids(runChild({OLPAGESTAT, "--json", "--folder", here.folder, "--folder", elsewhere.folder}));
+  CHECK(both == std::set<long>{getpid(), *there.begin()});
+  CHECK(pids(runChild({OLPAGESTAT, "--json", "--folder", here.path + "/none"}, {here.variable})).empty());
 }
 
 TEST_CASE("nothing to show is said, another process is an error", "[olpagestat]") {
