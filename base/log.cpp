@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
@@ -53,6 +54,8 @@ const char* levelText(spdlog::level::level_enum level) {
   }
 }
 
+std::atomic<int> g_descriptor{STDERR_FILENO};
+
 // spdlog's own sinks lock a mutex, which a fork in another thread would leave locked in the child, and go through
 // stdio, whose buffer a fork would write twice. One write(2) needs neither.
 class StderrSink : public spdlog::sinks::sink {
@@ -65,7 +68,7 @@ class StderrSink : public spdlog::sinks::sink {
     const char* at = line.data();
     size_t left = line.size();
     while (left != 0) {
-      const ssize_t written = ::write(STDERR_FILENO, at, left);
+      const ssize_t written = ::write(g_descriptor.load(std::memory_order_relaxed), at, left);
       if (written < 0 && errno == EINTR) continue;
       if (written <= 0) return;
       at += written;
@@ -137,6 +140,8 @@ LogLevel logLevel() noexcept {
   }
   return static_cast<LogLevel>(level);
 }
+
+void setLogDescriptor(int descriptor) noexcept { g_descriptor.store(descriptor, std::memory_order_relaxed); }
 
 #define OLPAGER_FORWARD(level)    \
   va_list arguments;              \

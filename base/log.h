@@ -1,4 +1,4 @@
-// The log: lines "olpager: <level>: text" on standard error, by OL_LOG (off, error, warn, info, debug, trace; default
+// The log: lines "olpager: <level>: text" on standard error (or setLogDescriptor()), by OL_LOG (off, error, warn, info, debug, trace; default
 // warn). Made for a library inside somebody else's program.
 //
 // Thread-safety: any thread, also in a forked child: there is no lock, a line is one write(2). errno is left as it was.
@@ -23,6 +23,9 @@ inline constexpr std::string_view kLogLevels = "off, error, warn, info, debug or
 void setLogLevel(LogLevel level) noexcept;
 LogLevel logLevel() noexcept;
 inline bool logs(LogLevel level) noexcept { return level <= logLevel() && level != LogLevel::kOff; }
+
+/// Where lines go from now on, instead of standard error. The descriptor stays open.
+void setLogDescriptor(int descriptor) noexcept;
 
 /// One line; a newline inside becomes a space. printf's format.
 void log(LogLevel level, const char* format, ...) noexcept __attribute__((format(printf, 2, 3)));

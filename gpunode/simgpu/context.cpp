@@ -14,18 +14,34 @@ namespace olpager::simgpu {
 
 void PrintfSink::write(std::string_view text) {
   std::scoped_lock lock(mutex_);
-  text_.append(text);
+  if (text.size() > capacity_) return;
+  for (bytes_ += text.size(); bytes_ > capacity_; messages_.pop_front()) bytes_ -= messages_.front().size();
+  messages_.emplace_back(text);
+}
+
+void PrintfSink::assertion(std::string_view text) {
+  std::scoped_lock lock(mutex_);
+  assertions_.append(text);
+}
+
+void PrintfSink::setCapacity(size_t bytes) {
+  std::scoped_lock lock(mutex_);
+  capacity_ = bytes;
 }
 
 void PrintfSink::flush() {
-  std::string text;
+  std::scoped_lock in_order(flush_mutex_);
+  std::deque<std::string> messages;
+  std::string assertions;
   {
     std::scoped_lock lock(mutex_);
-    text.swap(text_);
+    messages.swap(messages_);
+    assertions.swap(assertions_);
+    bytes_ = 0;
   }
-  if (text.empty()) return;
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  for (const std::string& text : messages) std::fwrite(text.data(), 1, text.size(), stdout);
+  if (!messages.empty()) std::fflush(stdout);
+  if (!assertions.empty()) std::fwrite(assertions.data(), 1, assertions.size(), stderr);
 }
 
 Context::Context(Device& device, CUcontext handle, uint64_t id, unsigned context_flags, bool primary)
@@ -43,6 +59,7 @@ void Context::activate() {
   limits_.fill(0);
   limits_[CU_LIMIT_STACK_SIZE] = 1024;
   limits_[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
+  printf_.setCapacity(limits_[CU_LIMIT_PRINTF_FIFO_SIZE]);
   limits_[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
   limits_[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
   limits_[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
@@ -230,6 +247,7 @@ size_t Context::limit(CUlimit limit) const {
 CUresult Context::setLimit(CUlimit limit, size_t value) {
   std::scoped_lock lock(mutex_);
   limits_.at(limit) = value;
+  if (limit == CU_LIMIT_PRINTF_FIFO_SIZE) printf_.setCapacity(value);
   return CUDA_SUCCESS;
 }
 

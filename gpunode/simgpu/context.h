@@ -10,6 +10,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -24,15 +25,23 @@ namespace olpager::simgpu {
 
 class Device;
 
-/// Text that kernels print: kept until the program synchronizes, then written to stdout in order.
+/// Text that kernels print: kept until the program synchronizes, then written in order, printf's to stdout and that of assertions to
+/// stderr. What does not fit is overwritten: the oldest messages are lost, as in hardware's buffer. Thread-safety: any thread.
 class PrintfSink final : public ptx::PrintfSink {
  public:
   void write(std::string_view text) override;
+  void assertion(std::string_view text) override;
   void flush();
+  /// Bytes of text that are kept (CU_LIMIT_PRINTF_FIFO_SIZE).
+  void setCapacity(size_t bytes);
 
  private:
   std::mutex mutex_;
-  std::string text_;
+  std::mutex flush_mutex_;  // taken first: who flushes second finds the text written
+  size_t capacity_ = 0;
+  size_t bytes_ = 0;
+  std::deque<std::string> messages_;
+  std::string assertions_;
 };
 
 class Context : public std::enable_shared_from_this<Context> {

@@ -172,7 +172,7 @@ int main() {
   try {
     status = run();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "olgpunode-worker: %s\n", error.what());
+    base::logError("olgpunode-worker: %s", error.what());
   }
   std::fflush(stderr);
   // Threads may be in the driver: memory goes with the process.

@@ -2,12 +2,40 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <cstdint>
 #include <thread>
 
+// Of sanitizers' runtimes: where their reports go.
+extern "C" __attribute__((weak)) void __sanitizer_set_report_fd(void* descriptor);
+
 namespace olpager::gpunode {
+namespace {
+
+int g_log = -1;     // what was standard error
+int g_errors = -1;  // the pipe that it is now
+
+// What the C library or the C++ runtime said of an abort is still in the pipe.
+void passOnLastWords(int) {
+  char bytes[4096];
+  for (ssize_t got = 0; (got = read(g_errors, bytes, sizeof bytes)) > 0;) (void)!write(g_log, bytes, size_t(got));
+}
+
+}  // namespace
+
+int keepLog() {
+  g_log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+  if (g_log < 0) return -1;
+  if (__sanitizer_set_report_fd != nullptr)
+    __sanitizer_set_report_fd(reinterpret_cast<void*>(static_cast<intptr_t>(g_log)));
+  struct sigaction action {};
+  action.sa_handler = passOnLastWords;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  (void)sigaction(SIGABRT, &action, nullptr);
+  return g_log;
+}
 
 void Text::start(std::function<void(std::string_view)> give) {
   int ends[2];
@@ -16,7 +44,8 @@ void Text::start(std::function<void(std::string_view)> give) {
   give_ = std::move(give);
   (void)fcntl(ends[0], F_SETFL, O_NONBLOCK);
   (void)fcntl(ends[0], F_SETPIPE_SZ, 1 << 20);
-  (void)dup2(ends[1], STDOUT_FILENO);
+  (void)dup2(ends[1], descriptor_);
+  if (descriptor_ == STDERR_FILENO) g_errors = ends[0];
   close(ends[1]);
   // A kernel that prints more than the pipe holds would wait for ever otherwise.
   std::thread([this] {
@@ -27,7 +56,7 @@ void Text::start(std::function<void(std::string_view)> give) {
 
 void Text::drain() {
   if (!pipe_) return;
-  std::fflush(stdout);  // may wait until the thread above has made room
+  std::fflush(stream_);  // may wait until the thread above has made room
   take();
 }
 

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "gpunode/worker/invocation.h"
 #include "interpose/api/driver_symbols.h"
+#include "interpose/local/control.h"
 
 namespace olpager::gpunode {
 namespace {
@@ -66,7 +67,17 @@ Status Worker::start() {
     allocate_at_ = reinterpret_cast<local::AllocateAt>(dlsym(library_, "olpager_allocate_at"));
   if (allocate_at_ == nullptr) placed_bytes_ = 0;
   text_.start([this](std::string_view bytes) {
-    tell(Answer::kText, 0, CUDA_SUCCESS, std::as_bytes(std::span(bytes.data(), bytes.size())), true);
+    tell(Answer::kText, STDOUT_FILENO, CUDA_SUCCESS, std::as_bytes(std::span(bytes.data(), bytes.size())), true);
+  });
+  // The log is the gpunode's alone; what the driver says on standard error (assertions of kernels) is the program's to see too.
+  const int log = keepLog();
+  if (log < 0) return {};
+  base::setLogDescriptor(log);
+  const auto log_there = reinterpret_cast<decltype(&olpager_set_log_descriptor)>(symbol("olpager_set_log_descriptor"));
+  if (log_there != nullptr) log_there(log);
+  errors_.start([this, log](std::string_view bytes) {
+    (void)!write(log, bytes.data(), bytes.size());
+    tell(Answer::kText, STDERR_FILENO, CUDA_SUCCESS, std::as_bytes(std::span(bytes.data(), bytes.size())), true);
   });
   return {};
 }
@@ -247,7 +258,10 @@ void Worker::make(const std::vector<std::byte>& record) {
     }
     return;
   }
-  if ((head.flags & forward::kMayWait) != 0) text_.drain();
+  if ((head.flags & forward::kMayWait) != 0) {
+    text_.drain();
+    errors_.drain();
+  }
   const auto& results = in.results().bytes;
   moved_.fetch_add(results.size(), std::memory_order_relaxed);
   const AnswerHead reply{Answer::kReply, head.reply, result, result == CUDA_SUCCESS || !results.empty() ? 1u : 0u};

@@ -116,7 +116,8 @@ class Worker {
   ModuleCache module_cache_;
   Exchange exchange_{*this};
   Staging staging_;
-  Text text_;
+  Text text_{STDOUT_FILENO, stdout};
+  Text errors_{STDERR_FILENO, stderr};
 
   std::mutex rejoin_mutex_;  // before the channel's
   std::function<bool()> rejoined_;

@@ -320,10 +320,12 @@ void Session::dispatch(std::vector<std::byte>& record) {
       function_due_.notify_one();
       break;
     }
-    case Answer::kText:
-      (void)!std::fwrite(record.data() + sizeof head, 1, record.size() - sizeof head, stdout);
-      std::fflush(stdout);
+    case Answer::kText: {
+      std::FILE* const stream = head.number == STDERR_FILENO ? stderr : stdout;
+      (void)!std::fwrite(record.data() + sizeof head, 1, record.size() - sizeof head, stream);
+      std::fflush(stream);
       break;
+    }
     default:
       channel_.close("a record of no known kind");
   }

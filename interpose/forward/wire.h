@@ -72,7 +72,7 @@ enum class Answer : uint32_t {
 struct AnswerHead {
   Answer kind;
   // kReply: of the wait; kFailed: of the thread; kBytes: of the copy; kHostFunction: of the function; kHostBytes: how many launches
-  // it answers for.
+  // it answers for; kText: 1 standard output, 2 standard error.
   uint32_t number;
   int32_t result;
   uint32_t function;  // kFailed: which call it was

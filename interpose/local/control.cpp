@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/log.h"
 #include "interpose/local/root.h"
 #include "pager/counters/counters.h"
 
@@ -26,4 +27,8 @@ extern "C" __attribute__((visibility("default"))) int olpager_figures(OlpagerFig
 extern "C" __attribute__((visibility("default"))) uint64_t olpager_set_vram_budget(int device, uint64_t bytes) {
   olpager::pager::Pool* const pool = olpager::local::pool();
   return pool != nullptr && device >= 0 ? pool->setVramBudget(device, bytes) : 0;
+}
+
+extern "C" __attribute__((visibility("default"))) void olpager_set_log_descriptor(int descriptor) {
+  olpager::base::setLogDescriptor(descriptor);
 }

@@ -200,8 +200,8 @@ LaunchResult run(const Module& module, const Kernel& kernel, const LaunchConfig&
   launch.sink = &sink;
   launch.cancel = &cancel;
   launch.threads_per_block = static_cast<std::uint32_t>(threads);
-  launch.stack_bytes =
-      (entry.bounded_stack ? entry.stack_bytes : std::max(entry.stack_bytes, config.stack_bytes) + 15) & ~15U;
+  const std::uint32_t stack = entry.bounded_stack ? entry.stack_bytes : std::max(entry.stack_bytes, config.stack_bytes);
+  launch.stack_bytes = (stack + 15) & ~15U;
   launch.result.kernel = kernel.info().name;
 
   const std::uint64_t clusters = volume(config.grid) / volume(config.cluster);

@@ -1,4 +1,4 @@
-// Device printf and assert. The arguments lie in a buffer in the thread's memory, each aligned to its size: int as 4
+// Device printf and assert. printf returns the number of its arguments, a width or precision of "*" counted. They lie in a buffer in the thread's memory, each aligned to its size: int as 4
 // bytes, long and pointers as 8, double as 8.
 #include <cstdarg>
 #include <cstdio>
@@ -171,11 +171,13 @@ Step devicePrintf(Warp& w, const CallSite& site) {
   for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(left));
     Reader reader(w, lane);
-    const std::string text = reader.text(argument<std::uint64_t>(w, site, 0, lane));
-    int count = 0;
-    const std::string out = format(reader, text, argument<std::uint64_t>(w, site, 1, lane), count);
-    if (!reader.ok()) return Step::kFault;
-    w.block->launch->sink->write(out);
+    int count = -1;  // what printf returns where there is no format
+    if (const auto text = argument<std::uint64_t>(w, site, 0, lane); text != 0) {
+      count = 0;
+      const std::string out = format(reader, reader.text(text), argument<std::uint64_t>(w, site, 1, lane), count);
+      if (!reader.ok()) return Step::kFault;
+      w.block->launch->sink->write(out);
+    }
     if (!site.returns.empty()) {
       std::memcpy(w.frame->params + std::size_t{lane} * w.frame->function->param_bytes + site.returns[0].offset, &count,
                   std::min<std::size_t>(sizeof count, site.returns[0].size));
@@ -196,8 +198,8 @@ Step deviceAssertFail(Warp& w, const CallSite& site) {
     char where[128];
     std::snprintf(where, sizeof where, "block: [%u,%u,%u], thread: [%u,%u,%u]", block.x, block.y, block.z,
                   w.tid[0][lane], w.tid[1][lane], w.tid[2][lane]);
-    w.block->launch->sink->write(file + ":" + std::to_string(line) + ": " + function + ": " + where + " Assertion `" +
-                                 message + "` failed.\n");
+    w.block->launch->sink->assertion(file + ":" + std::to_string(line) + ": " + function + ": " + where +
+                                     " Assertion `" + message + "` failed.\n");
   }
   return w.fail(LaunchStatus::kAssert, "");
 }

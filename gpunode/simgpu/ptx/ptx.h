@@ -193,6 +193,8 @@ class PrintfSink {
  public:
   virtual ~PrintfSink() = default;
   virtual void write(std::string_view text) = 0;
+  /// The line of an assertion that failed.
+  virtual void assertion(std::string_view text) = 0;
 };
 
 struct Dim3 {

@@ -1,13 +1,17 @@
 // What is printed on standard output reaches whoever is to have it, before drain() returns, and also where nobody drains.
 #include <fcntl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <thread>
 
+#include "base/log.h"
 #include "gpunode/worker/text.h"
 #include "tests/catch.h"
 
@@ -15,7 +19,7 @@ TEST_CASE("printed text is given on", "[gpunode]") {
   const int before = dup(STDOUT_FILENO);
   std::fflush(stdout);
   // Its thread stays: it may outlive the test.
-  auto* const text = new olpager::gpunode::Text;
+  auto* const text = new olpager::gpunode::Text(STDOUT_FILENO, stdout);
   static std::mutex mutex;
   static std::string got;
   text->start([](std::string_view bytes) {
@@ -43,4 +47,35 @@ TEST_CASE("printed text is given on", "[gpunode]") {
   close(before);
   CHECK(first == "kernel 7\n");
   CHECK(all.size() == first.size() + 4096 * 1024);
+}
+
+TEST_CASE("an abort's last words are in the log, beside what the driver said before", "[gpunode]") {
+  int log[2];
+  REQUIRE(pipe(log) == 0);
+  std::fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(log[1], STDERR_FILENO);
+    const int kept = olpager::gpunode::keepLog();
+    olpager::base::setLogDescriptor(kept);
+    auto* const errors = new olpager::gpunode::Text(STDERR_FILENO, stderr);
+    errors->start([kept](std::string_view bytes) { (void)!write(kept, bytes.data(), bytes.size()); });
+    std::fprintf(stderr, "assertion\n");
+    errors->drain();
+    olpager::base::logError("a line");
+    std::fprintf(stderr, "last words\n");
+    std::abort();
+  }
+  close(log[1]);
+  std::string text;
+  char bytes[512];
+  for (ssize_t got = 0; (got = read(log[0], bytes, sizeof bytes)) > 0;) text.append(bytes, static_cast<size_t>(got));
+  close(log[0]);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFSIGNALED(status));
+  CHECK(WTERMSIG(status) == SIGABRT);
+  CHECK(text.find("assertion\n") < text.find("olpager: error: a line\n"));
+  CHECK(text.find("last words\n") != std::string::npos);
+  CHECK(text.find("olpager: error: a line\n") != std::string::npos);
 }

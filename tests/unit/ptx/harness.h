@@ -81,6 +81,7 @@ class TextSink final : public PrintfSink {
     text_ += text;
     ++messages_;
   }
+  void assertion(std::string_view text) override { write(text); }
   std::string text() {
     const std::lock_guard lock(mutex_);
     return text_;
