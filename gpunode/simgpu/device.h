@@ -37,6 +37,7 @@ struct Settings {
   bool context_lock = false;
   bool host_numa = true;
   bool param_info = true;
+  int capability = 90;   // compute capability, 10 * major + minor
   double bandwidth = 0;  // bytes per second of one copy; 0: as fast as the host
   unsigned threads = 0;  // of the worker pool; 0: one per core
 };

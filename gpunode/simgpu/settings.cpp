@@ -104,6 +104,15 @@ Result<Settings> readSettings() {
     if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_PARAM_INFO", v, "0 or 1");
     s.param_info = number != 0;
   }
+  if (const char* v = variable("OL_SIM_CAPABILITY")) {
+    uint64_t major = 0, minor = 0;
+    const std::string text = v;
+    const size_t dot = text.find('.');
+    if (dot == std::string::npos || !parseInteger(text.substr(0, dot).c_str(), 7, 12, &major) ||
+        !parseInteger(text.substr(dot + 1).c_str(), 0, 9, &minor))
+      return bad("OL_SIM_CAPABILITY", v, "a compute capability from 7.0 to 12.9");
+    s.capability = static_cast<int>(10 * major + minor);
+  }
   if (const char* v = variable("OL_SIM_BANDWIDTH")) {
     char* end = nullptr;
     const double gigabytes = std::strtod(v, &end);

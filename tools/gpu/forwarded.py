@@ -76,6 +76,41 @@ def programs(failed):
     return action
 
 
+def toolkit(failed, transports=("shm", "tcp")):
+    """Every program of tests/toolkit, natively and forwarded over each transport: the same verdict with the same figures."""
+    def action(context):
+        folder = os.path.join(context.build, "tests", "toolkit")
+        names = sorted(n for n in os.listdir(folder) if os.path.isfile(os.path.join(folder, n))
+                       and os.access(os.path.join(folder, n), os.X_OK) and "." not in n)
+        if not names:
+            raise failed("no program in tests/toolkit was built: the toolkit's libraries were not there")
+        bad, good = [], 0
+
+        def verdict(run_it):
+            try:
+                return (run_it().strip().splitlines() or ["no output"])[-1]
+            except failed as error:
+                return str(error)
+
+        with Gpunode(context.build, context.log) as node:
+            for name in names:
+                program = [os.path.join(folder, name)]
+                native = verdict(lambda: context.run(program, limit=60, check=False))
+                if not native.startswith(f"{name}: ok"):
+                    bad.append(f"{name} natively: {native[:100]}")
+                    continue
+                for transport in transports:
+                    said = verdict(lambda: run(context, node, program, transport, limit=60, check=False))
+                    if said == native:
+                        good += 1
+                    else:
+                        bad.append(f"{name} over {transport}: {said[:100]}, natively {native[:100]}")
+        if bad:
+            raise failed(f"{good} equal; " + "; ".join(bad))
+        return f"{len(names)} programs, {good} runs equal to native ones"
+    return action
+
+
 def workload(failed, argv, transports=("shm", "tcp"), env=None, options=(), same=lambda text: text):
     """A program natively and forwarded over each transport: same(output) has to be equal. Says how long each took."""
     def action(context):

@@ -1,6 +1,8 @@
 #include "gpunode/simgpu/modules/image.h"
 
 #include <cstdio>
+#include <mutex>
+#include <set>
 
 #include "base/fatbin/cubin.h"
 #include "base/fatbin/fatbin.h"
@@ -9,9 +11,14 @@
 namespace olpager::simgpu {
 namespace {
 
+// On stderr once for each text: a library may ask for many images of a kind.
 CUresult refuse(JitOptions& options, CUresult error, const std::string& line) {
   options.error(line);
-  report(line);
+  static std::mutex mutex;
+  static auto* const said = new std::set<std::string>;
+  constexpr size_t kMost = 1000;
+  const std::lock_guard lock(mutex);
+  if (said->size() < kMost && said->insert(line).second) report(line);
   return error;
 }
 

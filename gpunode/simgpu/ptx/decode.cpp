@@ -67,7 +67,7 @@ constexpr SpecialName kSpecials[] = {
 bool isControl(std::string_view name) {
   if (name == "bra" || name == "brx" || name == "call" || name == "ret" || name == "exit" || name == "trap" ||
       name == "bar" || name == "barrier" || name == "shfl" || name == "vote" || name == "match" || name == "elect" ||
-      name == "redux" || name == "nanosleep") {
+      name == "redux" || name == "mma" || name == "nanosleep") {
     return true;
   }
   return false;

@@ -122,6 +122,31 @@ void FunctionDecoder::redux(Modifiers& mods) {
   op.r[5] = mask;
 }
 
+// Of doubles alone: 8 x 4 times 4 x 8.
+void FunctionDecoder::mma(Modifiers& mods) {
+  if (!mods.take("sync") || !mods.take("aligned") || !mods.take("m8n8k4") || !mods.take("row") || !mods.take("col")) {
+    unsupported();
+  }
+  for (int i = 0; i < 4; ++i) {
+    if (mods.takeType() != Type::kF64) unsupported();
+  }
+  finish(mods);
+  expectOperands(4, 4);
+  const auto items = [&](std::size_t at, std::size_t count) -> const std::vector<Operand>& {
+    if (operand(at).kind != OperandKind::kVector || operand(at).items.size() != count) {
+      fail("vector operand of the wrong size");
+    }
+    return operand(at).items;
+  };
+  std::uint32_t r[6] = {};
+  r[2] = source(items(1, 1)[0], Type::kF64);
+  r[3] = source(items(2, 1)[0], Type::kF64);
+  for (std::size_t i = 0; i < 2; ++i) r[4 + i] = source(items(3, 2)[i], Type::kF64);
+  for (std::size_t i = 0; i < 2; ++i) r[i] = result(items(0, 2)[i], Type::kF64);
+  Op& op = emit(warpOp(WarpOp::kMmaF64, Type::kF64));
+  std::copy(r, r + 6, op.r);
+}
+
 void FunctionDecoder::bar(Modifiers& mods) {
   if (mods.take("warp")) {
     if (!mods.take("sync")) unsupported();
@@ -279,6 +304,7 @@ const std::unordered_map<std::string_view, FunctionDecoder::Handler>& FunctionDe
       {"activemask", &F::activemask},
       {"elect", &F::elect},
       {"redux", &F::redux},
+      {"mma", &F::mma},
       {"bar", &F::bar},
       {"barrier", &F::bar},
       {"membar", &F::fence},

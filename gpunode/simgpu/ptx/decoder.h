@@ -168,6 +168,7 @@ class FunctionDecoder {
   void activemask(Modifiers& mods);
   void elect(Modifiers& mods);
   void redux(Modifiers& mods);
+  void mma(Modifiers& mods);
   void bar(Modifiers& mods);
   void fence(Modifiers& mods);
   void hint(Modifiers& mods);

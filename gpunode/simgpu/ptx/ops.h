@@ -266,6 +266,7 @@ enum class WarpOp : std::uint8_t {
   kReduxAnd,
   kReduxOr,
   kReduxXor,
+  kMmaF64,  ///< r: d (2), a, b, c (2); all lanes take part
 };
 /// r[0] result, r[1] predicate result or kNoTarget, r[2].. sources; the member mask last (r[5]).
 OpFn warpOp(WarpOp kind, Type type);

@@ -1,5 +1,6 @@
 // Operations between the lanes of a warp. Each waits until all lanes that its member mask names have come to it.
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "gpunode/simgpu/ptx/ops.h"
@@ -145,6 +146,29 @@ Step redux(Warp& w, const Op& op) {
   return Step::kNext;
 }
 
+// A lane holds a[lane / 4][lane % 4], b[lane % 4][lane / 4], and of c and d row lane / 4, columns 2 * (lane % 4) and the next.
+Step mmaF64(Warp& w, const Op& op) {
+  if (!w.arriveSync(op, kFullMask)) return Step::kSwitch;
+  double a[kWarpSize], b[kWarpSize], d[2][kWarpSize];
+  std::memcpy(a, w.reg<double>(op.r[2]), sizeof a);
+  std::memcpy(b, w.reg<double>(op.r[3]), sizeof b);
+  for (std::uint32_t i = 0; i < 2; ++i) std::memcpy(d[i], w.reg<double>(op.r[4 + i]), sizeof d[i]);
+  forEach(w.mask, [&](std::uint32_t lane) {
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      const std::uint32_t column = 2 * (lane % 4) + i;
+      for (std::uint32_t k = 0; k < 4; ++k) {
+        d[i][lane] = std::fma(a[lane / 4 * 4 + k], b[column * 4 + k], d[i][lane]);
+      }
+    }
+  });
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    double* const to = w.reg<double>(op.r[i]);
+    forEach(w.mask, [&](std::uint32_t lane) { to[lane] = d[i][lane]; });
+  }
+  w.finishSync();
+  return Step::kNext;
+}
+
 }  // namespace
 
 OpFn warpOp(WarpOp kind, Type type) {
@@ -187,6 +211,8 @@ OpFn warpOp(WarpOp kind, Type type) {
     case WarpOp::kReduxMax:
       if (type == Type::kF32) return redux<WarpOp::kReduxMax, float>;
       return type == Type::kS32 ? redux<WarpOp::kReduxMax, std::int32_t> : redux<WarpOp::kReduxMax, std::uint32_t>;
+    case WarpOp::kMmaF64:
+      return mmaF64;
   }
   return nullptr;
 }

@@ -79,3 +79,22 @@ TEST_CASE("ptx: asynchronous copies, vector atomics, shared barriers, 128-bit co
   CHECK(device.memory.host<std::int64_t>(pair)[1] == -507);
   CHECK(device.memory.host<int>(counter)[0] == 512);
 }
+
+TEST_CASE("ptx: matrix products of doubles", "[ptx]") {
+  Device device = Device::fromFile(anyFile());
+  std::vector<double> a(32), b(32), c(64);
+  for (std::size_t i = 0; i < 32; ++i) {
+    a[i] = static_cast<double>(i * 7 % 13) - 6;
+    b[i] = static_cast<double>(i * 5 % 11) / 8;
+  }
+  for (std::size_t i = 0; i < 64; ++i) c[i] = static_cast<double>(i) / 4;
+  const auto d = device.memory.allocate(64 * 8);
+  mustSucceed(device.launch("mma_doubles", Dim3{1}, Dim3{32}, device.upload(a), device.upload(b), device.upload(c), d));
+  for (std::size_t row = 0; row < 8; ++row) {
+    for (std::size_t column = 0; column < 8; ++column) {
+      double sum = c[row * 8 + column];
+      for (std::size_t k = 0; k < 4; ++k) sum += a[row * 4 + k] * b[k * 8 + column];
+      REQUIRE(device.memory.host<double>(d)[row * 8 + column] == sum);
+    }
+  }
+}

@@ -72,3 +72,16 @@ extern "C" __global__ void wide_cas(Pair* pair, int* counter) {
     seen = old;
   }
 }
+
+// d = a b + c by one warp: a is 8 x 4, b 4 x 8, both by rows.
+extern "C" __global__ void mma_doubles(const double* a, const double* b, const double* c, double* d) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned lane = threadIdx.x, row = lane / 4, column = lane % 4 * 2;
+  double d0, d1;
+  asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%4, %5};"
+               : "=d"(d0), "=d"(d1)
+               : "d"(a[row * 4 + lane % 4]), "d"(b[lane % 4 * 8 + row]), "d"(c[row * 8 + column]), "d"(c[row * 8 + column + 1]));
+  d[row * 8 + column] = d0;
+  d[row * 8 + column + 1] = d1;
+#endif
+}
