@@ -239,7 +239,8 @@ void Channel::receive(std::chrono::microseconds timeout) {
         break;
       }
       case Completion::Kind::kRead:
-      case Completion::Kind::kWrite: {
+      case Completion::Kind::kWrite:
+      case Completion::Kind::kMemory: {
         std::lock_guard lock(write_mutex_);
         transferred(completion);
         issueWaiting();
@@ -272,9 +273,16 @@ TransferPtr Channel::fetch(const transport::LocalRange& into, const transport::R
 
 TransferPtr Channel::put(const transport::LocalRange& from, const transport::RemoteRange& into) {
   auto transfer = std::make_shared<Transfer>();
-  transfer->write = true;
+  transfer->kind = Transfer::Kind::kPut;
   transfer->near = from;
   transfer->far = into;
+  return start(std::move(transfer));
+}
+
+TransferPtr Channel::share(const transport::RemoteKey& key) {
+  auto transfer = std::make_shared<Transfer>();
+  transfer->kind = Transfer::Kind::kShare;
+  transfer->far.key = key;
   return start(std::move(transfer));
 }
 
@@ -291,14 +299,25 @@ TransferPtr Channel::start(TransferPtr transfer) {
   return transfer;
 }
 
+transport::Outcome Channel::issue(Transfer& transfer, uint64_t context) {
+  const auto near = std::span(&transfer.near, 1);
+  constexpr auto kClass = transport::Class::kDemand;
+  switch (transfer.kind) {
+    case Transfer::Kind::kFetch:
+      return link_->read(near, transfer.far, kClass, context);
+    case Transfer::Kind::kPut:
+      return link_->write(near, transfer.far, kClass, context);
+    case Transfer::Kind::kShare:
+      return link_->askMemory(transfer.far.key, context);
+  }
+  return Outcome::kBadRange;
+}
+
 // Under write_mutex_. Gives the link what it takes; the rest when something is over.
 void Channel::issueWaiting() {
   while (attached_.load(std::memory_order_relaxed) && !waiting_.empty()) {
     Transfer& transfer = *transfers_.at(waiting_.front());
-    const auto near = std::span(&transfer.near, 1);
-    constexpr auto kClass = transport::Class::kDemand;
-    const Outcome outcome = transfer.write ? link_->write(near, transfer.far, kClass, waiting_.front())
-                                           : link_->read(near, transfer.far, kClass, waiting_.front());
+    const Outcome outcome = issue(transfer, waiting_.front());
     if (outcome == Outcome::kFull || outcome == Outcome::kLinkDown) return;
     transfer.state = outcome == Outcome::kOk ? Transfer::State::kIssued : Transfer::State::kFailed;
     if (outcome != Outcome::kOk) {
@@ -310,8 +329,10 @@ void Channel::issueWaiting() {
 }
 
 // Under write_mutex_. Also of a link before this one. What was under way over a lost link waits for the next.
-void Channel::transferred(const Completion& completion) {
-  if (completion.kind != Completion::Kind::kRead && completion.kind != Completion::Kind::kWrite) return;
+void Channel::transferred(Completion& completion) {
+  if (completion.kind != Completion::Kind::kRead && completion.kind != Completion::Kind::kWrite &&
+      completion.kind != Completion::Kind::kMemory)
+    return;
   const auto found = transfers_.find(completion.context);
   if (found == transfers_.end()) return;
   if (completion.outcome == Outcome::kLinkDown) {
@@ -319,6 +340,7 @@ void Channel::transferred(const Completion& completion) {
     waiting_.push_back(completion.context);
     return;
   }
+  found->second->memory = std::move(completion.memory);
   found->second->state = completion.outcome == Outcome::kOk ? Transfer::State::kDone : Transfer::State::kFailed;
   transfers_.erase(found);
   transfer_over_.notify_all();

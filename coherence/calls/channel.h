@@ -41,10 +41,12 @@ class Transfer {
  private:
   friend class Channel;
   enum class State : uint8_t { kWaiting, kIssued, kDone, kFailed };
-  bool write = false;
+  enum class Kind : uint8_t { kFetch, kPut, kShare };
+  Kind kind = Kind::kFetch;
   transport::LocalRange near;
   transport::RemoteRange far;
   State state = State::kWaiting;  // under the channel's write_mutex_
+  transport::PeerMemory memory;   // of a kShare that is done
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
@@ -101,6 +103,10 @@ class Channel {
   TransferPtr fetch(const transport::LocalRange& into, const transport::RemoteRange& from);
   /// And memory here to the other end's.
   TransferPtr put(const transport::LocalRange& from, const transport::RemoteRange& into);
+  /// Asks for the other end's memory behind a key, to be mapped here: of one host alone, elsewhere it fails.
+  TransferPtr share(const transport::RemoteKey& key);
+  /// What a share() that is over with kDone has brought; once.
+  static transport::PeerMemory memoryOf(Transfer& transfer) { return std::move(transfer.memory); }
   /// Waits until it is over, and receives meanwhile where nobody else does.
   Over wait(const Transfer& transfer, std::chrono::microseconds timeout);
 
@@ -130,7 +136,8 @@ class Channel {
   bool waitForRoom(std::unique_lock<std::mutex>& lock);
   TransferPtr start(TransferPtr transfer);
   void issueWaiting();
-  void transferred(const transport::Completion& completion);
+  transport::Outcome issue(Transfer& transfer, uint64_t context);
+  void transferred(transport::Completion& completion);
   void receive(std::chrono::microseconds timeout);
   void breach(const std::string& reason);
   bool nextRecord(std::vector<std::byte>& record);

@@ -9,7 +9,7 @@
 // completion has been taken from the queue. A message is copied by send(). What a remote key names belongs to its owner, who
 // has to expect reads and writes (as far as granted) until the Region has ended or the link's kDown has been taken.
 //
-// Completions. Every read() and write() that returned kOk completes exactly once, also when the link fails. A write's kOk
+// Completions. Every read(), write() and askMemory() that returned kOk completes exactly once, also when the link fails. A write's kOk
 // means that any later read, by any node, returns its bytes. Operations of a link complete in no particular order; messages
 // of a link arrive in the order in which they were sent.
 //
@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/result.h"
 #include "coherence/transport/options.h"
 #include "coherence/transport/regions.h"
@@ -95,6 +96,13 @@ struct RemoteRange {
   uint64_t length = 0;
 };
 
+/// The peer's memory behind a key, as a mapping of its own needs it.
+struct PeerMemory {
+  base::UniqueFd fd;    // a memfd of at least offset + length bytes, sealed against shrinking
+  uint64_t offset = 0;  // of the region in it
+  uint64_t length = 0;  // of the region
+};
+
 inline constexpr size_t kMaxLocalRanges = 64;
 inline constexpr uint64_t kMaxOperationBytes = 64ull << 20;
 
@@ -113,6 +121,10 @@ class Link {
                        OperationId* id = nullptr) = 0;
   virtual Outcome write(std::span<const LocalRange> from, const RemoteRange& into, Class klass, uint64_t context,
                         OperationId* id = nullptr) = 0;
+  /// Asks for the memory behind a key, to be mapped here for reading and writing. Where it is had, the program and the peer share it from then
+  /// on, whatever becomes of the link and of the region: the program has to be told by other means when it is to let go of it.
+  /// kOk: a kMemory completion follows, with kBadRange where the peer has no memfd for it or does not grant both rights.
+  virtual Outcome askMemory(const RemoteKey& /*key*/, uint64_t /*context*/) { return Outcome::kBadRange; }
   /// Makes an operation more urgent, as far as it has not been asked for yet (a demand now waits for a write-back's
   /// frame, or for what was a prefetch). Without effect when it is done.
   virtual void raise(OperationId id, Class klass) = 0;
@@ -175,6 +187,7 @@ struct Completion {
   enum class Kind : uint8_t {
     kRead,
     kWrite,
+    kMemory,   // `memory`, when the outcome is kOk
     kMessage,  // `message`
     kCredit,   // room again for messages of `message_class`, after kNoCredit
     kUp,       // an accepted link: the first that is heard of it
@@ -187,6 +200,7 @@ struct Completion {
   uint64_t bytes = 0;    // of the operation
   LinkPtr link;
   Message message;
+  PeerMemory memory;
 };
 
 /// Where links put what happened. Bounded by the limits of the links that use it. Has to outlive nothing: when the last QueuePtr

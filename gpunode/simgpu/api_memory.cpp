@@ -1,7 +1,11 @@
 #include "gpunode/simgpu/api.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
@@ -49,12 +53,35 @@ CUresult allocateHost(void** out, size_t bytes, unsigned flags) {
   return memory().allocateHost(*context, bytes, flags, out);
 }
 
+// Whether other processes may have the memory there as well.
+bool isMappedShared(const void* pointer) {
+  std::ifstream maps("/proc/self/maps");
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  for (std::string line; std::getline(maps, line);) {
+    char* next = nullptr;
+    const uint64_t begin = std::strtoull(line.c_str(), &next, 16);
+    const uint64_t end = std::strtoull(next + 1, &next, 16);
+    constexpr size_t kShare = 4;  // the fourth letter of " rw-s"
+    if (address >= begin && address < end) return next[kShare] == 's';
+  }
+  return false;
+}
+
+// Drivers that take no shared memory, as OL_SIM_SHARED_PINS has it.
+bool takes(const void* pointer) {
+  const unsigned setting = Driver::get().settings.shared_pins;
+  if (setting == 1 || !isMappedShared(pointer)) return true;
+  static std::atomic<unsigned> asked{0};
+  return setting == 2 && asked.fetch_add(1) % 2 == 0;
+}
+
 CUresult registerHost(void* pointer, size_t bytes, unsigned flags) {
   ContextPtr context;
   if (const CUresult result = unsafe(&context)) return result;
   constexpr unsigned kKnown = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_IOMEMORY |
                               CU_MEMHOSTREGISTER_READ_ONLY;
   if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!takes(pointer)) return CUDA_ERROR_NOT_SUPPORTED;
   return memory().registerHost(*context, pointer, bytes, flags);
 }
 

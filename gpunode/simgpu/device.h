@@ -37,9 +37,10 @@ struct Settings {
   bool context_lock = false;
   bool host_numa = true;
   bool param_info = true;
-  int capability = 90;   // compute capability, 10 * major + minor
-  double bandwidth = 0;  // bytes per second of one copy; 0: as fast as the host
-  unsigned threads = 0;  // of the worker pool; 0: one per core
+  int capability = 90;       // compute capability, 10 * major + minor
+  unsigned shared_pins = 1;  // of memory that is mapped shared: 0 none can be registered, 1 all, 2 every second
+  double bandwidth = 0;      // bytes per second of one copy; 0: as fast as the host
+  unsigned threads = 0;      // of the worker pool; 0: one per core
 };
 
 /// A device's page table as kernels see it.

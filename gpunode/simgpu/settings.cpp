@@ -113,6 +113,10 @@ Result<Settings> readSettings() {
       return bad("OL_SIM_CAPABILITY", v, "a compute capability from 7.0 to 12.9");
     s.capability = static_cast<int>(10 * major + minor);
   }
+  if (const char* v = variable("OL_SIM_SHARED_PINS")) {
+    if (!parseInteger(v, 0, 2, &number)) return bad("OL_SIM_SHARED_PINS", v, "0, 1 or 2");
+    s.shared_pins = static_cast<unsigned>(number);
+  }
   if (const char* v = variable("OL_SIM_BANDWIDTH")) {
     char* end = nullptr;
     const double gigabytes = std::strtod(v, &end);

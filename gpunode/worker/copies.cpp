@@ -1,6 +1,7 @@
 // Copies between the client and the device: the client's side is bytes of the call, or of the answer.
 #include "interpose/forward/copies.h"
 
+#include "gpunode/worker/block_ranges.h"
 #include "gpunode/worker/bulk_copies.h"
 #include "gpunode/worker/owed.h"
 #include "gpunode/worker/services.h"
@@ -25,8 +26,8 @@ Place placeOf(Invocation& in, const CopyHead& head) {
   return place;
 }
 
-// Fills in the worker's side of a box: arrays by their handles, `near` in place of the client's memory.
-bool settleBox(Invocation& in, CUDA_MEMCPY3D& box, void* near) {
+// Fills in the worker's side of a box: arrays by their handles.
+bool settleArrays(Invocation& in, CUDA_MEMCPY3D& box) {
   const auto side = [&](CUmemorytype type, CUarray& array, CUdeviceptr) {
     if (type != CU_MEMORYTYPE_ARRAY) {
       array = nullptr;
@@ -39,6 +40,12 @@ bool settleBox(Invocation& in, CUDA_MEMCPY3D& box, void* near) {
     return false;
   box.reserved0 = nullptr;
   box.reserved1 = nullptr;
+  return true;
+}
+
+// And `near` in place of the client's memory.
+bool settleBox(Invocation& in, CUDA_MEMCPY3D& box, void* near) {
+  if (!settleArrays(in, box)) return false;
   box.srcHost = box.srcMemoryType == CU_MEMORYTYPE_HOST ? near : nullptr;
   box.dstHost = box.dstMemoryType == CU_MEMORYTYPE_HOST ? near : nullptr;
   return true;
@@ -95,14 +102,21 @@ bool captures(Invocation& in, const CopyHead& head, const Place& place) {
   return head.in_order != 0 && isCapturing(in, place.stream);
 }
 
-// The client's side of a copy where both have it; null where it travels.
+// The client's side of a linear copy where both have it; null where it travels.
 std::byte* nearOf(Invocation& in, const CopyHead& head) {
-  if (head.near == 0 || head.shape != CopyShape::kLinear) return nullptr;
+  if (head.near == 0) return nullptr;
   if (!in.worker().hostMemory().has(head.near, head.bytes)) {
     in.arguments().fail();
     return nullptr;
   }
   return reinterpret_cast<std::byte*>(head.near);
+}
+
+// A box whose host side lies in a block: the driver is given it as the program gave it.
+CUresult copyNearBox(Invocation& in, CopyHead& head, const Place& place) {
+  if (!settleArrays(in, head.box)) return CUDA_ERROR_INVALID_VALUE;
+  if (!inBlocks(in.worker().hostMemory(), head.box)) return CUDA_ERROR_INVALID_VALUE;
+  return waitFor(in, head, place, copyBox(in, head, place));
 }
 
 bool isBulk(const CopyHead& head) { return head.region.key != 0; }
@@ -125,7 +139,8 @@ BulkCopy bulkOf(Invocation& in, const CopyHead& head, const Place& place) {
 bool readHead(Invocation& in, CopyHead* head) {
   *head = in.value<CopyHead>();
   const bool bulk = in.ok() && isBulk(*head);
-  if (!in.ok() || (!bulk && head->bytes > forward::kMostBytes) || head->shape > CopyShape::kBox3d ||
+  const bool travels = !bulk && head->near == 0;
+  if (!in.ok() || (travels && head->bytes > forward::kMostBytes) || head->shape > CopyShape::kBox3d ||
       (bulk && (head->shape != CopyShape::kLinear || head->near != 0))) {
     in.arguments().fail();
     return false;
@@ -143,6 +158,10 @@ CUresult copyIn(Invocation& in) {
     const BulkCopy copy = bulkOf(in, head, where);
     if (!in.ok()) return in.refusal();
     return captures(in, head, where) ? CUDA_ERROR_NOT_SUPPORTED : bulkIn(in, copy);
+  }
+  if (head.near != 0 && head.shape != CopyShape::kLinear) {
+    const Place where = placeOf(in, head);
+    return in.ok() ? copyNearBox(in, head, where) : in.refusal();
   }
   std::byte* const near = nearOf(in, head);
   const auto bytes = near != nullptr ? std::span<const std::byte>(near, head.bytes) : in.arguments().raw(head.bytes);
@@ -172,17 +191,34 @@ CUresult copyIn(Invocation& in) {
 
 namespace {
 
-// A copy that nobody waits for, with the bytes on their way to the client behind it.
-struct Later {
-  Worker* worker;
-  uint32_t number;
-  std::vector<std::byte> bytes;
+// Where a copy's bytes are between the GPU and the client. Of one that nobody waits for they are in pinned memory: a driver that copies to
+// other memory waits for the stream, which may be waiting for the client.
+class Between {
+ public:
+  Between(Invocation& in, const CopyHead& head) : worker_(in.worker()), number_(head.number), length_(head.bytes) {
+    if (number_ != 0 && length_ <= Staging::kPieceBytes)
+      piece_ = worker_.staging().take(in.driver(), in.head().context);
+    if (piece_ == nullptr) bytes_.resize(length_);
+  }
+  Between(const Between&) = delete;
+  Between& operator=(const Between&) = delete;
+  ~Between() {
+    if (piece_ != nullptr) worker_.staging().give(piece_);
+  }
+  std::byte* data() { return piece_ != nullptr ? piece_->bytes : bytes_.data(); }
+  /// Of a copy that the caller waits for.
+  std::vector<std::byte> take() { return std::move(bytes_); }
+  void send() { worker_.tell(forward::Answer::kBytes, number_, CUDA_SUCCESS, {data(), length_}, true); }
+
+ private:
+  Worker& worker_;
+  const uint32_t number_;
+  const uint64_t length_;
+  Staging::Piece* piece_ = nullptr;
+  std::vector<std::byte> bytes_;
 };
 
-void CUDA_CB sendLater(void* data) {
-  const std::unique_ptr<Later> later(static_cast<Later*>(data));
-  later->worker->tell(forward::Answer::kBytes, later->number, CUDA_SUCCESS, later->bytes, true);
-}
+void CUDA_CB sendBetween(void* data) { std::unique_ptr<Between>(static_cast<Between*>(data))->send(); }
 
 }  // namespace
 
@@ -199,12 +235,12 @@ CUresult copyOut(Invocation& in) {
     if (!in.ok()) return in.refusal();
     return captures(in, head, place) ? CUDA_ERROR_NOT_SUPPORTED : bulkOut(in, copy, head.number, owed);
   }
+  if (head.near != 0 && head.shape != CopyShape::kLinear) return copyNearBox(in, head, place);
   std::byte* const near = nearOf(in, head);
   if (!in.ok()) return in.refusal();
   if (near == nullptr && captures(in, head, place)) return CUDA_ERROR_NOT_SUPPORTED;
-  auto later = std::make_unique<Later>(
-      Later{&in.worker(), head.number, std::vector<std::byte>(near != nullptr ? 0 : head.bytes)});
-  std::byte* const into = near != nullptr ? near : later->bytes.data();
+  auto between = near == nullptr ? std::make_unique<Between>(in, head) : nullptr;
+  std::byte* const into = near != nullptr ? near : between->data();
   CUresult result = CUDA_SUCCESS;
   if (head.shape != CopyShape::kLinear) {
     if (!fits(head, false)) {
@@ -222,16 +258,16 @@ CUresult copyOut(Invocation& in) {
     result = place.legacy ? driver.cuMemcpyDtoH_v2(into, head.device, head.bytes)
                           : driver.cuMemcpyDtoHAsync_v2(into, head.device, head.bytes, place.stream);
   }
-  if (near != nullptr) return result;
+  if (near != nullptr) return waitFor(in, head, place, result);
   if (head.number != 0) {
-    if (result == CUDA_SUCCESS) result = driver.cuLaunchHostFunc(place.stream, sendLater, later.get());
     if (result != CUDA_SUCCESS) return result;
-    (void)later.release();
-    owed.comes();
+    result = driver.cuLaunchHostFunc(place.stream, sendBetween, between.get());
+    (void)between.release();  // also when nothing will send it: the GPU may still write there
+    if (result == CUDA_SUCCESS) owed.comes();
     return result;
   }
   if (!place.legacy && result == CUDA_SUCCESS) result = driver.cuStreamSynchronize(place.stream);
-  if (result == CUDA_SUCCESS) in.results().bytes = std::move(later->bytes);
+  if (result == CUDA_SUCCESS) in.results().bytes = between->take();
   return result;
 }
 

@@ -1,7 +1,7 @@
 // Nodes of graphs whose parameters a client sends: kernels with their block of parameters, copies, its own functions.
+#include "gpunode/worker/block_ranges.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/api/range_extractors.h"
 #include "interpose/forward/launch_wire.h"
 
 namespace olpager::gpunode {
@@ -36,20 +36,6 @@ CUresult made(Invocation& in, const Target& target, CUresult result, const CUgra
   return result;
 }
 
-// What a copy touches of the client's memory has to be in blocks that both sides have.
-class OwnMemory final : public api::extract::RangeSink {
- public:
-  explicit OwnMemory(HostMemory& memory) : memory_(memory) {}
-  void add(uint64_t address, uint64_t bytes, api::extract::Use) override { ok_ = ok_ && memory_.has(address, bytes); }
-  void addFrom(uint64_t) override { ok_ = false; }
-  uint64_t arrayElementBytes(CUarray) override { return 1; }
-  bool ok() const { return ok_; }
-
- private:
-  HostMemory& memory_;
-  bool ok_ = true;
-};
-
 bool settleSide(Invocation& in, CUmemorytype type, CUarray& array) {
   if (type == CU_MEMORYTYPE_ARRAY) {
     array = in.translated<CUarray>(bitsOf(array));
@@ -57,22 +43,6 @@ bool settleSide(Invocation& in, CUmemorytype type, CUarray& array) {
   }
   array = nullptr;
   return type == CU_MEMORYTYPE_HOST || type == CU_MEMORYTYPE_DEVICE;
-}
-
-bool isAllowed(Invocation& in, const CUDA_MEMCPY3D& box) {
-  OwnMemory sink(in.worker().hostMemory());
-  // Each host side by itself, as if the other were an array.
-  CUDA_MEMCPY3D one = box;
-  if (box.srcMemoryType == CU_MEMORYTYPE_HOST) {
-    one.dstMemoryType = CU_MEMORYTYPE_ARRAY;
-    api::extract::copy3d(sink, &one);
-  }
-  one = box;
-  if (box.dstMemoryType == CU_MEMORYTYPE_HOST) {
-    one.srcMemoryType = CU_MEMORYTYPE_ARRAY;
-    api::extract::copy3d(sink, &one);
-  }
-  return sink.ok();
 }
 
 }  // namespace
@@ -136,7 +106,7 @@ CUresult graphMemcpyNode(Invocation& in) {
   box.reserved0 = nullptr;
   box.reserved1 = nullptr;
   if (!settleSide(in, box.srcMemoryType, box.srcArray) || !settleSide(in, box.dstMemoryType, box.dstArray) ||
-      !isAllowed(in, box))
+      !inBlocks(in.worker().hostMemory(), box))
     return CUDA_ERROR_INVALID_VALUE;
   const api::DriverTable& driver = in.driver();
   CUgraphNode node = nullptr;

@@ -1,6 +1,7 @@
 // The client's host memory and host functions as the driver here sees them.
 #include <memory>
 
+#include "base/log.h"
 #include "gpunode/worker/owed.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
@@ -8,17 +9,44 @@
 
 namespace olpager::gpunode {
 
-CUresult hostAlloc(Invocation& in) {
-  const auto address = in.value<uint64_t>();
-  const auto bytes = in.value<uint64_t>();
-  const auto flags = in.value<unsigned>();
-  if (!in.ok()) return in.refusal();
-  if (!in.worker().hostMemory().map(address, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+namespace {
+
+// A block that is mapped; it is gone again where the driver does not take it.
+CUresult pin(Invocation& in, uint64_t address, uint64_t bytes) {
   constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-  (void)flags;  // who may use it and how it is cached matters on the client alone
   const CUresult result = in.driver().cuMemHostRegister_v2(reinterpret_cast<void*>(address), bytes, kFlags);
   if (result != CUDA_SUCCESS) (void)in.worker().hostMemory().unmap(address);
   return result;
+}
+
+// The client's own memory in its place, where the two have one host. False: whatever is in the way, it can be exchanged.
+bool shareBlock(Invocation& in, uint64_t address, uint64_t bytes, const transport::RemoteKey& key) {
+  if (key.key == 0) return false;
+  const auto asked = in.worker().channel().share(key);
+  if (!in.worker().arrived(*asked)) return false;
+  if (!in.worker().hostMemory().share(address, bytes, calls::Channel::memoryOf(*asked))) return false;
+  const CUresult result = pin(in, address, bytes);
+  if (result == CUDA_SUCCESS) return true;
+  base::warnOnce("share",
+                 "the driver does not take the program's memory (CUDA error %d): pinned memory is exchanged with it",
+                 result);
+  return false;
+}
+
+}  // namespace
+
+CUresult hostAlloc(Invocation& in) {
+  const auto address = in.value<uint64_t>();
+  const auto bytes = in.value<uint64_t>();
+  const auto key = in.value<transport::RemoteKey>();
+  if (!in.ok()) return in.refusal();
+  const bool shared = shareBlock(in, address, bytes, key);
+  if (!shared) {
+    if (!in.worker().hostMemory().map(address, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (const CUresult result = pin(in, address, bytes); result != CUDA_SUCCESS) return result;
+  }
+  in.results().value(static_cast<uint8_t>(shared));
+  return CUDA_SUCCESS;
 }
 
 CUresult hostFree(Invocation& in) {

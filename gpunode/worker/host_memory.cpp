@@ -11,6 +11,9 @@
 #include "interpose/forward/wire.h"
 
 namespace olpager::gpunode {
+namespace {
+constexpr uint64_t kPage = 4096;
+}
 
 void HostMemory::setLimit(uint64_t bytes) {
   std::lock_guard lock(mutex_);
@@ -22,8 +25,16 @@ uint64_t HostMemory::bytes() {
   return bytes_;
 }
 
-bool HostMemory::map(uint64_t address, uint64_t bytes) {
-  constexpr uint64_t kPage = 4096;
+bool HostMemory::map(uint64_t address, uint64_t bytes) { return mapAt(address, bytes, -1, 0); }
+
+bool HostMemory::share(uint64_t address, uint64_t bytes, const transport::PeerMemory& memory) {
+  if (!memory.fd || memory.offset % kPage != 0 || bytes > memory.length) return false;
+  // The transport has looked at the seal and at the size: the client can't take the memory from under this process.
+  return mapAt(address, bytes, memory.fd.get(), memory.offset);
+}
+
+// `fd` -1: memory of this process.
+bool HostMemory::mapAt(uint64_t address, uint64_t bytes, int fd, uint64_t offset) {
   if (address % kPage != 0 || bytes == 0 || bytes % kPage != 0 || bytes > forward::kWindowBytes) return false;
   if (address < forward::kWindow || address - forward::kWindow > forward::kWindowBytes - bytes) return false;
   std::lock_guard lock(mutex_);
@@ -34,9 +45,10 @@ bool HostMemory::map(uint64_t address, uint64_t bytes) {
     return false;
   }
   auto* const wanted = reinterpret_cast<void*>(address);
-  if (mmap(wanted, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != wanted)
-    return false;
-  blocks_[address] = {bytes, {}};
+  const bool shared = fd >= 0;
+  const int kind = MAP_FIXED_NOREPLACE | (shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
+  if (mmap(wanted, bytes, PROT_READ | PROT_WRITE, kind, fd, static_cast<off_t>(offset)) != wanted) return false;
+  blocks_[address] = {bytes, shared, {}};
   bytes_ += bytes;
   return true;
 }
@@ -71,7 +83,7 @@ bool HostMemory::apply(uint64_t address, std::span<const std::byte> bytes) {
   std::lock_guard lock(mutex_);
   uint64_t base = 0;
   Block* block = find(address, &base);
-  if (block == nullptr || bytes.size() > block->bytes - (address - base)) return false;
+  if (block == nullptr || block->shared || bytes.size() > block->bytes - (address - base)) return false;
   if (block->agreed.empty()) block->agreed.resize(block->bytes);
   std::memcpy(block->agreed.data() + (address - base), bytes.data(), bytes.size());
   std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
@@ -82,7 +94,7 @@ void HostMemory::changes(uint64_t address, std::vector<std::byte>& into) {
   std::lock_guard lock(mutex_);
   uint64_t base = 0;
   Block* block = find(address, &base);
-  if (block == nullptr) return;
+  if (block == nullptr || block->shared) return;
   if (block->agreed.empty()) block->agreed.resize(block->bytes);
   forward::appendChanges(base, reinterpret_cast<const std::byte*>(base), block->agreed, into);
 }

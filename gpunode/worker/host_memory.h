@@ -1,5 +1,8 @@
-// Pinned host memory of the client, at the same addresses here. What both sides last agreed on is kept, so that what a kernel changed
-// can be told from what the client did. Thread-safety: any thread.
+// Pinned host memory of the client, at the same addresses here. A block is of one of two kinds, from its beginning to its end:
+//   shared     the client's own memory, mapped here as well: both sides and the GPU see it at once, nothing is ever moved
+//   exchanged  memory of this process. What both sides last agreed on is kept, so that what a kernel changed can be told from what the
+//              client did
+// Thread-safety: any thread. Errors: what the client asks for and can't have is false.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +13,8 @@
 #include <span>
 #include <vector>
 
+#include "coherence/transport/transport.h"
+
 namespace olpager::gpunode {
 
 class HostMemory {
@@ -18,21 +23,25 @@ class HostMemory {
   void setLimit(uint64_t bytes);
   /// What they have.
   uint64_t bytes();
-  /// Maps [address, + bytes) in the window; false when it is not free, not in the window, or beyond the limit.
+  /// Maps [address, + bytes) in the window, exchanged; false when it is not free, not in the window, or beyond the limit.
   bool map(uint64_t address, uint64_t bytes);
+  /// The same, shared: the client's memory. False also when that is too short, not at a page, or can't be mapped.
+  bool share(uint64_t address, uint64_t bytes, const transport::PeerMemory& memory);
   /// Unmaps a block; false when there is none at `address`.
   bool unmap(uint64_t address);
   bool has(uint64_t address, uint64_t bytes);
-  /// What the client changed.
+  /// What the client changed in an exchanged block.
   bool apply(uint64_t address, std::span<const std::byte> bytes);
-  /// What was changed here since, as runs of address, length, bytes, appended to `into`; from now on agreed on.
+  /// What was changed in an exchanged block here since, as runs of address, length, bytes, appended to `into`; from now on agreed on.
   void changes(uint64_t block, std::vector<std::byte>& into);
 
  private:
   struct Block {
     uint64_t bytes;
-    std::vector<std::byte> agreed;  // empty: all zeros so far, as it was mapped
+    bool shared;
+    std::vector<std::byte> agreed;  // exchanged; empty: all zeros so far, as it was mapped
   };
+  bool mapAt(uint64_t address, uint64_t bytes, int fd, uint64_t offset);
   Block* find(uint64_t address, uint64_t* base);
 
   std::mutex mutex_;

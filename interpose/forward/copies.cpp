@@ -1,6 +1,7 @@
 // Copies between the client's memory and the worker's. Short ones: bytes to the GPU go with the call. Bytes to pageable memory, and
 // those of synchronous copies, come in the reply; asynchronous copies to pinned memory are followed by Answer::kBytes in stream order.
-// Bulk ones: the call names a region of this process's memory, which the worker reads or writes by itself.
+// Bulk ones: the call names a region of this process's memory, which the worker reads or writes by itself. Of memory that the worker has
+// too (isShared) nothing travels, whatever the length.
 #include "interpose/forward/copies.h"
 
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "interpose/api/forward_functions.h"
+#include "interpose/api/range_extractors.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/memory.h"
@@ -62,6 +64,21 @@ CUresult captureCopy(Operation operation, const Far& far, const void* near, uint
   Call call(operation);
   call.value(head);
   return call.sync();
+}
+
+// The client's side is memory that the worker has too: the GPU comes to it in stream order.
+CUresult copyShared(Operation operation, const CopyHead& head, const Where& where) {
+  Call call(operation);
+  call.value(head);
+  if (where.async) return call.oneWay(head.bytes >= kBulkBytes);
+  call.mayWait();
+  return call.sync();
+}
+
+CUresult copyShared(Operation operation, const Far& far, const void* near, uint64_t bytes, const Where& where) {
+  CopyHead head = headOf(where, far, 0, bytes);
+  head.near = reinterpret_cast<uint64_t>(near);
+  return copyShared(operation, head, where);
 }
 
 // The client's memory is read now, where the driver would read it in stream order: host functions before the copy may still write it.
@@ -146,6 +163,7 @@ CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& si
 CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& where) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (from == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (isShared(from, bytes)) return copyShared(Operation::kCopyIn, to, from, bytes, where);
   if (isCaptured(where)) return captureCopy(Operation::kCopyIn, to, from, bytes, where);
   if (const CUresult error = awaitFunctions(where); error != CUDA_SUCCESS) return error;
   if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(from), bytes); error != CUDA_SUCCESS) return error;
@@ -180,6 +198,7 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& wh
 CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& where) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (into == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (isShared(into, bytes)) return copyShared(Operation::kCopyOut, from, into, bytes, where);
   if (isCaptured(where)) return captureCopy(Operation::kCopyOut, from, into, bytes, where);
   if (const BulkSide side(into, bytes, transport::kRemoteWrite); side) return bulkOut(into, from, bytes, side, where);
   const bool later = where.async && isPinned(into, bytes);
@@ -280,6 +299,28 @@ void settle(CUmemorytype& type, const void*& host, CUdeviceptr device) {
   host = reinterpret_cast<const void*>(device);
 }
 
+// Whether all that a box touches of the client's memory is shared with the worker.
+class SharedSide final : public api::extract::RangeSink {
+ public:
+  void add(uint64_t address, uint64_t bytes, api::extract::Use) override {
+    shared_ = shared_ && bytes != 0 && isShared(reinterpret_cast<const void*>(address), bytes);
+  }
+  void addFrom(uint64_t) override { shared_ = false; }
+  uint64_t arrayElementBytes(CUarray) override { return 1; }
+  bool shared() const { return shared_; }
+
+ private:
+  bool shared_ = true;
+};
+
+// The box has a side in the client's memory, and one that is not. What the other one is does not matter.
+bool isSharedBox(CUDA_MEMCPY3D box) {
+  (box.srcMemoryType == CU_MEMORYTYPE_HOST ? box.dstMemoryType : box.srcMemoryType) = CU_MEMORYTYPE_ARRAY;
+  SharedSide side;
+  api::extract::copy3d(side, &box);
+  return side.shared();
+}
+
 CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
   if (box.WidthInBytes == 0 || box.Height == 0 || box.Depth == 0) return CUDA_SUCCESS;
   settle(box.srcMemoryType, box.srcHost, box.srcDevice);
@@ -302,6 +343,11 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
   }
   const void* const near = from_host ? box.srcHost : box.dstHost;
   if (near == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (from_host != to_host && isSharedBox(box)) {
+    head.box = box;
+    head.near = reinterpret_cast<uint64_t>(near);
+    return copyShared(from_host ? Operation::kCopyIn : Operation::kCopyOut, head, where);
+  }
   const Rows rows = rowsOf(near, box, from_host);
   if (box.WidthInBytes > kMostBytes || rows.bytes() > kMostBytes)
     return refused("a 2D or 3D copy of more than 48 MiB to or from host memory", false);

@@ -22,8 +22,8 @@ struct CopyHead {
   uint64_t device = 0;     // kLinear
   uint64_t offset = 0;
   uint64_t bytes = 0;   // of the client's side
-  uint64_t near = 0;    // kLinear, pinned memory that both have: the client's side is there; no bytes travel
-  CUDA_MEMCPY3D box{};  // host pointers mean nothing in it
+  uint64_t near = 0;    // pinned memory that both have: the client's side is there; no bytes travel
+  CUDA_MEMCPY3D box{};  // host pointers mean something in it with `near` alone
   // kLinear, bulk: the client's side is `bytes` of a region of its own from `region_offset` on; the worker moves them. Key 0: none.
   transport::RemoteKey region;
   uint64_t region_offset = 0;

@@ -1,6 +1,7 @@
-// Pinned host memory: blocks in the window, at the same addresses here and at the worker. A block has a copy of what both sides
-// last agreed on (`agreed`); what differs from it is what the program changed, and goes to the worker before a kernel that
-// may reach the block: every one after its address has gone to the GPU. What a kernel changed comes back in stream order behind it (Answer::kHostBytes, session.cpp).
+// Pinned host memory: blocks in the window, at the same addresses here and at the worker. Of a shared one there is nothing to do after that.
+// An exchanged one has a copy of what both sides last agreed on (`agreed`); what differs from it is what the program changed, and goes to the worker before a kernel that
+// may reach the block: every one after its address has gone to the GPU ("named"). What a kernel changed comes back in stream order behind it
+// (Answer::kHostBytes, session.cpp).
 #include "interpose/forward/memory.h"
 
 #include <fcntl.h>
@@ -28,11 +29,18 @@ namespace {
 constexpr uint64_t kGrain = 4096;        // of what is compared and sent
 constexpr uint64_t kAlign = 2ull << 20;  // of blocks in the window, with a guard behind each
 
+// Decided when the block is made.
+enum class Kind : uint8_t {
+  kShared,      // of one memory with the worker's
+  kExchanged,   // the worker has memory of its own there
+  kRegistered,  // memory of the program's own, elsewhere
+};
+
 struct Block {
   uint64_t bytes;
   unsigned flags;
-  bool registered;                // memory of the program's own, elsewhere
-  std::vector<std::byte> agreed;  // empty until it is named
+  Kind kind;
+  std::vector<std::byte> agreed;  // kExchanged: empty until it is named
   transport::RegionPtr region;    // null where it can't be had: bytes travel in calls then
 };
 
@@ -44,7 +52,7 @@ struct Memory {
   std::map<uint64_t, Block> blocks;        // by address
   std::map<CUdeviceptr, uint64_t> device;  // outside of the pool
   uint64_t next = kWindow;
-  std::atomic<uint32_t> in_window{0};  // blocks that are not the program's own memory
+  std::atomic<uint32_t> shared{0}, exchanged{0}, unnamed{0};  // blocks; unnamed: of those that are exchanged
 };
 Memory& memory() {
   static auto* instance = new Memory;
@@ -81,6 +89,25 @@ transport::RegionPtr makeRegion(void* address, uint64_t bytes, int fd) {
   return region.ok() ? std::move(region).value() : nullptr;
 }
 
+// Under mutex. It is compared at each launch from now on. False: there is no such block, or it has been named before.
+bool name(Memory& all, uint64_t address) {
+  uint64_t base = 0;
+  Block* const block = find(all, address, &base);
+  if (block == nullptr || block->kind != Kind::kExchanged || !block->agreed.empty()) return false;
+  block->agreed.resize(block->bytes);
+  all.unnamed.fetch_sub(1);
+  base::logDebug("kernels can reach pinned memory at %p (%llu bytes): it is exchanged with every launch from now on",
+                 reinterpret_cast<void*>(base), static_cast<unsigned long long>(block->bytes));
+  return true;
+}
+
+// Under mutex. Where there are shared blocks as well, nobody sees what addresses the program, or a kernel, puts into them: exchanged ones all
+// count as named.
+void nameBesideShared(Memory& all) {
+  if (all.shared.load() == 0 || all.unnamed.load() == 0) return;
+  for (const auto& [base, block] : all.blocks) (void)name(all, base);
+}
+
 CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
   if (out == nullptr || bytes == 0 || bytes > kWindowBytes / 2) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t mapped = rounded(bytes, kGrain);
@@ -97,20 +124,28 @@ CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
   base::UniqueFd fd;
   void* const got = mapAt(wanted, mapped, session != nullptr && session->sharesMemory(), &fd);
   if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  auto region = makeRegion(got, mapped, fd ? fd.get() : -1);
   Call call(Operation::kHostAlloc);
   call.value(address);
   call.value(mapped);
-  call.value(flags);
+  call.value(fd && region != nullptr ? region->key() : transport::RemoteKey{});
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) {
+    region.reset();
     munmap(got, mapped);
     return result;
   }
-  auto region = makeRegion(got, mapped, fd ? fd.get() : -1);
+  const bool shared = call.reply().value<uint8_t>() != 0;
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
-  all.blocks[address] = {bytes, flags, false, {}, std::move(region)};
-  all.in_window.fetch_add(1);
+  if (shared) {
+    all.shared.fetch_add(1);
+  } else {
+    all.exchanged.fetch_add(1);
+    all.unnamed.fetch_add(1);
+  }
+  all.blocks[address] = {bytes, flags, shared ? Kind::kShared : Kind::kExchanged, {}, std::move(region)};
+  nameBesideShared(all);
   *out = got;
   return CUDA_SUCCESS;
 }
@@ -122,7 +157,7 @@ CUresult release(void* pointer) {
     Memory& all = memory();
     std::lock_guard lock(all.mutex);
     const auto found = all.blocks.find(address);
-    if (found == all.blocks.end() || found->second.registered) return CUDA_ERROR_INVALID_VALUE;
+    if (found == all.blocks.end() || found->second.kind == Kind::kRegistered) return CUDA_ERROR_INVALID_VALUE;
     mapped = rounded(found->second.bytes, kGrain);
   }
   Call call(Operation::kHostFree);
@@ -134,11 +169,15 @@ CUresult release(void* pointer) {
   transport::RegionPtr region;  // ends before the memory does, without the lock
   {
     std::lock_guard lock(all.mutex);
-    region = std::move(all.blocks[address].region);
-    all.blocks.erase(address);
+    const auto found = all.blocks.find(address);
+    if (found == all.blocks.end()) return CUDA_ERROR_INVALID_VALUE;  // another thread was here first
+    Block& block = found->second;
+    region = std::move(block.region);
+    (block.kind == Kind::kShared ? all.shared : all.exchanged).fetch_sub(1);
+    if (block.kind == Kind::kExchanged && block.agreed.empty()) all.unnamed.fetch_sub(1);
+    all.blocks.erase(found);
   }
   region.reset();
-  all.in_window.fetch_sub(1);
   munmap(pointer, mapped);
   return result;
 }
@@ -153,7 +192,7 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
     const auto before = std::prev(after);
     if (before->first + before->second.bytes > address) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   }
-  all.blocks[address] = {bytes, flags, true, {}, makeRegion(pointer, bytes, -1)};
+  all.blocks[address] = {bytes, flags, Kind::kRegistered, {}, makeRegion(pointer, bytes, -1)};
   return CUDA_SUCCESS;
 }
 
@@ -187,21 +226,11 @@ bool eachAddress(const void* words, uint64_t bytes, Each each) {
   return any;
 }
 
-// Under mutex. Whether the block there has not been named before.
-bool name(Memory& all, uint64_t address) {
-  uint64_t base = 0;
-  Block* const block = find(all, address, &base);
-  if (block == nullptr || block->registered || !block->agreed.empty()) return false;
-  block->agreed.resize(block->bytes);
-  base::logDebug("kernels can reach pinned memory at %p (%llu bytes): it is exchanged with every launch from now on",
-                 reinterpret_cast<void*>(base), static_cast<unsigned long long>(block->bytes));
-  return true;
-}
-
 // Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it names blocks that were not named before.
 bool takeChanges(Memory& all, uint64_t base, Block& block, std::vector<std::byte>& runs) {
   const size_t before = runs.size();
   appendChanges(base, reinterpret_cast<const std::byte*>(base), block.agreed, runs);
+  if (all.unnamed.load() == 0) return false;
   bool any = false;
   for (Reader reader(std::span<const std::byte>(runs).subspan(before)); reader.left() > 0;) {
     // A run is what differs: of an address maybe a part.
@@ -269,6 +298,16 @@ bool isPinned(const void* pointer, uint64_t bytes) {
   return block != nullptr && bytes <= block->bytes - (address - base);
 }
 
+bool isShared(const void* pointer, uint64_t bytes) {
+  Memory& all = memory();
+  if (all.shared.load(std::memory_order_relaxed) == 0) return false;
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const Block* block = find(all, address, &base);
+  return block != nullptr && block->kind == Kind::kShared && bytes <= block->bytes - (address - base);
+}
+
 bool pinnedRegion(const void* pointer, uint64_t bytes, transport::RemoteKey* key, uint64_t* offset) {
   const auto address = reinterpret_cast<uint64_t>(pointer);
   Memory& all = memory();
@@ -292,7 +331,7 @@ uint64_t blockBytes(uint64_t address) {
 
 void noteAddresses(const void* words, uint64_t bytes) {
   Memory& all = memory();
-  if (all.in_window.load(std::memory_order_relaxed) == 0) return;
+  if (all.unnamed.load(std::memory_order_relaxed) == 0) return;
   (void)eachAddress(words, bytes, [&](uint64_t address) {
     std::lock_guard lock(all.mutex);
     return name(all, address);
@@ -300,7 +339,7 @@ void noteAddresses(const void* words, uint64_t bytes) {
 }
 
 std::vector<uint64_t> sendPinned() {
-  if (memory().in_window.load(std::memory_order_relaxed) == 0) return {};
+  if (memory().exchanged.load(std::memory_order_relaxed) == 0) return {};
   for (const uint64_t block : namedBlocks()) (void)awaitMemory(block, blockBytes(block), true);
   sendPinnedNow();
   return namedBlocks();
@@ -308,7 +347,7 @@ std::vector<uint64_t> sendPinned() {
 
 void sendPinnedNow() {
   Memory& all = memory();
-  if (all.in_window.load(std::memory_order_relaxed) == 0) return;
+  if (all.exchanged.load(std::memory_order_relaxed) == 0) return;
   std::lock_guard order(all.send_mutex);
   std::vector<std::byte> runs;
   {
@@ -317,7 +356,7 @@ void sendPinnedNow() {
     for (bool again = true; again;) {
       again = false;
       for (auto& [base, block] : all.blocks) {
-        if (!block.registered && !block.agreed.empty()) again = takeChanges(all, base, block, runs) || again;
+        if (!block.agreed.empty()) again = takeChanges(all, base, block, runs) || again;
       }
     }
   }
@@ -344,7 +383,7 @@ std::vector<uint64_t> namedBlocks() {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   for (const auto& [base, block] : all.blocks) {
-    if (!block.registered && !block.agreed.empty()) named.push_back(base);
+    if (!block.agreed.empty()) named.push_back(base);
   }
   return named;
 }
@@ -380,7 +419,7 @@ void takePinned(uint64_t address, std::span<const std::byte> bytes) {
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   Block* block = find(all, address, &base);
-  if (block == nullptr || block->registered || bytes.size() > block->bytes - (address - base)) return;
+  if (block == nullptr || block->kind != Kind::kExchanged || bytes.size() > block->bytes - (address - base)) return;
   std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
   if (!block->agreed.empty()) std::memcpy(block->agreed.data() + (address - base), bytes.data(), bytes.size());
 }
@@ -407,7 +446,7 @@ CUresult ol_forward_cuMemHostUnregister(void* pointer) {
   const auto address = reinterpret_cast<uint64_t>(pointer);
   const auto find = [&] {
     const auto found = all.blocks.find(address);
-    return found != all.blocks.end() && found->second.registered ? found : all.blocks.end();
+    return found != all.blocks.end() && found->second.kind == Kind::kRegistered ? found : all.blocks.end();
   };
   olpager::transport::RegionPtr region;
   {
@@ -445,7 +484,7 @@ CUresult ol_forward_cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* poin
   const auto address = reinterpret_cast<uint64_t>(pointer);
   const Block* block = find(all, address, &base);
   if (block == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (block->registered)
+  if (block->kind == Kind::kRegistered)
     return refused("a device pointer of memory that the program registered (cuMemHostRegister)", false);
   *device = address;
   return CUDA_SUCCESS;

@@ -18,13 +18,17 @@ bool isDeviceMemory(uint64_t address);
 /// Whether [address, + bytes) is pinned: allocated by cuMemHostAlloc or registered.
 bool isPinned(const void* address, uint64_t bytes);
 
+/// Whether [address, + bytes) is one memory with the worker's, at the same address: the GPU copies from and to it by itself, in stream
+/// order, and nothing has to be waited for, sent or looked at.
+bool isShared(const void* address, uint64_t bytes);
+
 /// Names pinned memory to the worker: valid until it is freed or unregistered. False: [address, + bytes) is not all pinned, or could
 /// not be registered.
 bool pinnedRegion(const void* address, uint64_t bytes, transport::RemoteKey* key, uint64_t* offset);
 
 /// The start of the pinned block in the window that [address, + bytes) lies in; 0: in none.
 uint64_t blockOf(uint64_t address, uint64_t bytes);
-/// From now on what the program changes in the block is looked for before graphs, and what they change comes back.
+/// From now on what the program changes in the block, if it is an exchanged one, is looked for before graphs, and what they change comes back.
 void noteNamed(uint64_t block);
 /// All such blocks.
 std::vector<uint64_t> namedBlocks();

@@ -59,6 +59,9 @@ class FaultyLink final : public Link, public std::enable_shared_from_this<Faulty
                 OperationId* id) override {
     return post(from, context, [&](uint64_t own) { return inner_->write(from, into, klass, own, id); });
   }
+  Outcome askMemory(const RemoteKey& key, uint64_t context) override {
+    return post({}, context, [&](uint64_t own) { return inner_->askMemory(key, own); });
+  }
   void raise(OperationId id, Class klass) override { inner_->raise(id, klass); }
   Outcome send(MessageClass klass, std::span<const std::byte> head, std::span<const std::byte> body) override {
     maybeDrop();
@@ -172,7 +175,8 @@ class FaultyQueue final : public CompletionQueue, public std::enable_shared_from
     const LinkPtr inner = completion.link;
     const auto link = wrap(inner);
     completion.link = link;
-    const bool operation = completion.kind == Completion::Kind::kRead || completion.kind == Completion::Kind::kWrite;
+    const bool operation = completion.kind == Completion::Kind::kRead || completion.kind == Completion::Kind::kWrite ||
+                           completion.kind == Completion::Kind::kMemory;
     std::vector<LocalRange> local;
     if (operation) {
       auto posted = link->done(completion.context);

@@ -19,6 +19,7 @@ namespace {
 
 constexpr uint32_t kInlineCopy = 64 << 10;  // copied by the caller's own thread
 constexpr int kSlicesInOneGo = 16;
+constexpr size_t kMostAsked = 64;  // askMemory() of one key that wait for their answers
 
 }  // namespace
 
@@ -126,6 +127,21 @@ void ShmLink::cleanUp() {
     }
     maps_.clear();
   }
+  std::vector<Completion> unanswered;
+  {
+    std::lock_guard lock(maps_mutex_);
+    for (const auto& [key, contexts] : memory_asked_) {
+      for (const uint64_t context : contexts) {
+        Completion& completion = unanswered.emplace_back();
+        completion.kind = Completion::Kind::kMemory;
+        completion.outcome = Outcome::kLinkDown;
+        completion.context = context;
+        completion.link = shared_from_this();
+      }
+    }
+    memory_asked_.clear();
+  }
+  setup_.queue->push(unanswered);
   stopped();
   bell_.reset();
 }
@@ -507,12 +523,56 @@ std::string ShmLink::mapAsked(const wire::Header& header) {
   return "";
 }
 
-std::string ShmLink::mapRefused(uint64_t key, uint32_t code) {
+Outcome ShmLink::askMemory(const RemoteKey& key, uint64_t context) {
+  if ((key.access & kRemoteReadWrite) != kRemoteReadWrite) return Outcome::kBadRange;
+  if (!enter()) return Outcome::kLinkDown;
+  bool full = false;
   {
     std::lock_guard lock(maps_mutex_);
-    const auto place = maps_.find(key);
-    if (place == maps_.end() || place->second.state != Mapping::State::kAsked)
-      return "an answer about a key not asked for";
+    auto& waiting = memory_asked_[key.key];
+    full = waiting.size() >= kMostAsked;
+    if (!full) waiting.push_back(context);
+  }
+  if (!full) {
+    wire::Header header;
+    header.frame = wire::Frame::kMap;
+    header.key = key.key;
+    transmit(header, {}, {});
+  }
+  leave();
+  return full ? Outcome::kFull : Outcome::kOk;
+}
+
+bool ShmLink::isAsked(uint64_t key) {
+  std::lock_guard lock(maps_mutex_);
+  const auto place = maps_.find(key);
+  return place != maps_.end() && place->second.state == Mapping::State::kAsked;
+}
+
+// To one who asked for it; false: nobody did.
+bool ShmLink::answerMemory(uint64_t key, Outcome outcome, PeerMemory memory) {
+  Completion completion;
+  {
+    std::lock_guard lock(maps_mutex_);
+    const auto place = memory_asked_.find(key);
+    if (place == memory_asked_.end()) return false;
+    completion.context = place->second.front();
+    place->second.pop_front();
+    if (place->second.empty()) memory_asked_.erase(place);
+  }
+  completion.kind = Completion::Kind::kMemory;
+  completion.outcome = outcome;
+  completion.bytes = memory.length;
+  completion.memory = std::move(memory);
+  completion.link = shared_from_this();
+  setup_.queue->push(std::move(completion));
+  return true;
+}
+
+std::string ShmLink::mapRefused(uint64_t key, uint32_t code) {
+  if (!isAsked(key)) {
+    const Outcome outcome = code == static_cast<uint32_t>(Outcome::kOk) ? Outcome::kBadRange : Outcome::kRevoked;
+    return answerMemory(key, outcome, {}) ? "" : "an answer about a key not asked for";
   }
   settle(key, code == static_cast<uint32_t>(Outcome::kOk) ? Mapping::State::kBounced : Mapping::State::kRevoked);
   return "";
@@ -561,7 +621,7 @@ void ShmLink::socketEvents() {
     base::UniqueFd fd;
     got = receiveWithFds(socket_.get(), &answer, sizeof answer, &fd, 1);
     if (got <= 0) break;
-    broken = got == sizeof answer && fd ? mapArrived(answer, fd) : "a piece of an answer on the socket";
+    broken = got == sizeof answer && fd ? mapArrived(answer, std::move(fd)) : "a piece of an answer on the socket";
   }
   if (!broken.empty()) {
     fail("the peer broke the protocol: " + broken, true);
@@ -573,19 +633,21 @@ void ShmLink::socketEvents() {
   leave();
 }
 
-std::string ShmLink::mapArrived(const MapAnswer& answer, const base::UniqueFd& fd) {
-  {
-    std::lock_guard lock(maps_mutex_);
-    const auto place = maps_.find(answer.key);
-    if (place == maps_.end() || place->second.state != Mapping::State::kAsked)
-      return "a mapping that was not asked for";
-  }
+std::string ShmLink::mapArrived(const MapAnswer& answer, base::UniqueFd fd) {
   // A memfd that can shrink would kill this process; one that is too short would as well.
   struct stat about {};
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   const auto size = fstat(fd.get(), &about) == 0 ? static_cast<uint64_t>(about.st_size) : 0;
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || answer.length > size || answer.fd_offset > size - answer.length) {
     return "a memfd that is not sealed, or shorter than it says";
+  }
+  if (!isAsked(answer.key)) {
+    const bool granted = (answer.access & kRemoteReadWrite) == kRemoteReadWrite;
+    PeerMemory memory;
+    if (granted) memory = {std::move(fd), answer.fd_offset, answer.length};
+    return answerMemory(answer.key, granted ? Outcome::kOk : Outcome::kBadRange, std::move(memory))
+               ? ""
+               : "a mapping that was not asked for";
   }
   const uint64_t skip = answer.fd_offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const int rights = (answer.access & kRemoteWrite) != 0 ? PROT_READ | PROT_WRITE : PROT_READ;

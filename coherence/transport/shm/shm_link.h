@@ -4,6 +4,7 @@
 //
 // Mappings, under maps_mutex_: kAsked (kMap sent; slices wait in it) -> kMapped | kBounced | kRevoked. kMapped -> kRevoked
 // when the owner takes the key back; unmapped when no copy uses it any more.
+// askMemory() sends a kMap of its own. A key's answers are all the same, so that any of them serves whoever waits for one.
 //
 // Who works on the link holds a share of it (enter/leave). stop() gives back the link's own share; the last one to leave has
 // the reactor clean up and report: then no copy is running.
@@ -27,6 +28,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
           const std::vector<Reactor*>& reactors);
   ~ShmLink() override;
   void start(bool announce);
+  Outcome askMemory(const RemoteKey& key, uint64_t context) override;
 
   /// On the socket, with the memfd: the answer to kMap.
   struct MapAnswer {
@@ -84,7 +86,9 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   std::string mapRefused(uint64_t key, uint32_t code);
   std::string bounceAsked(const wire::Header& header);
   void socketEvents();
-  std::string mapArrived(const MapAnswer& answer, const base::UniqueFd& fd);
+  std::string mapArrived(const MapAnswer& answer, base::UniqueFd fd);
+  bool isAsked(uint64_t key);
+  bool answerMemory(uint64_t key, Outcome outcome, PeerMemory memory);
   void settle(uint64_t key, Mapping::State state);
 
   // Held by start() from before anybody hears of the link: one that ends meanwhile is taken apart when it is whole.
@@ -108,6 +112,8 @@ class ShmLink final : public LinkCore, public KeyWatcher {
 
   std::mutex maps_mutex_;
   std::unordered_map<uint64_t, Mapping> maps_;
+  std::unordered_map<uint64_t, std::deque<uint64_t>>
+      memory_asked_;            // contexts of askMemory(), by key; a kMap was sent for each
   std::deque<Slice> deferred_;  // taken from the scheduler by a caller who should not copy that much
   std::array<Slot, Channel::kSlots> slots_;
   std::deque<Slice> slot_waiting_;

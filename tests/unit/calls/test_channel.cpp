@@ -1,4 +1,7 @@
 // Records over real links, whole, in order and once, also when links are cut at random moments.
+#include <fcntl.h>
+#include <sys/mman.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -333,4 +336,80 @@ TEST_CASE("a transfer ends with its channel, and one of memory that is gone fail
   pair.far.close("enough");
   CHECK(pair.far.wait(*waiting, 5s) == Channel::Over::kFailed);
   CHECK(pair.far.wait(*pair.far.fetch({local.get(), 0, 4096}, {key, 0, 4096}), 5s) == Channel::Over::kFailed);
+}
+
+TEST_CASE("memory that one end has by a descriptor is had at the other, on one host", "[calls]") {
+  const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
+  constexpr uint64_t kBytes = 1 << 20, kSkip = 4096;
+  const base::UniqueFd memfd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(ftruncate(memfd.get(), kSkip + kBytes) == 0);
+  REQUIRE(fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  const auto map = [](int fd) {
+    auto* const at = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, kSkip);
+    REQUIRE(at != MAP_FAILED);
+    return static_cast<volatile uint32_t*>(at);
+  };
+  volatile uint32_t* const near = map(memfd.get());
+  auto* const memory = const_cast<uint32_t*>(near);
+  Pair pair(choice);
+  const auto named = [&](int fd, uint32_t access) {
+    return transport::registerMemory(pair.near_domain, {memory, kBytes, fd, fd >= 0 ? kSkip : 0}, access).value();
+  };
+  auto shared = named(memfd.get(), transport::kRemoteReadWrite);
+  const auto read_only = named(memfd.get(), transport::kRemoteRead);
+  const auto own = named(-1, transport::kRemoteReadWrite);
+  pair.join();
+  std::atomic<bool> stop{false};
+  std::thread reader([&] {
+    std::vector<std::byte> record;
+    while (!stop) (void)pair.near.read(record, 1ms);
+  });
+  const auto over = [&](const calls::TransferPtr& transfer) { return pair.far.wait(*transfer, 5s); };
+  // What has no descriptor, or may not be written, is not had; nor is anything over a network. The link lives on.
+  CHECK(over(pair.far.share(read_only->key())) == Channel::Over::kFailed);
+  CHECK(over(pair.far.share(own->key())) == Channel::Over::kFailed);
+  const bool same_host = choice == transport::Choice::kShm;
+  const auto asked = pair.far.share(shared->key());
+  CHECK(over(asked) == (same_host ? Channel::Over::kDone : Channel::Over::kFailed));
+  if (same_host) {
+    const auto got = Channel::memoryOf(*asked);
+    CHECK(got.offset == kSkip);
+    CHECK(got.length == kBytes);
+    volatile uint32_t* const far = map(got.fd.get());
+    near[5] = 17;
+    CHECK(far[5] == 17);
+    // Asked for again beside bytes that move in the same memory.
+    std::vector<std::byte> staging(kBytes);
+    const auto between =
+        transport::registerMemory(pair.far_domain, {staging.data(), kBytes, -1, 0}, transport::kLocalOnly).value();
+    std::vector<calls::TransferPtr> all;
+    for (int i = 0; i < 8; ++i) {
+      all.push_back(pair.far.share(shared->key()));
+      all.push_back(pair.far.fetch({between.get(), 0, kBytes}, {shared->key(), 0, kBytes}));
+    }
+    for (const auto& one : all) CHECK(over(one) == Channel::Over::kDone);
+    uint32_t word = 0;
+    std::memcpy(&word, staging.data() + 5 * sizeof word, sizeof word);
+    CHECK(word == 17);
+    // It outlives its region and the link, and is had over the next as well.
+    pair.cut();
+    while (pair.near.attached() || pair.far.attached()) {
+      std::vector<std::byte> record;
+      (void)pair.far.read(record, 1ms);
+    }
+    const auto waiting = pair.far.share(shared->key());
+    CHECK(pair.far.wait(*waiting, 1ms) == Channel::Over::kDown);
+    pair.join();
+    CHECK(over(waiting) == Channel::Over::kDone);
+    const auto key = shared->key();
+    shared.reset();
+    CHECK(over(pair.far.share(key)) == Channel::Over::kFailed);
+    far[6] = 18;
+    CHECK(near[6] == 18);
+    munmap(const_cast<uint32_t*>(far), kBytes);
+  }
+  CHECK(pair.far.attached());
+  stop = true;
+  reader.join();
+  munmap(memory, kBytes);
 }

@@ -1,4 +1,8 @@
 // Pinned memory of both sides: exactly the bytes that changed go across.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstring>
 
 #include "gpunode/worker/host_memory.h"
@@ -61,4 +65,41 @@ TEST_CASE("what one side changed does not undo what the other did", "[gpunode]")
   CHECK(runs.empty());                             // agreed on
   CHECK_FALSE(memory.apply(kBlock + 8190, word));  // beyond its end
   CHECK(memory.unmap(kBlock));
+}
+
+TEST_CASE("a shared block is the client's memory and is never compared", "[gpunode]") {
+  constexpr uint64_t kOffset = 4096, kBytes = 8192;
+  const base::UniqueFd memfd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(ftruncate(memfd.get(), kOffset + kBytes) == 0);
+  const auto clients = [&](int fd, uint64_t offset, uint64_t length) {
+    return transport::PeerMemory{base::UniqueFd(fd >= 0 ? dup(fd) : -1), offset, length};
+  };
+  HostMemory memory;
+  CHECK_FALSE(memory.share(kBlock, kBytes, clients(-1, 0, kBytes)));
+  CHECK_FALSE(memory.share(kBlock, kBytes, clients(memfd.get(), kOffset, kBytes - 4096)));  // too short
+  CHECK_FALSE(memory.share(kBlock, kBytes, clients(memfd.get(), 100, kBytes)));             // not at a page
+  CHECK_FALSE(memory.share(0x10000, kBytes, clients(memfd.get(), kOffset, kBytes)));        // not in the window
+  memory.setLimit(4096);
+  CHECK_FALSE(memory.share(kBlock, kBytes, clients(memfd.get(), kOffset, kBytes)));
+  memory.setLimit(kBytes);
+  CHECK(memory.bytes() == 0);
+  REQUIRE(memory.share(kBlock, kBytes, clients(memfd.get(), kOffset, kBytes)));
+  CHECK(memory.bytes() == kBytes);
+  CHECK_FALSE(memory.map(kBlock + kBytes + (4ull << 20), 4096));  // the limit is for both kinds
+  CHECK(memory.has(kBlock, kBytes));
+  *at(5) = std::byte{7};
+  std::byte got{};
+  REQUIRE(pread(memfd.get(), &got, 1, kOffset + 5) == 1);
+  CHECK(got == std::byte{7});
+  std::vector<std::byte> runs;
+  memory.changes(kBlock, runs);
+  CHECK(runs.empty());
+  const std::byte word[] = {std::byte{1}};
+  CHECK_FALSE(memory.apply(kBlock, word));  // the client has no changes to send
+  CHECK(memory.unmap(kBlock));
+  CHECK(memory.bytes() == 0);
+  // What can only be read is no memory for a GPU to write.
+  const base::UniqueFd read_only(open(("/proc/self/fd/" + std::to_string(memfd.get())).c_str(), O_RDONLY | O_CLOEXEC));
+  CHECK_FALSE(memory.share(kBlock, kBytes, clients(read_only.get(), kOffset, kBytes)));
+  CHECK_FALSE(memory.has(kBlock, 1));
 }
