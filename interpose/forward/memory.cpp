@@ -19,6 +19,7 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/addresses.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/pinned.h"
 #include "interpose/forward/runs.h"
@@ -194,36 +195,6 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
   }
   all.blocks[address] = {bytes, flags, Kind::kRegistered, {}, makeRegion(pointer, bytes, -1)};
   return CUDA_SUCCESS;
-}
-
-constexpr uint64_t kBlockBytes = 256;
-
-// Whether a word that begins in the block may be an address in the window, by upper halves alone: most memory has none.
-bool mayHold(const std::byte* block) {
-  constexpr unsigned kShift = 40 - 32;
-  static_assert(kWindow % (1ull << 40) == 0 && kWindowBytes == 1ull << 40);
-  uint32_t halves[kBlockBytes / sizeof(uint32_t)];
-  std::memcpy(halves, block + sizeof(uint32_t), sizeof halves);
-  uint32_t found = 0;
-  for (const uint32_t half : halves) found |= static_cast<uint32_t>((half >> kShift) == kWindow >> 40);
-  return found != 0;
-}
-
-// Calls `each` for every word that may be an address in the window; whether one of them returned true.
-template <typename Each>
-bool eachAddress(const void* words, uint64_t bytes, Each each) {
-  constexpr uint64_t kStep = 4;  // parameters and packed structures
-  bool any = false;
-  for (uint64_t at = 0; at + sizeof(uint64_t) <= bytes; at += kStep) {
-    if (at % kBlockBytes == 0) {
-      while (at + kBlockBytes + sizeof(uint64_t) <= bytes && !mayHold(static_cast<const std::byte*>(words) + at))
-        at += kBlockBytes;
-    }
-    uint64_t word = 0;
-    std::memcpy(&word, static_cast<const std::byte*>(words) + at, sizeof word);
-    if (word - kWindow < kWindowBytes && each(word)) any = true;
-  }
-  return any;
 }
 
 // Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it names blocks that were not named before.
