@@ -126,7 +126,8 @@ void checkWaits(uint32_t seed) {
   RUNTIME_OK(cudaMalloc(&there, 64));
   for (int wait = 0; wait < 4; ++wait) {
     Captured out(STDOUT_FILENO, stdout);
-    each < <<2, 64, 0, wait<2 ? stream : nullptr>>>(seed + wait);
+    const cudaStream_t where = wait < 2 ? stream : nullptr;
+    each<<<2, 64, 0, where>>>(seed + wait);
     RUNTIME_OK(cudaGetLastError());
     if (wait == 0) RUNTIME_OK(cudaStreamSynchronize(stream));
     if (wait == 1) RUNTIME_OK(cudaEventRecord(event, stream));
