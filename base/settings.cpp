@@ -4,19 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <optional>
-#include <sstream>
-
-#define TOML_EXCEPTIONS 0
-#define TOML_HEADER_ONLY 1
-#include <toml++/toml.h>
 
 #include "base/text.h"
-#include "base/toml_text.h"
+#include "base/toml_file.h"
 
 namespace olpager::base {
 namespace {
@@ -206,61 +197,34 @@ bool knownElsewhere(std::string_view name) {
          name.starts_with("OL_TEST_");
 }
 
-// A string value as settings take it; an integer becomes its decimal text.
-std::optional<std::string> valueText(const toml::node& node, const Key& key) {
-  if (auto text = node.value_exact<std::string>()) return text;
-  if (const auto number = node.value_exact<int64_t>(); number && key.number && *number >= 0) {
-    return std::to_string(*number);
-  }
-  const toml::array* const list = key.list ? node.as_array() : nullptr;
-  if (list == nullptr) return std::nullopt;
-  if (list->empty()) return "none";
-  std::string joined;
-  for (const auto& element : *list) {
-    const auto text = element.value_exact<std::string>();
-    if (!text) return std::nullopt;
-    joined += fmt::format("{}{}", joined.empty() ? "" : ",", *text);
-  }
-  return joined;
+// A value as settings take it.
+std::optional<std::string> valueText(const TomlEntry& entry, const Key& key) {
+  using Kind = TomlEntry::Kind;
+  if (entry.kind == Kind::kText) return entry.text;
+  if (entry.kind == Kind::kNumber && key.number && !entry.text.starts_with('-')) return entry.text;
+  if (entry.kind == Kind::kList && key.list && entry.texts_only) return entry.text.empty() ? "none" : entry.text;
+  return std::nullopt;
 }
 
 Status applyFile(Settings& settings, const std::string& path, bool required) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    const int why = errno;
-    if (!required && (why == ENOENT || why == ENOTDIR)) return {};
-    // A file of another user's home or of root that we may not read is no setting of ours, but it was meant to be one.
-    return Error{fmt::format("{}: can't be read: {}", path, std::strerror(why))};
-  }
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (file.bad()) return Error{fmt::format("{}: can't be read", path)};
-  const toml::parse_result parsed = toml::parse(text.str(), path);
-  if (!parsed) {
-    const auto line = parsed.error().source().begin.line;
-    std::string why = unquotedValue(text.str(), line);
-    if (why.empty()) why = printable(parsed.error().description());
-    return Error{fmt::format("{}:{}: {}", path, line, why)};
-  }
-  for (const auto& [name, node] : parsed.table()) {
-    const auto place = fmt::format("{}:{}", path, node.source().begin.line);
-    const Key* key = findKey(name.str());
+  const auto entries = readTomlFile(path, required);
+  if (!entries.ok()) return entries.error();
+  for (const TomlEntry& entry : entries.value()) {
+    const Key* key = findKey(entry.key);
     if (key == nullptr) {
-      return Error{fmt::format("{}: unknown {} '{}'; allowed: {}", place, node.is_table() ? "table" : "key", name.str(),
+      return Error{fmt::format("{}: unknown {} '{}'; allowed: {}", entry.place,
+                               entry.kind == TomlEntry::Kind::kTable ? "table" : "key", printable(entry.key),
                                keyList())};
     }
-    const auto value = valueText(node, *key);
+    const auto value = valueText(entry, *key);
     if (!value) {
-      std::ostringstream type;
-      type << node.type();
-      return Error{fmt::format("{}: {} is of type {}; allowed: {}", place, key->key, type.str(),
+      return Error{fmt::format("{}: {} is of type {}; allowed: {}", entry.place, key->key, entry.type,
                                key->number ? "a string or a number that is not negative"
                                : key->list ? "a string or an array of strings"
                                            : "a string")};
     }
     if (auto status = key->set(settings, *value); !status.ok()) {
-      return Error{fmt::format("{}: {}: {}", place, key->key, status.error().message)};
+      return Error{fmt::format("{}: {}: {}", entry.place, key->key, status.error().message)};
     }
   }
   return {};

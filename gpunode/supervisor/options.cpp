@@ -3,16 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <fstream>
-#include <sstream>
-
-#define TOML_EXCEPTIONS 0
-#include <toml++/toml.h>
 
 #include "base/settings.h"
+#include "base/text.h"
+#include "base/toml_file.h"
 #include "gpunode/worker/setup.h"
 
 namespace olpager::gpunode {
@@ -151,31 +146,15 @@ const std::vector<SupervisorKey>& supervisorKeys() {
 }
 
 Status applyFile(SupervisorOptions& options, const std::string& path, bool must) {
-  std::ifstream file(path);
-  if (!file) {
-    if (!must && errno == ENOENT) return {};
-    return Error{fmt::format("{}: {}", path, std::strerror(errno))};
-  }
-  std::stringstream text;
-  text << file.rdbuf();
-  const auto parsed = toml::parse(text.str(), path);
-  if (!parsed)
-    return Error{fmt::format("{}:{}: {}", path, parsed.error().source().begin.line, parsed.error().description())};
-  for (const auto& [key, value] : parsed.table()) {
-    std::string name(key.str()), setting;
+  const auto entries = base::readTomlFile(path, must);
+  if (!entries.ok()) return entries.error();
+  for (const base::TomlEntry& entry : entries.value()) {
+    std::string name = entry.key;
     std::replace(name.begin(), name.end(), '_', '-');
-    if (value.is_string()) {
-      setting = value.value_or(std::string());
-    } else if (value.is_integer()) {
-      setting = fmt::format("{}", value.value_or(int64_t{0}));
-    } else if (value.is_boolean()) {
-      setting = value.value_or(false) ? "on" : "off";
-    } else {
-      return Error{fmt::format("{}:{}: {}: a text, a number, true or false is wanted", path, value.source().begin.line,
-                               key.str())};
-    }
-    if (auto status = applyOption(options, name, setting); !status.ok())
-      return Error{fmt::format("{}:{}: {}: {}", path, value.source().begin.line, key.str(), status.error().message)};
+    const auto value = entry.option();
+    const Status status = value.ok() ? applyOption(options, name, value.value()) : Status(value.error());
+    if (!status.ok())
+      return Error{fmt::format("{}: {}: {}", entry.place, base::printable(entry.key), status.error().message)};
   }
   return {};
 }

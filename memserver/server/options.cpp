@@ -3,18 +3,11 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <cstring>
-#include <fstream>
-#include <sstream>
 
 #include "base/text.h"
-#include "base/toml_text.h"
+#include "base/toml_file.h"
 #include "coherence/transport/trust/keys.h"
 #include "memserver/server/slabs.h"
-
-#define TOML_EXCEPTIONS 0
-#define TOML_HEADER_ONLY 1
-#include <toml++/toml.h>
 
 namespace olpager::memserver {
 namespace {
@@ -248,46 +241,22 @@ Status applyKeyQuota(DaemonOptions& options, std::string_view text) {
 }
 
 Status applyFile(DaemonOptions& options, const std::string& path, bool must) {
-  std::ifstream file(path);
-  if (!file) {
-    if (!must && errno == ENOENT) return {};
-    return Error{fmt::format("{}: {}", path, std::strerror(errno))};
-  }
-  std::stringstream text;
-  text << file.rdbuf();
-  const auto parsed = toml::parse(text.str(), path);
-  if (!parsed) {
-    const auto line = parsed.error().source().begin.line;
-    std::string why = base::unquotedValue(text.str(), line);
-    if (why.empty()) why = base::printable(parsed.error().description());
-    return Error{fmt::format("{}:{}: {}", path, line, why)};
-  }
-  for (const auto& [key, value] : parsed.table()) {
-    const auto where = [&path, line = value.source().begin.line, name = std::string(key.str())](const Error& error) {
-      return Error{fmt::format("{}:{}: {}: {}", path, line, name, error.message)};
+  const auto entries = base::readTomlFile(path, must);
+  if (!entries.ok()) return entries.error();
+  for (const base::TomlEntry& entry : entries.value()) {
+    const auto where = [&entry](const std::string& place, const Error& error) {
+      return Error{fmt::format("{}: {}: {}", place, base::printable(entry.key), error.message)};
     };
-    if (key.str() == "quotas" && value.is_table()) {
-      for (const auto& [name, size] : *value.as_table()) {
-        const auto bytes = size.value<std::string>();
-        const Status status =
-            applyKeyQuota(options, fmt::format("{}={}", std::string_view(name.str()), bytes.value_or("")));
-        if (!status.ok()) return where(status.error());
-      }
+    if (entry.key == "quotas" && entry.kind == base::TomlEntry::Kind::kTable) {
+      for (const base::TomlEntry& quota : entry.inside)
+        if (const Status status = applyKeyQuota(options, fmt::format("{}={}", quota.key, quota.text)); !status.ok())
+          return where(quota.place, status.error());
       continue;
     }
-    std::string setting;
-    if (const auto* list = value.as_array()) {
-      for (const auto& item : *list) setting += (setting.empty() ? "" : ",") + item.value_or(std::string());
-    } else if (value.is_boolean()) {
-      setting = value.value_or(false) ? "on" : "off";
-    } else if (value.is_integer()) {
-      setting = fmt::format("{}", value.value_or(int64_t{0}));
-    } else if (value.is_string()) {
-      setting = value.value_or(std::string());
-    } else {
-      return where(Error{"a text, a number, true or false is wanted"});
-    }
-    if (const Status status = applyKey(options, key.str(), setting); !status.ok()) return where(status.error());
+    const auto value = entry.option();
+    if (!value.ok()) return where(entry.place, value.error());
+    if (const Status status = applyKey(options, entry.key, value.value()); !status.ok())
+      return where(entry.place, status.error());
   }
   return {};
 }

@@ -109,6 +109,7 @@ TEST_CASE("a wrong file says where, what and what is allowed", "[base][settings]
       {"replicas = 2\nreplicas = 2\n", 2, "replicas"},
       {"memserver = 7\n", 1, "memserver is of type integer; allowed: a string or an array of strings"},
       {"memserver = ['a:1', 2]\n", 1, "memserver is of type array"},
+      {"memserver = [['a:1']]\n", 1, "memserver is of type array"},
       {"memserver = ['a:1', 'a:1']\n", 1, "memserver: a:1 is named twice"},
   }));
   const auto path = files.write("etc.toml", text);

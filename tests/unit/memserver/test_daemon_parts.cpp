@@ -223,6 +223,36 @@ TEST_CASE("options say what is allowed", "[options]") {
   CHECK(!applyKeyQuota(options, "anna=").ok());
 }
 
+TEST_CASE("a file of options means what the command line does", "[options]") {
+  Folder folder;
+  const std::string path = (folder.path / "olmemserver.toml").string();
+  const auto failure = [&](const char* text) {
+    folder.write("olmemserver.toml", text);
+    DaemonOptions options;
+    const Status status = applyFile(options, path, true);
+    return status.ok() ? std::string() : status.error().message;
+  };
+  folder.write("olmemserver.toml",
+               "listen = ['10.0.0.1:7070', 'unix:/run/x']\nsessions = 7\nhuge = false\n[quotas]\nanna = '1GiB'\n");
+  DaemonOptions options;
+  REQUIRE(applyFile(options, path, true).ok());
+  CHECK(options.listen == std::vector<std::string>{"10.0.0.1:7070", "unix:/run/x"});
+  CHECK(options.sessions == 7);
+  CHECK(!options.huge);
+  CHECK(options.quotas.at("anna") == kGiB);
+  CHECK(failure("\nmemory = 8GiB\n") == path + ":2: memory = 8GiB: a text needs quotes: memory = \"8GiB\"");
+  CHECK(failure("memory = 1.5\n") ==
+        path + ":1: memory: a text, a whole number, true, false or a list of texts is wanted");
+  CHECK(failure("\nslabs = 3\n") == path + ":2: slabs: 'slabs' is not known");
+  CHECK(failure("[quotas]\nanna = true\n").starts_with(path + ":2: quotas: 'on' is not"));
+  // A folder opens and can't be read: no options are not what it was meant to say.
+  CHECK(applyFile(options, folder.path.string(), false).error().message ==
+        folder.path.string() + ": can't be read: Is a directory");
+  CHECK(applyFile(options, path + ".none", false).ok());
+  CHECK(applyFile(options, path + ".none", true).error().message ==
+        path + ".none: can't be read: No such file or directory");
+}
+
 TEST_CASE("figures are in the format that Prometheus reads", "[metrics]") {
   ServiceFigures service;
   service.sessions = 3;

@@ -1,0 +1,37 @@
+// What olgpunode takes from its file of options.
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "gpunode/supervisor/options.h"
+#include "tests/catch.h"
+
+using namespace olpager;
+using namespace olpager::gpunode;
+namespace fs = std::filesystem;
+
+TEST_CASE("a file of options means what the command line does", "[options]") {
+  char name[] = "/tmp/olpager-options-XXXXXX";
+  const fs::path folder = mkdtemp(name);
+  const std::string path = (folder / "olgpunode.toml").string();
+  const auto read = [&](SupervisorOptions& options, const char* text) {
+    std::ofstream(path, std::ios::trunc) << text;
+    const Status status = applyFile(options, path, true);
+    return status.ok() ? std::string() : status.error().message;
+  };
+  SupervisorOptions options;
+  CHECK(read(options, "vram = '32MiB'\nkey_sessions = 1\nconfine = false\ndevice = [0, 2]\n").empty());
+  CHECK(options.vram.bytes == 32ull << 20);
+  CHECK(options.key_sessions == 1);
+  CHECK(!options.confine);
+  CHECK(options.devices == std::vector<uint32_t>{0, 2});
+  CHECK(read(options, "\nvram = 8GiB\n") == path + ":2: vram = 8GiB: a text needs quotes: vram = \"8GiB\"");
+  CHECK(read(options, "vram = 'much'\n").starts_with(path + ":1: vram: "));
+  CHECK(read(options, "\nnothing = 3\n") == path + ":2: nothing: unknown option 'nothing'");
+  CHECK(read(options, "[vram]\nhost = 1\n").starts_with(path + ":1: vram: a text, a whole number"));
+  CHECK(applyFile(options, folder.string(), false).error().message ==
+        folder.string() + ": can't be read: Is a directory");
+  CHECK(applyFile(options, path + ".none", false).ok());
+  CHECK(!applyFile(options, path + ".none", true).ok());
+  fs::remove_all(folder);
+}
