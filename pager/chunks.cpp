@@ -39,6 +39,17 @@ CUmemAccessDesc readWrite(CUmemLocationType type, int id, bool read_only = false
 
 }  // namespace
 
+ChunkStore::~ChunkStore() {
+  shares_host_ = false;
+  countHost(0);
+  for (unsigned order = 0; order < kOrders; ++order) {
+    for (VramChunk* chunk : free_vram_[order]) delete chunk;
+    for (HostChunk* chunk : free_host_[order]) delete chunk;
+  }
+  for (VramChunk* chunk : doomed_vram_) delete chunk;
+  for (HostChunk* chunk : doomed_host_) delete chunk;
+}
+
 // Of the host tier: pages in use and kept free.
 void ChunkStore::countHost(uint64_t made) {
   auto& figure = counters().host_used_bytes;

@@ -43,10 +43,8 @@ class ChunkStore {
   ChunkStore(const DriverApi& driver, CUdevice device, HostBudget& host)
       : driver_(driver), device_(device), host_(host) {}
 
-  ~ChunkStore() {
-    shares_host_ = false;
-    countHost(0);
-  }
+  /// Of chunks that are still there the records go; their memory goes with the context.
+  ~ChunkStore();
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
   /// Joins those that share the host tier, until leaveHost().

@@ -7,6 +7,7 @@
 #include <new>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "base/log.h"
 #include "base/size.h"
@@ -89,6 +90,15 @@ Pool::~Pool() {
   }
   stop();
   while (state_->draining.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // What was in use when it was stopped: the driver's memory goes with its contexts, our records of it here.
+  const auto forget = [](std::vector<std::unique_ptr<Extent>>& extents) {
+    for (auto& extent : extents) {
+      delete std::exchange(extent->vram, nullptr);
+      delete std::exchange(extent->host, nullptr);
+    }
+  };
+  for (uint32_t id = 1; id < state_->regions.end(); ++id) forget(state_->regions.at(id)->extents);
+  for (auto& [number, handle] : state_->vmm_handles) forget(handle->extents);
 }
 
 void Pool::stop() noexcept try {
