@@ -16,8 +16,16 @@ struct Payment {
 
 void CUDA_CB pay(void* data) {
   const std::unique_ptr<Payment> payment(static_cast<Payment*>(data));
+  // In answers of bounded length, of which the last one counts.
+  constexpr uint64_t kAtOnce = 1 << 20, kAnswerBytes = 4 << 20;
   std::vector<std::byte> runs;
-  for (const uint64_t block : payment->blocks) payment->worker->hostMemory().changes(block, runs);
+  for (const uint64_t block : payment->blocks) {
+    for (uint64_t at = 0; payment->worker->hostMemory().changes(block, at, kAtOnce, runs); at += kAtOnce) {
+      if (runs.size() < kAnswerBytes) continue;
+      payment->worker->tell(forward::Answer::kHostBytes, 0, CUDA_SUCCESS, runs, false);
+      runs.clear();
+    }
+  }
   payment->worker->tell(forward::Answer::kHostBytes, payment->answers, CUDA_SUCCESS, runs, true);
 }
 

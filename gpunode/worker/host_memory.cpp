@@ -90,13 +90,15 @@ bool HostMemory::apply(uint64_t address, std::span<const std::byte> bytes) {
   return true;
 }
 
-void HostMemory::changes(uint64_t address, std::vector<std::byte>& into) {
+bool HostMemory::changes(uint64_t address, uint64_t offset, uint64_t bytes, std::vector<std::byte>& into) {
   std::lock_guard lock(mutex_);
   uint64_t base = 0;
   Block* block = find(address, &base);
-  if (block == nullptr || block->shared) return;
+  if (block == nullptr || block->shared || base != address || offset >= block->bytes) return false;
   if (block->agreed.empty()) block->agreed.resize(block->bytes);
-  forward::appendChanges(base, reinterpret_cast<const std::byte*>(base), block->agreed, into);
+  const auto part = std::span(block->agreed).subspan(offset, std::min(bytes, block->bytes - offset));
+  forward::appendChanges(base + offset, reinterpret_cast<const std::byte*>(base + offset), part, into);
+  return true;
 }
 
 }  // namespace olpager::gpunode

@@ -32,8 +32,9 @@ class HostMemory {
   bool has(uint64_t address, uint64_t bytes);
   /// What the client changed in an exchanged block.
   bool apply(uint64_t address, std::span<const std::byte> bytes);
-  /// What was changed in an exchanged block here since, as runs of address, length, bytes, appended to `into`; from now on agreed on.
-  void changes(uint64_t block, std::vector<std::byte>& into);
+  /// What was changed since in `bytes` of an exchanged block from `offset` on, as runs of address, length, bytes, appended to `into`; from now on
+  /// agreed on. False: the block ends before, or is none.
+  bool changes(uint64_t block, uint64_t offset, uint64_t bytes, std::vector<std::byte>& into);
 
  private:
   struct Block {

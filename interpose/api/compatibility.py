@@ -18,7 +18,7 @@ VERSIONED = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 
 
 # Written by hand to say that they are not there.
-NOT_THERE = frozenset(("cuMemAllocManaged", "cuLibraryGetManaged"))
+NOT_THERE = frozenset(("cuLibraryGetManaged",))
 
 
 def written_by_hand(root):

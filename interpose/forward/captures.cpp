@@ -26,6 +26,8 @@ CUresult ended(CUresult result) {
   return result;
 }
 
+}  // namespace
+
 void changesBehind(CUstream stream, bool per_thread) {
   Session* const session = Session::existing();
   const auto blocks = namedBlocks();
@@ -38,8 +40,6 @@ void changesBehind(CUstream stream, bool per_thread) {
   for (const uint64_t block : blocks) call.value(block);
   (void)call.oneWay();
 }
-
-}  // namespace
 
 bool capturing() { return g_capturing.load(std::memory_order_relaxed) > 0; }
 

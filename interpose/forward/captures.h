@@ -10,4 +10,7 @@ bool capturing();
 /// This one does; asks the worker.
 bool captures(CUstream stream, bool per_thread);
 
+/// What is before it in the stream may have changed exchanged memory that kernels reach (memory.h): that comes back.
+void changesBehind(CUstream stream, bool per_thread);
+
 }  // namespace olpager::forward

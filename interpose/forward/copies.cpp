@@ -52,6 +52,8 @@ CopyHead headOf(const Where& where, const Far& far, uint64_t at, uint64_t bytes)
   return head;
 }
 
+CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& where);
+
 // A copy in a stream that captures: with memory that both sides have, or not at all.
 bool isCaptured(const Where& where) { return where.async && capturing() && captures(where.stream, where.per_thread); }
 
@@ -64,6 +66,20 @@ CUresult captureCopy(Operation operation, const Far& far, const void* near, uint
   Call call(operation);
   call.value(head);
   return call.sync();
+}
+
+CUresult captureBetween(uint64_t to, uint64_t from, uint64_t bytes, const Where& where) {
+  if (blockOf(to, bytes) == 0 || blockOf(from, bytes) == 0)
+    return refused("a captured copy between memory that is not of cuMemHostAlloc", false);
+  noteNamed(to);
+  noteNamed(from);
+  CopyHead head = headOf(where);
+  head.device = to;
+  head.offset = from;
+  head.bytes = bytes;
+  Call call(Operation::kCopyDevice);
+  call.value(head);
+  return call.oneWay();
 }
 
 // The client's side is memory that the worker has too: the GPU comes to it in stream order.
@@ -160,9 +176,13 @@ CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& si
   return call.sync();
 }
 
+// Whether what the program gives as memory of the device is an exchanged block: it is the client's as any pinned memory is.
+bool isNear(const Far& far) { return !far.array && isExchanged(far.device); }
+
 CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& where) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (from == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (isNear(to)) return copyAny(to.device, reinterpret_cast<CUdeviceptr>(from), bytes, where);
   if (isShared(from, bytes)) return copyShared(Operation::kCopyIn, to, from, bytes, where);
   if (isCaptured(where)) return captureCopy(Operation::kCopyIn, to, from, bytes, where);
   if (const CUresult error = awaitFunctions(where); error != CUDA_SUCCESS) return error;
@@ -198,6 +218,7 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& wh
 CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& where) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (into == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (isNear(from)) return copyAny(reinterpret_cast<CUdeviceptr>(into), from.device, bytes, where);
   if (isShared(into, bytes)) return copyShared(Operation::kCopyOut, from, into, bytes, where);
   if (isCaptured(where)) return captureCopy(Operation::kCopyOut, from, into, bytes, where);
   if (const BulkSide side(into, bytes, transport::kRemoteWrite); side) return bulkOut(into, from, bytes, side, where);
@@ -236,6 +257,7 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& where
 }
 
 CUresult copyDevice(uint64_t to, uint64_t from, uint64_t bytes, const Where& where) {
+  if (isNear({to}) || isNear({from})) return copyAny(to, from, bytes, where);
   CopyHead head = headOf(where);
   head.device = to;
   head.offset = from;
@@ -251,6 +273,8 @@ CUresult copyDevice(uint64_t to, uint64_t from, uint64_t bytes, const Where& whe
 CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& where) {
   const bool to_device = isDeviceMemory(to);
   const bool from_device = isDeviceMemory(from);
+  // Between blocks that both sides have it can be captured: what their graph changes comes back.
+  if (!to_device && !from_device && isCaptured(where)) return captureBetween(to, from, bytes, where);
   if (to_device && from_device) return copyDevice(to, from, bytes, where);
   if (to_device) return copyIn({to}, reinterpret_cast<const void*>(from), bytes, where);
   if (from_device) return copyOut(reinterpret_cast<void*>(to), {from}, bytes, where);
@@ -292,9 +316,9 @@ Rows rowsOf(const void* base, const CUDA_MEMCPY3D& box, bool source) {
   return {start, box.WidthInBytes, pitch, box.Height, pitch * layer_rows, box.Depth};
 }
 
-// Unified addresses become host or device ones.
+// Unified addresses become host or device ones, and those of exchanged blocks always host ones.
 void settle(CUmemorytype& type, const void*& host, CUdeviceptr device) {
-  if (type != CU_MEMORYTYPE_UNIFIED) return;
+  if (type != CU_MEMORYTYPE_UNIFIED && !(type == CU_MEMORYTYPE_DEVICE && isExchanged(device))) return;
   type = isDeviceMemory(device) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
   host = reinterpret_cast<const void*>(device);
 }

@@ -7,7 +7,6 @@ namespace {
 // Whether the device says no here, whatever the driver says there.
 bool isMissing(CUdevice_attribute attribute) {
   switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
     case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST:
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:

@@ -14,6 +14,7 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/managed.h"
 #include "pager/space/space.h"
 
 namespace olpager::forward {
@@ -310,7 +311,9 @@ CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size
   if (result == CUDA_SUCCESS) know(*address, *pitch * height);
   return result;
 }
-CUresult ol_forward_cuMemFree_v2(CUdeviceptr address) { return release(address); }
+CUresult ol_forward_cuMemFree_v2(CUdeviceptr address) {
+  return isManaged(address) ? freeManaged(address) : release(address);
+}
 CUresult ol_forward_cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   return releaseInOrder(address, stream, false);
 }

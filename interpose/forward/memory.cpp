@@ -41,6 +41,7 @@ struct Block {
   uint64_t bytes;
   unsigned flags;
   Kind kind;
+  bool managed;
   std::vector<std::byte> agreed;  // kExchanged: empty until it is named
   transport::RegionPtr region;    // null where it can't be had: bytes travel in calls then
 };
@@ -52,7 +53,8 @@ struct Memory {
   std::mutex mutex;
   std::map<uint64_t, Block> blocks;        // by address
   std::map<CUdeviceptr, uint64_t> device;  // outside of the pool
-  uint64_t next = kWindow;
+  std::map<uint64_t, uint64_t> taken;      // of the window: from, to, with the guards behind
+  uint64_t next = kWindow;                 // where places are looked for first: an address is not given out again soon
   std::atomic<uint32_t> shared{0}, exchanged{0}, unnamed{0};  // blocks; unnamed: of those that are exchanged
 };
 Memory& memory() {
@@ -109,80 +111,6 @@ void nameBesideShared(Memory& all) {
   for (const auto& [base, block] : all.blocks) (void)name(all, base);
 }
 
-CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
-  if (out == nullptr || bytes == 0 || bytes > kWindowBytes / 2) return CUDA_ERROR_INVALID_VALUE;
-  const uint64_t mapped = rounded(bytes, kGrain);
-  uint64_t address = 0;
-  {
-    Memory& all = memory();
-    std::lock_guard lock(all.mutex);
-    if (all.next + rounded(mapped, kAlign) + kAlign > kWindow + kWindowBytes) return CUDA_ERROR_OUT_OF_MEMORY;
-    address = all.next;
-    all.next += rounded(mapped, kAlign) + kAlign;
-  }
-  auto* const wanted = reinterpret_cast<void*>(address);
-  const Session* const session = Session::get();
-  base::UniqueFd fd;
-  void* const got = mapAt(wanted, mapped, session != nullptr && session->sharesMemory(), &fd);
-  if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  auto region = makeRegion(got, mapped, fd ? fd.get() : -1);
-  Call call(Operation::kHostAlloc);
-  call.value(address);
-  call.value(mapped);
-  call.value(fd && region != nullptr ? region->key() : transport::RemoteKey{});
-  const CUresult result = call.sync();
-  if (result != CUDA_SUCCESS) {
-    region.reset();
-    munmap(got, mapped);
-    return result;
-  }
-  const bool shared = call.reply().value<uint8_t>() != 0;
-  Memory& all = memory();
-  std::lock_guard lock(all.mutex);
-  if (shared) {
-    all.shared.fetch_add(1);
-  } else {
-    all.exchanged.fetch_add(1);
-    all.unnamed.fetch_add(1);
-  }
-  all.blocks[address] = {bytes, flags, shared ? Kind::kShared : Kind::kExchanged, {}, std::move(region)};
-  nameBesideShared(all);
-  *out = got;
-  return CUDA_SUCCESS;
-}
-
-CUresult release(void* pointer) {
-  const auto address = reinterpret_cast<uint64_t>(pointer);
-  uint64_t mapped = 0;
-  {
-    Memory& all = memory();
-    std::lock_guard lock(all.mutex);
-    const auto found = all.blocks.find(address);
-    if (found == all.blocks.end() || found->second.kind == Kind::kRegistered) return CUDA_ERROR_INVALID_VALUE;
-    mapped = rounded(found->second.bytes, kGrain);
-  }
-  Call call(Operation::kHostFree);
-  call.value(address);
-  call.mayWait();
-  const CUresult result = call.sync();
-  if (result != CUDA_SUCCESS) return result;
-  Memory& all = memory();
-  transport::RegionPtr region;  // ends before the memory does, without the lock
-  {
-    std::lock_guard lock(all.mutex);
-    const auto found = all.blocks.find(address);
-    if (found == all.blocks.end()) return CUDA_ERROR_INVALID_VALUE;  // another thread was here first
-    Block& block = found->second;
-    region = std::move(block.region);
-    (block.kind == Kind::kShared ? all.shared : all.exchanged).fetch_sub(1);
-    if (block.kind == Kind::kExchanged && block.agreed.empty()) all.unnamed.fetch_sub(1);
-    all.blocks.erase(found);
-  }
-  region.reset();
-  munmap(pointer, mapped);
-  return result;
-}
-
 CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
   if (pointer == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   const auto address = reinterpret_cast<uint64_t>(pointer);
@@ -193,7 +121,7 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
     const auto before = std::prev(after);
     if (before->first + before->second.bytes > address) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   }
-  all.blocks[address] = {bytes, flags, Kind::kRegistered, {}, makeRegion(pointer, bytes, -1)};
+  all.blocks[address] = {bytes, flags, Kind::kRegistered, false, {}, makeRegion(pointer, bytes, -1)};
   return CUDA_SUCCESS;
 }
 
@@ -233,7 +161,121 @@ void sendRuns(const std::vector<std::byte>& runs) {
   }
 }
 
+// A pinned block.
+CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUdeviceptr address = 0;
+  const CUresult result = allocateBlock(bytes, flags, false, &address);
+  if (result == CUDA_SUCCESS) *out = reinterpret_cast<void*>(address);
+  return result;
+}
+
 }  // namespace
+
+namespace {
+
+// Under mutex. Takes a place in the window; 0: there is none.
+uint64_t takePlace(Memory& all, uint64_t bytes) {
+  for (const uint64_t start : {all.next, kWindow}) {
+    uint64_t at = start;
+    auto after = all.taken.upper_bound(at);
+    if (after != all.taken.begin()) at = std::max(at, std::prev(after)->second);
+    while (after != all.taken.end() && after->first - at < bytes) at = (after++)->second;
+    if (at + bytes > kWindow + kWindowBytes) continue;
+    all.taken[at] = at + bytes;
+    all.next = at + bytes;
+    return at;
+  }
+  return 0;
+}
+
+// Of a block that is not made after all, or gone.
+void givePlace(uint64_t address) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  all.taken.erase(address);
+}
+
+}  // namespace
+
+CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr* out) {
+  if (bytes == 0 || bytes > kWindowBytes / 2) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t mapped = rounded(bytes, kGrain);
+  uint64_t address = 0;
+  {
+    Memory& all = memory();
+    std::lock_guard lock(all.mutex);
+    address = takePlace(all, rounded(mapped, kAlign) + kAlign);
+  }
+  if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  auto* const wanted = reinterpret_cast<void*>(address);
+  const Session* const session = Session::get();
+  base::UniqueFd fd;
+  void* const got = mapAt(wanted, mapped, session != nullptr && session->sharesMemory(), &fd);
+  if (got == MAP_FAILED) {
+    givePlace(address);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  auto region = makeRegion(got, mapped, fd ? fd.get() : -1);
+  Call call(Operation::kHostAlloc);
+  call.value(address);
+  call.value(mapped);
+  call.value(fd && region != nullptr ? region->key() : transport::RemoteKey{});
+  const CUresult result = call.sync();
+  if (result != CUDA_SUCCESS) {
+    region.reset();
+    munmap(got, mapped);
+    givePlace(address);
+    return result;
+  }
+  const bool shared = call.reply().value<uint8_t>() != 0;
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  if (shared) {
+    all.shared.fetch_add(1);
+  } else {
+    all.exchanged.fetch_add(1);
+    all.unnamed.fetch_add(1);
+  }
+  all.blocks[address] = {bytes, flags, shared ? Kind::kShared : Kind::kExchanged, managed, {}, std::move(region)};
+  nameBesideShared(all);
+  if (managed) (void)name(all, address);  // it is there for kernels
+  *out = address;
+  return CUDA_SUCCESS;
+}
+
+CUresult releaseBlock(uint64_t address, bool managed) {
+  uint64_t mapped = 0;
+  {
+    Memory& all = memory();
+    std::lock_guard lock(all.mutex);
+    const auto found = all.blocks.find(address);
+    if (found == all.blocks.end() || found->second.kind == Kind::kRegistered || found->second.managed != managed)
+      return CUDA_ERROR_INVALID_VALUE;
+    mapped = rounded(found->second.bytes, kGrain);
+  }
+  Call call(Operation::kHostFree);
+  call.value(address);
+  call.mayWait();
+  const CUresult result = call.sync();
+  if (result != CUDA_SUCCESS) return result;
+  Memory& all = memory();
+  transport::RegionPtr region;  // ends before the memory does, without the lock
+  {
+    std::lock_guard lock(all.mutex);
+    const auto found = all.blocks.find(address);
+    if (found == all.blocks.end()) return CUDA_ERROR_INVALID_VALUE;  // another thread was here first
+    Block& block = found->second;
+    region = std::move(block.region);
+    (block.kind == Kind::kShared ? all.shared : all.exchanged).fetch_sub(1);
+    if (block.kind == Kind::kExchanged && block.agreed.empty()) all.unnamed.fetch_sub(1);
+    all.blocks.erase(found);
+  }
+  region.reset();
+  munmap(reinterpret_cast<void*>(address), mapped);
+  givePlace(address);
+  return result;
+}
 
 void noteDeviceMemory(CUdeviceptr address, uint64_t bytes) {
   Memory& all = memory();
@@ -277,6 +319,25 @@ bool isShared(const void* pointer, uint64_t bytes) {
   uint64_t base = 0;
   const Block* block = find(all, address, &base);
   return block != nullptr && block->kind == Kind::kShared && bytes <= block->bytes - (address - base);
+}
+
+bool isExchanged(uint64_t address) {
+  Memory& all = memory();
+  if (address - kWindow >= kWindowBytes || all.exchanged.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const Block* block = find(all, address, &base);
+  return block != nullptr && block->kind == Kind::kExchanged;
+}
+
+bool blockAt(uint64_t address, BlockInfo* found) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const Block* block = find(all, address, &base);
+  if (block == nullptr) return false;
+  *found = {base, block->bytes, block->managed, block->kind == Kind::kRegistered};
+  return true;
 }
 
 bool pinnedRegion(const void* pointer, uint64_t bytes, transport::RemoteKey* key, uint64_t* offset) {
@@ -404,7 +465,7 @@ extern "C" {
 CUresult ol_forward_cuMemHostAlloc(void** out, size_t bytes, unsigned flags) { return allocate(out, bytes, flags); }
 CUresult ol_forward_cuMemAllocHost_v2(void** out, size_t bytes) { return allocate(out, bytes, 0); }
 CUresult ol_forward_cuMemAllocHost(void** out, unsigned bytes) { return allocate(out, bytes, 0); }
-CUresult ol_forward_cuMemFreeHost(void* pointer) { return release(pointer); }
+CUresult ol_forward_cuMemFreeHost(void* pointer) { return releaseBlock(reinterpret_cast<uint64_t>(pointer), false); }
 
 CUresult ol_forward_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
   return registerMemory(pointer, bytes, flags);
@@ -455,47 +516,11 @@ CUresult ol_forward_cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* poin
   const auto address = reinterpret_cast<uint64_t>(pointer);
   const Block* block = find(all, address, &base);
   if (block == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (block->managed) return CUDA_ERROR_INVALID_VALUE;
   if (block->kind == Kind::kRegistered)
     return refused("a device pointer of memory that the program registered (cuMemHostRegister)", false);
   *device = address;
   return CUDA_SUCCESS;
-}
-
-// Of memory that the program registered the worker knows nothing.
-CUresult ol_forward_cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
-                                           CUdeviceptr address) {
-  if (count == 0 || attributes == nullptr || data == nullptr || count > 64) return CUDA_ERROR_INVALID_VALUE;
-  Call call(Operation::kPointerAttribute);
-  call.value(static_cast<uint8_t>(1));
-  call.value(address);
-  call.value(count);
-  for (unsigned i = 0; i < count; ++i) call.value(static_cast<int32_t>(attributes[i]));
-  const CUresult result = call.sync();
-  if (!call.answered()) return result;
-  for (unsigned i = 0; i < count; ++i) {
-    const auto value = call.reply().raw(attributeBytes(attributes[i]));
-    if (data[i] != nullptr && !value.empty()) std::memcpy(data[i], value.data(), value.size());
-  }
-  return result;
-}
-
-CUresult ol_forward_cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
-  if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Call call(Operation::kPointerAttribute);
-  call.value(static_cast<uint8_t>(0));
-  call.value(address);
-  call.value(1u);
-  call.value(static_cast<int32_t>(attribute));
-  const CUresult result = call.sync();
-  if (!call.answered()) return result;
-  if (const auto value = call.reply().raw(attributeBytes(attribute)); !value.empty())
-    std::memcpy(data, value.data(), value.size());
-  return result;
-}
-
-CUresult ol_forward_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr /*address*/) {
-  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
-  return CUDA_SUCCESS;  // synchronous copies are, always
 }
 
 }  // extern "C"

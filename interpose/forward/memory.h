@@ -22,6 +22,22 @@ bool isPinned(const void* address, uint64_t bytes);
 /// order, and nothing has to be waited for, sent or looked at.
 bool isShared(const void* address, uint64_t bytes);
 
+/// Whether the address lies in a block of which the worker has a copy of its own.
+bool isExchanged(uint64_t address);
+
+/// A block as the program made it.
+struct BlockInfo {
+  uint64_t base = 0, bytes = 0;
+  bool managed = false;
+  bool registered = false;  // memory of the program's own, not in the window
+};
+/// False: the address is in no block.
+bool blockAt(uint64_t address, BlockInfo* found);
+/// A block of the window: of pinned memory, or of what programs may take for managed memory, which kernels reach from the start.
+CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr* out);
+/// After all that uses it. Fails for a block of the other sort.
+CUresult releaseBlock(uint64_t address, bool managed);
+
 /// Names pinned memory to the worker: valid until it is freed or unregistered. False: [address, + bytes) is not all pinned, or could
 /// not be registered.
 bool pinnedRegion(const void* address, uint64_t bytes, transport::RemoteKey* key, uint64_t* offset);

@@ -193,13 +193,9 @@ CUresult ol_forward_cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUli
 CUresult ol_forward_cuLibraryGetManaged(CUdeviceptr* /*address*/, size_t* /*bytes*/, CUlibrary /*library*/,
                                         const char* name) {
   olpager::base::warnOnce(name != nullptr ? name : "",
-                          "__managed__ variable %s: managed memory is not there yet in forwarded mode",
+                          "__managed__ variable %s: variables in managed memory are not there yet in forwarded mode",
                           name != nullptr ? name : "");
   return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult ol_forward_cuMemAllocManaged(CUdeviceptr* /*address*/, size_t /*bytes*/, unsigned /*flags*/) {
-  return refused("cuMemAllocManaged", false);
 }
 
 }  // extern "C"

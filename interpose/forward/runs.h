@@ -11,8 +11,9 @@
 
 namespace olpager::forward {
 
-/// Appends runs (u64 address, u64 length, bytes) of what differs between `now`, which lies at `base`, and `agreed`; agreed on after that.
-inline void appendChanges(uint64_t base, const std::byte* now, std::vector<std::byte>& agreed,
+/// Appends runs (u64 address, u64 length, at most 4 KiB of bytes) of what differs between `now`, which lies at `base`, and `agreed`; agreed on
+/// after that.
+inline void appendChanges(uint64_t base, const std::byte* now, std::span<std::byte> agreed,
                           std::vector<std::byte>& into) {
   constexpr size_t kGrain = 4096;
   const auto append = [&](const void* from, size_t bytes) {

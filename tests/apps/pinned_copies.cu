@@ -1,10 +1,10 @@
-// Copies of every size and shape between pinned and device memory in one stream, with kernels, host functions and the CPU changing both
-// in between, and nothing waited for but where the CPU looks. What comes out is what the same steps on plain memory give.
+// Copies of every size and shape between pinned, managed and device memory in one stream, with kernels, memsets, host functions and the CPU
+// changing all of them in between, and nothing waited for but where the CPU looks. What comes out is what the same steps on plain memory give.
 #include "common.h"
 
 namespace {
 
-constexpr size_t kDevices = 3, kHosts = 4;
+constexpr size_t kDevices = 3, kPinned = 4, kHosts = kPinned + 2;  // the last ones of the host are managed
 
 __global__ void addBytes(uint8_t* at, uint32_t count, uint8_t value) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -39,8 +39,10 @@ class Steps {
       buffer.model.assign(bytes, 0);
       if (i < kDevices)
         RUNTIME_OK(cudaMalloc(&buffer.at, bytes));
-      else
+      else if (i < kDevices + kPinned)
         RUNTIME_OK(cudaHostAlloc(&buffer.at, bytes, cudaHostAllocMapped));
+      else
+        RUNTIME_OK(cudaMallocManaged(&buffer.at, bytes));
       for (auto& byte : buffer.model) byte = uint8_t(random_.next());
       if (i < kDevices)
         RUNTIME_OK(cudaMemcpy(buffer.at, buffer.model.data(), bytes, cudaMemcpyHostToDevice));
@@ -50,7 +52,7 @@ class Steps {
   }
 
   void step() {
-    switch (random_.below(8)) {
+    switch (random_.below(9)) {
       case 0:
       case 1:
         return copy(true);
@@ -64,6 +66,8 @@ class Steps {
         return function();
       case 6:
         return byCpu();
+      case 7:
+        return fill();
       default:
         return copyAcross();
     }
@@ -92,13 +96,16 @@ class Steps {
   }
 
   ~Steps() {
-    for (size_t i = 0; i < kDevices; ++i) cudaFree(buffers_[i].at);
-    for (size_t i = kDevices; i < kDevices + kHosts; ++i) cudaFreeHost(buffers_[i].at);
+    for (size_t i = 0; i < kDevices + kHosts; ++i) {
+      const bool pinned = i >= kDevices && i < kDevices + kPinned;
+      (void)(pinned ? cudaFreeHost(buffers_[i].at) : cudaFree(buffers_[i].at));
+    }
     cudaStreamDestroy(stream_);
   }
 
  private:
   Buffer& device() { return buffers_[random_.below(kDevices)]; }
+  Buffer& any() { return buffers_[random_.below(kDevices + kHosts)]; }
   Buffer& host() { return buffers_[kDevices + random_.below(kHosts)]; }
 
   /// Some bytes that both have, often only a few, now and then all.
@@ -180,12 +187,29 @@ class Steps {
     for (size_t i = 0; i < count; ++i) buffer.at[at + i] = buffer.model[at + i] = uint8_t(buffer.model[at + i] * 5 + i);
   }
 
+  // Of any memory, waited for or not.
+  void fill() {
+    Buffer& to = any();
+    const size_t words = some(to.model.size() / 4), at = random_.below(to.model.size() / 4 - words + 1) * 4;
+    const int value = int(random_.below(256));
+    const bool in_order = random_.below(2) == 0;
+    if (in_order) {
+      RUNTIME_OK(cudaMemsetAsync(to.at + at, value, words * 4, stream_));
+    } else {
+      RUNTIME_OK(cudaStreamSynchronize(stream_));
+      RUNTIME_OK(cudaMemset(to.at + at, value, words * 4));
+      RUNTIME_OK(cudaDeviceSynchronize());
+    }
+    std::memset(to.model.data() + at, value, words * 4);
+  }
+
+  // Between any two, as if they were both of the device.
   void copyAcross() {
-    Buffer& to = device();
-    Buffer& from = device();
+    Buffer& to = any();
+    Buffer& from = any();
     if (&to == &from) return;
     const size_t bytes = some(to.model.size() < from.model.size() ? to.model.size() : from.model.size());
-    RUNTIME_OK(cudaMemcpyAsync(to.at, from.at, bytes, cudaMemcpyDeviceToDevice, stream_));
+    RUNTIME_OK(cudaMemcpyAsync(to.at, from.at, bytes, cudaMemcpyDefault, stream_));
     std::memcpy(to.model.data(), from.model.data(), bytes);
   }
 

@@ -48,7 +48,10 @@ TEST_CASE("what one side changed does not undo what the other did", "[gpunode]")
   *at(104) = std::byte{9};                    // a kernel's, right beside it
   *at(4095) = std::byte{8}, *at(4096) = std::byte{7};
   std::vector<std::byte> runs;
-  memory.changes(kBlock, runs);
+  CHECK_FALSE(memory.changes(kBlock + 4096, 0, 8192, runs));
+  CHECK_FALSE(memory.changes(kBlock, 8192, 1, runs));
+  CHECK(memory.changes(kBlock, 0, 4096, runs));  // in parts, the last one shorter than was asked for
+  CHECK(memory.changes(kBlock, 4096, 8192, runs));
   std::vector<std::pair<uint64_t, std::vector<std::byte>>> found;
   for (forward::Reader reader(runs); reader.left() > 0;) {
     const auto address = reader.value<uint64_t>();
@@ -61,7 +64,7 @@ TEST_CASE("what one side changed does not undo what the other did", "[gpunode]")
   CHECK(found[1] == std::pair{kBlock + 4095, std::vector{std::byte{8}}});
   CHECK(found[2] == std::pair{kBlock + 4096, std::vector{std::byte{7}}});
   runs.clear();
-  memory.changes(kBlock, runs);
+  CHECK(memory.changes(kBlock, 0, 8192, runs));
   CHECK(runs.empty());                             // agreed on
   CHECK_FALSE(memory.apply(kBlock + 8190, word));  // beyond its end
   CHECK(memory.unmap(kBlock));
@@ -92,7 +95,7 @@ TEST_CASE("a shared block is the client's memory and is never compared", "[gpuno
   REQUIRE(pread(memfd.get(), &got, 1, kOffset + 5) == 1);
   CHECK(got == std::byte{7});
   std::vector<std::byte> runs;
-  memory.changes(kBlock, runs);
+  CHECK_FALSE(memory.changes(kBlock, 0, kBytes, runs));
   CHECK(runs.empty());
   const std::byte word[] = {std::byte{1}};
   CHECK_FALSE(memory.apply(kBlock, word));  // the client has no changes to send

@@ -1,0 +1,91 @@
+// What programs ask about addresses. The worker answers; what it can't know of blocks of the window (how long they are, that they are managed) is
+// put right here.
+#include <cstring>
+
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/memory.h"
+#include "interpose/forward/pinned.h"
+
+namespace olpager::forward {
+namespace {
+
+template <typename T>
+void put(void* data, T value) {
+  std::memcpy(data, &value, sizeof value);
+}
+
+void settle(const BlockInfo& block, CUpointer_attribute attribute, void* data) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      put(data, static_cast<CUdeviceptr>(block.base));
+      break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      put(data, static_cast<size_t>(block.bytes));
+      break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      if (block.managed) put(data, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
+      break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      if (block.managed) put(data, 1u);
+      break;
+    default:
+      break;
+  }
+}
+
+CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes, void* const* data,
+             CUdeviceptr address) {
+  BlockInfo block;
+  const bool known = blockAt(address, &block) && !block.registered;
+  Call call(Operation::kPointerAttribute);
+  call.value(static_cast<uint8_t>(plural));
+  call.value(address);
+  call.value(count);
+  for (unsigned i = 0; i < count; ++i) call.value(static_cast<int32_t>(attributes[i]));
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  for (unsigned i = 0; i < count; ++i) {
+    const auto value = call.reply().raw(attributeBytes(attributes[i]));
+    if (data[i] == nullptr || value.empty()) continue;
+    std::memcpy(data[i], value.data(), value.size());
+    if (known) settle(block, attributes[i], data[i]);
+  }
+  return result;
+}
+
+}  // namespace
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+CUresult ol_forward_cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
+                                           CUdeviceptr address) {
+  if (count == 0 || attributes == nullptr || data == nullptr || count > 64) return CUDA_ERROR_INVALID_VALUE;
+  return ask(true, count, attributes, data, address);
+}
+
+CUresult ol_forward_cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+  if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return ask(false, 1, &attribute, &data, address);
+}
+
+CUresult ol_forward_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr /*address*/) {
+  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;  // synchronous copies are, always
+}
+
+CUresult ol_forward_cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
+  BlockInfo block;
+  if (!blockAt(address, &block) || block.registered)
+    return ol_forward_generated_cuMemGetAddressRange_v2(base, bytes, address);
+  if (currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  if (base != nullptr) *base = block.base;
+  if (bytes != nullptr) *bytes = block.bytes;
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

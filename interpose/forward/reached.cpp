@@ -1,0 +1,117 @@
+#include "interpose/forward/reached.h"
+
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/captures.h"
+#include "interpose/forward/memory.h"
+
+namespace olpager::forward {
+
+CUresult reaching(const Reaching& where, const std::function<CUresult()>& make) {
+  CUdeviceptr any = 0;
+  for (const CUdeviceptr address : where.addresses) {
+    if (!isExchanged(address)) continue;
+    noteNamed(address);
+    any = address;
+  }
+  if (any == 0) return make();
+  // What is captured is exchanged at each launch of its graph.
+  const bool captured = capturing() && captures(where.stream, where.per_thread);
+  if (!captured) (void)sendPinned();
+  const CUresult result = make();
+  if (result != CUDA_SUCCESS || captured) return result;
+  changesBehind(where.stream, where.per_thread);
+  return where.async ? result : awaitMemory(any, 1);
+}
+
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+#define OL_FILL(bits, type)                                                                                           \
+  CUresult ol_forward_cuMemsetD##bits##_v2(CUdeviceptr to, type value, size_t count) {                                \
+    return reaching({{to}}, [&] { return ol_forward_generated_cuMemsetD##bits##_v2(to, value, count); });             \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemsetD##bits##_v2_ptds(CUdeviceptr to, type value, size_t count) {                           \
+    return reaching({{to}, nullptr, true},                                                                            \
+                    [&] { return ol_forward_generated_cuMemsetD##bits##_v2_ptds(to, value, count); });                \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemsetD##bits##Async(CUdeviceptr to, type value, size_t count, CUstream stream) {             \
+    return reaching({{to}, stream, false, true},                                                                      \
+                    [&] { return ol_forward_generated_cuMemsetD##bits##Async(to, value, count, stream); });           \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemsetD##bits##Async_ptsz(CUdeviceptr to, type value, size_t count, CUstream stream) {        \
+    return reaching({{to}, stream, true, true},                                                                       \
+                    [&] { return ol_forward_generated_cuMemsetD##bits##Async_ptsz(to, value, count, stream); });      \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t rows) {   \
+    return reaching({{to}},                                                                                           \
+                    [&] { return ol_forward_generated_cuMemsetD2D##bits##_v2(to, pitch, value, width, rows); });      \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemsetD2D##bits##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t width,             \
+                                                  size_t rows) {                                                      \
+    return reaching({{to}, nullptr, true},                                                                            \
+                    [&] { return ol_forward_generated_cuMemsetD2D##bits##_v2_ptds(to, pitch, value, width, rows); }); \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t rows,   \
+                                               CUstream stream) {                                                     \
+    return reaching({{to}, stream, false, true}, [&] {                                                                \
+      return ol_forward_generated_cuMemsetD2D##bits##Async(to, pitch, value, width, rows, stream);                    \
+    });                                                                                                               \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemsetD2D##bits##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t width,           \
+                                                    size_t rows, CUstream stream) {                                   \
+    return reaching({{to}, stream, true, true}, [&] {                                                                 \
+      return ol_forward_generated_cuMemsetD2D##bits##Async_ptsz(to, pitch, value, width, rows, stream);               \
+    });                                                                                                               \
+  }
+OL_FILL(8, unsigned char)
+OL_FILL(16, unsigned short)
+OL_FILL(32, unsigned)
+#undef OL_FILL
+
+CUresult ol_forward_cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                                 size_t bytes) {
+  return reaching({{to, from}},
+                  [&] { return ol_forward_generated_cuMemcpyPeer(to, to_context, from, from_context, bytes); });
+}
+CUresult ol_forward_cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t bytes) {
+  return reaching({{from}}, [&] { return ol_forward_generated_cuMemcpyDtoA_v2(to, offset, from, bytes); });
+}
+CUresult ol_forward_cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t bytes) {
+  return reaching({{to}}, [&] { return ol_forward_generated_cuMemcpyAtoD_v2(to, from, offset, bytes); });
+}
+
+#define OL_IN_STREAM(suffix, per_thread)                                                                             \
+  CUresult ol_forward_cuMemcpyPeerAsync##suffix(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,              \
+                                                CUcontext from_context, size_t bytes, CUstream stream) {             \
+    return reaching({{to, from}, stream, per_thread, true}, [&] {                                                    \
+      return ol_forward_generated_cuMemcpyPeerAsync##suffix(to, to_context, from, from_context, bytes, stream);      \
+    });                                                                                                              \
+  }                                                                                                                  \
+  CUresult ol_forward_cuStreamWriteValue32_v2##suffix(CUstream stream, CUdeviceptr to, cuuint32_t value,             \
+                                                      unsigned flags) {                                              \
+    return reaching({{to}, stream, per_thread, true},                                                                \
+                    [&] { return ol_forward_generated_cuStreamWriteValue32_v2##suffix(stream, to, value, flags); }); \
+  }                                                                                                                  \
+  CUresult ol_forward_cuStreamWriteValue64_v2##suffix(CUstream stream, CUdeviceptr to, cuuint64_t value,             \
+                                                      unsigned flags) {                                              \
+    return reaching({{to}, stream, per_thread, true},                                                                \
+                    [&] { return ol_forward_generated_cuStreamWriteValue64_v2##suffix(stream, to, value, flags); }); \
+  }                                                                                                                  \
+  CUresult ol_forward_cuStreamWriteValue32##suffix(CUstream stream, CUdeviceptr to, cuuint32_t value,                \
+                                                   unsigned flags) {                                                 \
+    return reaching({{to}, stream, per_thread, true},                                                                \
+                    [&] { return ol_forward_generated_cuStreamWriteValue32##suffix(stream, to, value, flags); });    \
+  }                                                                                                                  \
+  CUresult ol_forward_cuStreamWriteValue64##suffix(CUstream stream, CUdeviceptr to, cuuint64_t value,                \
+                                                   unsigned flags) {                                                 \
+    return reaching({{to}, stream, per_thread, true},                                                                \
+                    [&] { return ol_forward_generated_cuStreamWriteValue64##suffix(stream, to, value, flags); });    \
+  }
+OL_IN_STREAM(, false)
+OL_IN_STREAM(_ptsz, true)
+#undef OL_IN_STREAM
+
+}  // extern "C"
