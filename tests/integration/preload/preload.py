@@ -23,7 +23,7 @@ def fail(text):
 
 def environment(options, **more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith("OL_") and k != "LD_PRELOAD"}
-    kept.update({"LD_PRELOAD": options.library, "OL_DRIVER": options.fake})
+    kept.update({"LD_PRELOAD": options.library, "OL_DRIVER": options.fake, "XDG_CONFIG_HOME": "/nonexistent"})  # nobody's own settings
     kept.update(more)
     return {k: v for k, v in kept.items() if v}
 
