@@ -48,7 +48,8 @@ void Tier::wantLease(Server& server, uint64_t bytes) {
   server.leasing = true;
   {
     std::lock_guard lock(mutex_);
-    demands_.push_back({server.index, std::min(std::max(bytes, std::min(kLease, most / kShare)), most)});
+    demands_.push_back({server.index, std::min(std::max(bytes, std::min(kLease, most / kShare)), most),
+                        kLeaseWaitMs << server.late_leases});
   }
   demanded_.notify_one();
 }

@@ -18,7 +18,6 @@ using memserver::TransferResult;
 using transport::Class;
 
 constexpr int64_t kLookMs = 250;        // between looks at what memservers have
-constexpr uint32_t kLeaseWaitMs = 500;  // the lender's, for one answer
 constexpr unsigned kMostAttempts = 16;  // of one send that fails each time
 
 }  // namespace
@@ -262,10 +261,12 @@ void Tier::lend() {
       demand = demands_.front();
       demands_.pop_front();
     }
-    auto got = servers_[demand.server]->client->lease(demand.bytes, kLeaseWaitMs);
+    const int64_t begun_ms = monotonicMs();
+    auto got = servers_[demand.server]->client->lease(demand.bytes, demand.wait_ms);
     Note note;
     note.kind = Note::Kind::kLeased;
     note.server = demand.server;
+    note.late = !got.ok() && monotonicMs() - begun_ms >= demand.wait_ms;
     if (got.ok()) {
       note.slabs = std::move(got.value());
     } else {
@@ -292,7 +293,7 @@ void Tier::handle(Note& note) {
     case Note::Kind::kEvent:
       return happened(*servers_[note.server], note.event);
     case Note::Kind::kLeased:
-      return leased(*servers_[note.server], note.slabs);
+      return leased(*servers_[note.server], note.slabs, note.late);
   }
 }
 

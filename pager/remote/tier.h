@@ -44,6 +44,10 @@ inline constexpr int64_t kStallSureMs = 1000;
 /// A receive that takes this much longer than what is under way at its memserver lets expect is read elsewhere as well.
 inline constexpr int64_t kLateMs = 100;
 
+/// The lender's, for one answer; after one that was late twice as long, so often in a row.
+inline constexpr uint32_t kLeaseWaitMs = 500;
+inline constexpr unsigned kMostLateLeases = 2;
+
 class Tier final : public RemoteTier {
  public:
   explicit Tier(const RemoteOptions& options);
@@ -78,6 +82,7 @@ class Tier final : public RemoteTier {
     memserver::TransferResult result = memserver::TransferResult::kOk;
     memserver::Event event;
     std::vector<memserver::Slab> slabs;
+    bool late = false;  // kLeased: no answer came in the time that there was
   };
 
   struct Server final : memserver::Observer {  // a memserver
@@ -104,6 +109,7 @@ class Tier final : public RemoteTier {
         0;                     // silent, but taken to come back: replicas are not put elsewhere, or left out, for that
     bool leasing = false;      // the lender is at it
     int64_t dry_until_ms = 0;  // had nothing to lease
+    unsigned late_leases = 0;  // in a row: it has room and takes its time
     uint64_t reading = 0, writing = 0;  // bytes of passes
     uint64_t recalled = 0;
     uint64_t lost_bytes = 0;  // not yet in the log
@@ -179,6 +185,7 @@ class Tier final : public RemoteTier {
   struct Demand {  // to the lender
     unsigned server = 0;
     uint64_t bytes = 0;
+    uint32_t wait_ms = 0;
   };
 
   // tier.cpp: threads and transfers
@@ -226,7 +233,7 @@ class Tier final : public RemoteTier {
 
   // upkeep.cpp: what memservers do of themselves, and what is done about it
   void happened(Server& server, const memserver::Event& event);
-  void leased(Server& server, const std::vector<memserver::Slab>& slabs);
+  void leased(Server& server, const std::vector<memserver::Slab>& slabs, bool late);
   void slabLost(Server& server, SlabId slab);
   void trouble(Server& server);
   void reconsider();

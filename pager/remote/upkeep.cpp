@@ -85,9 +85,15 @@ void Tier::happened(Server& server, const Event& event) {
   upkeep_at_ms_ = std::min(upkeep_at_ms_, monotonicMs());
 }
 
-void Tier::leased(Server& server, const std::vector<memserver::Slab>& slabs) {
+void Tier::leased(Server& server, const std::vector<memserver::Slab>& slabs, bool late) {
   server.leasing = false;
-  if (slabs.empty()) server.dry_until_ms = monotonicMs() + kDryMs;
+  // Who is slow has room all the same: sends wait on, and it is asked again with more time (wantLease).
+  if (!slabs.empty()) server.late_leases = 0;
+  if (late && server.late_leases < kMostLateLeases) {
+    ++server.late_leases;
+  } else if (slabs.empty()) {
+    server.dry_until_ms = monotonicMs() + kDryMs;
+  }
   for (const memserver::Slab& slab : slabs) {
     if (slab.bytes > kLargestSlab) {  // a memserver that is wrong may say anything
       base::logError("remote memory: memserver %s lends a slab of %llu MiB: not used", server.address.c_str(),

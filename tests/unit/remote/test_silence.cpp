@@ -97,6 +97,32 @@ TEST_CASE("receives that found everybody silent go on with the first who is back
   }
 }
 
+TEST_CASE("a memserver that takes its time with a lease has room all the same", "[silence]") {
+  Silenced a;
+  Caller caller(optionsFor({&a}, 1, kNever));
+  auto random = seededRandom("late lease");
+  const uint64_t seed = random();
+  a.wire->freeze();
+  // More than it may have leased ahead.
+  std::vector<std::unique_ptr<Bytes>> all;
+  for (uint64_t id = 0; id < 12 * kSlab / kLength; ++id) {
+    all.push_back(std::make_unique<Bytes>(kLength));
+    all.back()->fill(seed + id);
+    caller.send(id, *all.back());
+  }
+  std::this_thread::sleep_for(900ms);
+  a.wire->thaw();
+  for (uint64_t id = 0; id < all.size(); ++id) {
+    INFO("copy " << id);
+    REQUIRE(caller.await(id).outcome == Outcome::kDone);
+    all[id]->clear();
+  }
+  for (uint64_t id = 0; id < all.size(); ++id) {
+    REQUIRE(caller.received(id, *all[id]) == Outcome::kDone);
+    CHECK(all[id]->holds(seed + id));
+  }
+}
+
 TEST_CASE("a send that is waited for does not wait for a memserver that is silent", "[silence]") {
   const unsigned replicas = GENERATE(1u, 2u);
   Silenced a, b;
