@@ -89,13 +89,20 @@ CUresult graphKernelNode(Invocation& in) {
 CUresult graphHostNode(Invocation& in) {
   const Target target = readTarget(in);
   const auto number = in.value<uint32_t>();
-  if (target.what != NodeCall::kAdd) in.arguments().fail();
   if (!in.ok()) return in.refusal();
   const CUDA_HOST_NODE_PARAMS params{clientFunction(), clientFunctionData(in.worker(), number)};
   CUgraphNode node = nullptr;
-  const CUresult result =
-      in.driver().cuGraphAddHostNode(&node, target.graph, target.dependencies, target.count, &params);
-  return made(in, target, result, node);
+  const api::DriverTable& driver = in.driver();
+  switch (target.what) {
+    case NodeCall::kAdd:
+      return made(in, target,
+                  driver.cuGraphAddHostNode(&node, target.graph, target.dependencies, target.count, &params), node);
+    case NodeCall::kSet:
+      return driver.cuGraphHostNodeSetParams(target.node, &params);
+    case NodeCall::kSetExec:
+      return driver.cuGraphExecHostNodeSetParams(target.exec, target.node, &params);
+  }
+  return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult graphMemcpyNode(Invocation& in) {
@@ -121,6 +128,93 @@ CUresult graphMemcpyNode(Invocation& in) {
       return driver.cuGraphExecMemcpyNodeSetParams(target.exec, target.node, &box, context);
   }
   return CUDA_ERROR_INVALID_VALUE;
+}
+
+namespace {
+
+// One block, whichever way the driver tells it.
+CUresult putParameters(Invocation& in, const CUDA_KERNEL_NODE_PARAMS& params) {
+  std::vector<std::byte> block;
+  if (params.kernelParams != nullptr) {
+    std::vector<forward::ParameterPlace> places;
+    const auto function = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
+    if (const CUresult error = parameterPlaces(in.driver(), function, places); error != CUDA_SUCCESS) return error;
+    for (size_t i = 0; i < places.size(); ++i) {
+      const auto& [offset, bytes] = places[i];
+      if (block.size() < size_t{offset} + bytes) block.resize(size_t{offset} + bytes);
+      std::memcpy(block.data() + offset, params.kernelParams[i], bytes);
+    }
+  } else if (params.extra != nullptr) {
+    const void* from = nullptr;
+    size_t bytes = 0;
+    for (void** item = params.extra; item[0] != CU_LAUNCH_PARAM_END; item += 2) {
+      if (item[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) from = item[1];
+      if (item[0] == CU_LAUNCH_PARAM_BUFFER_SIZE) bytes = *static_cast<const size_t*>(item[1]);
+    }
+    if (from != nullptr && bytes <= forward::kMostParameterBytes) {
+      block.resize(bytes);
+      if (bytes != 0) std::memcpy(block.data(), from, bytes);
+    }
+  }
+  in.results().raw(block.data(), block.size());
+  return CUDA_SUCCESS;
+}
+
+CUresult kernelParameters(Invocation& in, CUgraphNode node) {
+  CUDA_KERNEL_NODE_PARAMS params{};
+  const CUresult result = in.driver().cuGraphKernelNodeGetParams_v2(node, &params);
+  if (result != CUDA_SUCCESS) return result;
+  forward::KernelNodeHead head;
+  head.function = params.func != nullptr ? in.numberFor(params.func) : 0;
+  head.context = params.ctx != nullptr ? in.numberFor(params.ctx) : 0;
+  head.grid[0] = params.gridDimX, head.grid[1] = params.gridDimY, head.grid[2] = params.gridDimZ;
+  head.block[0] = params.blockDimX, head.block[1] = params.blockDimY, head.block[2] = params.blockDimZ;
+  head.shared = params.sharedMemBytes;
+  in.results().value(head);
+  in.results().value(params.kern != nullptr ? in.numberFor(params.kern) : uint64_t{0});
+  return putParameters(in, params);
+}
+
+}  // namespace
+
+CUresult graphNodeParameters(Invocation& in) {
+  const auto node = in.handle<CUgraphNode>();
+  const auto kind = in.value<forward::NodeKind>();
+  if (kind > forward::NodeKind::kHost) in.arguments().fail();
+  if (!in.ok()) return in.refusal();
+  const api::DriverTable& driver = in.driver();
+  if (kind == forward::NodeKind::kKernel) return kernelParameters(in, node);
+  if (kind == forward::NodeKind::kHost) {
+    CUDA_HOST_NODE_PARAMS params{};
+    const CUresult result = driver.cuGraphHostNodeGetParams(node, &params);
+    if (result != CUDA_SUCCESS) return result;
+    if (params.fn != clientFunction()) return CUDA_ERROR_NOT_SUPPORTED;
+    in.results().value(clientFunctionNumber(params.userData));
+    return result;
+  }
+  CUDA_MEMCPY3D box{};
+  const CUresult result = driver.cuGraphMemcpyNodeGetParams(node, &box);
+  if (result != CUDA_SUCCESS) return result;
+  const auto numbered = [&](CUmemorytype type, CUarray& array) {
+    array = type == CU_MEMORYTYPE_ARRAY ? handleFrom<CUarray>(in.numberFor(array)) : nullptr;
+  };
+  numbered(box.srcMemoryType, box.srcArray);
+  numbered(box.dstMemoryType, box.dstArray);
+  in.results().value(box);
+  return result;
+}
+
+CUresult graphKernelNodeAttribute(Invocation& in) {
+  const auto node = in.handle<CUgraphNode>();
+  const auto attribute = static_cast<CUlaunchAttributeID>(in.value<int32_t>());
+  const bool is_set = in.value<uint8_t>() != 0;
+  auto value = is_set ? in.value<CUlaunchAttributeValue>() : CUlaunchAttributeValue{};
+  if (!isPlain(attribute)) in.arguments().fail();
+  if (!in.ok()) return in.refusal();
+  if (is_set) return in.driver().cuGraphKernelNodeSetAttribute(node, attribute, &value);
+  const CUresult result = in.driver().cuGraphKernelNodeGetAttribute(node, attribute, &value);
+  if (result == CUDA_SUCCESS) in.results().value(value);
+  return result;
 }
 
 }  // namespace olpager::gpunode

@@ -136,6 +136,7 @@ CUresult hostChanges(Invocation& in) {
 
 CUhostFn clientFunction() { return callFunction; }
 void* clientFunctionData(Worker& worker, uint32_t number) { return new Function{&worker, number}; }
+uint32_t clientFunctionNumber(const void* data) { return static_cast<const Function*>(data)->number; }
 
 CUresult pointerAttribute(Invocation& in) {
   constexpr uint32_t kMost = 64;

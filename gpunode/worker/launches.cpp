@@ -11,11 +11,8 @@ namespace olpager::gpunode {
 using forward::LaunchHead;
 using forward::LaunchKind;
 
-CUresult parameters(Invocation& in) {
-  const auto function = in.handle<CUfunction>();
-  if (!in.ok()) return in.refusal();
-  const api::DriverTable& driver = in.driver();
-  std::vector<forward::ParameterPlace> places;
+CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function,
+                         std::vector<forward::ParameterPlace>& places) {
   bool is_kernel = true;  // which of the two the handle is, it does not say
   for (size_t i = 0; i < forward::kMostParameters; ++i) {
     size_t offset = 0, bytes = 0;
@@ -27,9 +24,23 @@ CUresult parameters(Invocation& in) {
     if (result != CUDA_SUCCESS) return result;
     places.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(bytes)});
   }
+  return CUDA_SUCCESS;
+}
+
+CUresult parameters(Invocation& in) {
+  const auto function = in.handle<CUfunction>();
+  if (!in.ok()) return in.refusal();
+  std::vector<forward::ParameterPlace> places;
+  if (const CUresult error = parameterPlaces(in.driver(), function, places); error != CUDA_SUCCESS) return error;
   in.results().value(static_cast<uint32_t>(places.size()));
   for (const auto& place : places) in.results().value(place);
   return CUDA_SUCCESS;
+}
+
+bool isPlain(CUlaunchAttributeID attribute) {
+  return attribute != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT &&
+         attribute != CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT &&
+         attribute != CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
 }
 
 namespace {
@@ -39,10 +50,7 @@ void takeAttributes(Invocation& in, const LaunchHead& head, CUlaunchAttribute (&
   if (head.attributes > forward::kMostAttributes || head.kind > LaunchKind::kEx) in.arguments().fail();
   for (uint32_t i = 0; in.ok() && i < head.attributes; ++i) {
     into[i] = in.value<CUlaunchAttribute>();
-    if (into[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
-        into[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT ||
-        into[i].id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE)
-      in.arguments().fail();
+    if (!isPlain(into[i].id)) in.arguments().fail();
   }
 }
 

@@ -55,6 +55,12 @@ Serve writtenService(size_t operation) {
       return graphHostNode;
     case Operation::kGraphMemcpyNode:
       return graphMemcpyNode;
+    case Operation::kGraphNodeParameters:
+      return graphNodeParameters;
+    case Operation::kGraphKernelNodeAttribute:
+      return graphKernelNodeAttribute;
+    case Operation::kCopyPeer:
+      return copyPeer;
     case Operation::kClusters:
       return clusters;
     case Operation::kSynchronizeDefault:

@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include "gpunode/worker/invocation.h"
+#include "interpose/forward/launch_wire.h"
 
 namespace olpager::gpunode {
 
@@ -16,6 +17,7 @@ CUresult primaryRetain(Invocation& in);
 CUresult copyIn(Invocation& in);
 CUresult copyOut(Invocation& in);
 CUresult copyDevice(Invocation& in);
+CUresult copyPeer(Invocation& in);
 CUresult synchronizeDefault(Invocation& in);
 
 CUresult loadModule(Invocation& in);
@@ -38,10 +40,19 @@ CUresult allocateAt(Invocation& in);
 CUresult graphKernelNode(Invocation& in);
 CUresult graphHostNode(Invocation& in);
 CUresult graphMemcpyNode(Invocation& in);
+CUresult graphNodeParameters(Invocation& in);
+CUresult graphKernelNodeAttribute(Invocation& in);
 
 /// A host function that calls the client's function of this number, and what it is to be given.
 CUhostFn clientFunction();
 void* clientFunctionData(Worker& worker, uint32_t number);
+/// The number that such data has.
+uint32_t clientFunctionNumber(const void* data);
+/// The places of a kernel's parameters, by either of its two handles.
+CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function,
+                         std::vector<forward::ParameterPlace>& places);
+/// Whether the values of the attribute are plain: no handles.
+bool isPlain(CUlaunchAttributeID attribute);
 /// Whether work of this stream is captured now.
 bool isCapturing(Invocation& in, CUstream stream);
 

@@ -4,11 +4,14 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/graph_nodes.h"
 
 namespace olpager::forward {
 namespace {
 
-CUresult enqueue(CUstream stream, bool per_thread, bool with_status, std::function<void(CUresult)> run) {
+// `node`: what a graph's node is told to be, where it is captured.
+CUresult enqueue(CUstream stream, bool per_thread, bool with_status, std::function<void(CUresult)> run,
+                 const CUDA_HOST_NODE_PARAMS& node = {}) {
   Session* const session = Session::get();
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(Operation::kHostFunction);
@@ -16,7 +19,10 @@ CUresult enqueue(CUstream stream, bool per_thread, bool with_status, std::functi
   call.value(static_cast<uint8_t>(per_thread));
   call.value(static_cast<uint8_t>(with_status));
   // Captured, it is called each time that the graph runs.
-  call.value(session->expectFunction(std::move(run), capturing()));
+  const bool again = capturing();
+  const uint32_t number = session->expectFunction(std::move(run), again);
+  if (again && node.fn != nullptr) noteNodeFunction(number, node);
+  call.value(number);
   return call.oneWay();
 }
 
@@ -27,16 +33,16 @@ using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the 
 
 extern "C" {
 
-#define OL_CALLBACK(suffix, per_thread)                                                                   \
-  CUresult ol_forward_cuLaunchHostFunc##suffix(CUstream stream, CUhostFn function, void* data) {          \
-    if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;                                             \
-    return enqueue(stream, per_thread, false, [function, data](CUresult) { function(data); });            \
-  }                                                                                                       \
-  CUresult ol_forward_cuStreamAddCallback##suffix(CUstream stream, CUstreamCallback function, void* data, \
-                                                  unsigned flags) {                                       \
-    if (function == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;                               \
-    return enqueue(stream, per_thread, true,                                                              \
-                   [function, data, stream](CUresult status) { function(stream, status, data); });        \
+#define OL_CALLBACK(suffix, per_thread)                                                                          \
+  CUresult ol_forward_cuLaunchHostFunc##suffix(CUstream stream, CUhostFn function, void* data) {                 \
+    if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;                                                    \
+    return enqueue(stream, per_thread, false, [function, data](CUresult) { function(data); }, {function, data}); \
+  }                                                                                                              \
+  CUresult ol_forward_cuStreamAddCallback##suffix(CUstream stream, CUstreamCallback function, void* data,        \
+                                                  unsigned flags) {                                              \
+    if (function == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;                                      \
+    return enqueue(stream, per_thread, true,                                                                     \
+                   [function, data, stream](CUresult status) { function(stream, status, data); });               \
   }
 OL_CALLBACK(, false)
 OL_CALLBACK(_ptsz, true)

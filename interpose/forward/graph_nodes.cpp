@@ -1,8 +1,13 @@
 // Nodes that a program adds to a graph by hand, as far as their parameters name memory or code of the program.
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/graph_nodes.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/memory.h"
 
@@ -85,7 +90,126 @@ CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext 
   return finish(call, made);
 }
 
+// What the program gave with a function's number: a node may be asked for it.
+struct NodeFunctions {
+  std::mutex mutex;
+  std::unordered_map<uint32_t, CUDA_HOST_NODE_PARAMS> of;
+};
+NodeFunctions& nodeFunctions() {
+  static auto* const instance = new NodeFunctions;
+  return *instance;
+}
+bool nodeFunction(uint32_t number, CUDA_HOST_NODE_PARAMS* out) {
+  NodeFunctions& all = nodeFunctions();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.of.find(number);
+  if (found != all.of.end()) *out = found->second;
+  return found != all.of.end();
+}
+
+CUresult hostNode(const Target& target, const CUDA_HOST_NODE_PARAMS* given, CUgraphNode* made) {
+  Session* const session = Session::get();
+  if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  if (given == nullptr || given->fn == nullptr || (target.what == NodeCall::kAdd && made == nullptr))
+    return CUDA_ERROR_INVALID_VALUE;
+  Call call(Operation::kGraphHostNode);
+  put(call, target);
+  const CUDA_HOST_NODE_PARAMS params = *given;
+  const uint32_t number = session->expectFunction([params](CUresult) { params.fn(params.userData); }, true);
+  noteNodeFunction(number, params);
+  call.value(number);
+  return finish(call, made);
+}
+
+// What a program was told of a kernel node: the block and pointers into it stay until it asks for the same node again.
+struct ToldParameters {
+  std::vector<std::byte> block;
+  std::vector<void*> pointers;
+};
+struct Told {
+  std::mutex mutex;
+  std::unordered_map<uint64_t, std::unique_ptr<ToldParameters>> of;
+};
+Told& told() {
+  static auto* const instance = new Told;
+  return *instance;
+}
+
+CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Call call(Operation::kGraphNodeParameters);
+  call.value(reinterpret_cast<uint64_t>(node));
+  call.value(NodeKind::kKernel);
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  const auto head = call.reply().value<KernelNodeHead>();
+  const auto kernel = call.reply().value<uint64_t>();
+  const auto block = call.reply().raw(call.reply().left());
+  if (!call.reply().ok()) return CUDA_ERROR_UNKNOWN;
+  const uint64_t function = head.function != 0 ? head.function : kernel;
+  std::shared_ptr<const ParameterLayout> layout;
+  if (const CUresult error = layoutOf(reinterpret_cast<CUfunction>(function), &layout); error != CUDA_SUCCESS)
+    return error;
+  auto made = std::make_unique<ToldParameters>();
+  made->block.assign(block.begin(), block.end());
+  made->block.resize(std::max<size_t>(made->block.size(), layout->bytes));
+  for (const ParameterPlace& place : layout->places) made->pointers.push_back(made->block.data() + place.offset);
+  *out = {};
+  out->func = reinterpret_cast<CUfunction>(head.function);
+  out->kern = reinterpret_cast<CUkernel>(kernel);
+  out->ctx = reinterpret_cast<CUcontext>(head.context);
+  out->gridDimX = head.grid[0], out->gridDimY = head.grid[1], out->gridDimZ = head.grid[2];
+  out->blockDimX = head.block[0], out->blockDimY = head.block[1], out->blockDimZ = head.block[2];
+  out->sharedMemBytes = head.shared;
+  out->kernelParams = made->pointers.empty() ? nullptr : made->pointers.data();
+  Told& all = told();
+  const std::lock_guard lock(all.mutex);
+  all.of[reinterpret_cast<uint64_t>(node)] = std::move(made);
+  return result;
+}
+
+CUresult kernelAttribute(CUgraphNode node, CUkernelNodeAttrID attribute, const CUkernelNodeAttrValue* value,
+                         CUkernelNodeAttrValue* out) {
+  CUlaunchAttribute whole{};
+  whole.id = attribute;
+  if (!travels(whole)) return refused("an attribute of a kernel node that names an event or a node", false);
+  Call call(Operation::kGraphKernelNodeAttribute);
+  call.value(reinterpret_cast<uint64_t>(node));
+  call.value(static_cast<int32_t>(attribute));
+  call.value(static_cast<uint8_t>(value != nullptr));
+  if (value != nullptr) call.value(*value);
+  const CUresult result = call.sync();
+  if (out != nullptr && call.answered()) *out = call.reply().value<CUkernelNodeAttrValue>();
+  return result;
+}
+
+CUDA_KERNEL_NODE_PARAMS paramsOf(const CUDA_KERNEL_NODE_PARAMS_v3& from) {
+  CUDA_KERNEL_NODE_PARAMS params{};
+  params.func = from.func;
+  params.kern = from.kern;
+  params.ctx = from.ctx;
+  params.gridDimX = from.gridDimX, params.gridDimY = from.gridDimY, params.gridDimZ = from.gridDimZ;
+  params.blockDimX = from.blockDimX, params.blockDimY = from.blockDimY, params.blockDimZ = from.blockDimZ;
+  params.sharedMemBytes = from.sharedMemBytes;
+  params.kernelParams = from.kernelParams;
+  params.extra = from.extra;
+  return params;
+}
+CUDA_MEMSET_NODE_PARAMS paramsOf(const CUDA_MEMSET_NODE_PARAMS_v2& from) {
+  return {from.dst, from.pitch, from.value, from.elementSize, from.width, from.height};
+}
+CUcontext contextOf(const CUDA_MEMSET_NODE_PARAMS_v2& from) {
+  return from.ctx != nullptr ? from.ctx : reinterpret_cast<CUcontext>(currentContext());
+}
+
 }  // namespace
+
+void noteNodeFunction(uint32_t number, const CUDA_HOST_NODE_PARAMS& given) {
+  NodeFunctions& all = nodeFunctions();
+  const std::lock_guard lock(all.mutex);
+  all.of[number] = given;
+}
+
 }  // namespace olpager::forward
 
 using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
@@ -118,15 +242,55 @@ CUresult ol_forward_cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode
 
 CUresult ol_forward_cuGraphAddHostNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
                                        const CUDA_HOST_NODE_PARAMS* given) {
-  Session* const session = Session::get();
-  if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  if (given == nullptr || given->fn == nullptr || node == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Call call(Operation::kGraphHostNode);
-  put(call, {NodeCall::kAdd, graph, dependencies, count});
-  const CUhostFn function = given->fn;
-  void* const data = given->userData;
-  call.value(session->expectFunction([function, data](CUresult) { function(data); }, true));
-  return finish(call, node);
+  return hostNode({NodeCall::kAdd, graph, dependencies, count}, given, node);
+}
+CUresult ol_forward_cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS* given) {
+  return hostNode({NodeCall::kSet, nullptr, nullptr, 0, node}, given, nullptr);
+}
+CUresult ol_forward_cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                 const CUDA_HOST_NODE_PARAMS* given) {
+  return hostNode({NodeCall::kSetExec, nullptr, nullptr, 0, node, exec}, given, nullptr);
+}
+
+CUresult ol_forward_cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
+  return kernelParameters(node, out);
+}
+CUresult ol_forward_cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS_v1* out) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUDA_KERNEL_NODE_PARAMS params{};
+  if (const CUresult error = kernelParameters(node, &params); error != CUDA_SUCCESS) return error;
+  static_assert(sizeof *out <= sizeof params);  // the newer one has two members more, at its end
+  std::memcpy(out, &params, sizeof *out);
+  return CUDA_SUCCESS;
+}
+CUresult ol_forward_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* out) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Call call(Operation::kGraphNodeParameters);
+  call.value(reinterpret_cast<uint64_t>(node));
+  call.value(NodeKind::kMemcpy);
+  const CUresult result = call.sync();
+  if (call.answered()) *out = call.reply().value<CUDA_MEMCPY3D>();
+  return result;
+}
+CUresult ol_forward_cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* out) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Call call(Operation::kGraphNodeParameters);
+  call.value(reinterpret_cast<uint64_t>(node));
+  call.value(NodeKind::kHost);
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  return nodeFunction(call.reply().value<uint32_t>(), out) ? result : CUDA_ERROR_UNKNOWN;
+}
+
+CUresult ol_forward_cuGraphKernelNodeGetAttribute(CUgraphNode node, CUkernelNodeAttrID attribute,
+                                                  CUkernelNodeAttrValue* out) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return kernelAttribute(node, attribute, nullptr, out);
+}
+CUresult ol_forward_cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNodeAttrID attribute,
+                                                  const CUkernelNodeAttrValue* value) {
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return kernelAttribute(node, attribute, value, nullptr);
 }
 
 // The general form, by the kinds that have a function of their own.
@@ -139,27 +303,16 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
   }
   switch (given->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
-      const CUDA_KERNEL_NODE_PARAMS_v3& from = given->kernel;
-      CUDA_KERNEL_NODE_PARAMS params{};
-      params.func = from.func;
-      params.kern = from.kern;
-      params.ctx = from.ctx;
-      params.gridDimX = from.gridDimX, params.gridDimY = from.gridDimY, params.gridDimZ = from.gridDimZ;
-      params.blockDimX = from.blockDimX, params.blockDimY = from.blockDimY, params.blockDimZ = from.blockDimZ;
-      params.sharedMemBytes = from.sharedMemBytes;
-      params.kernelParams = from.kernelParams;
-      params.extra = from.extra;
+      const CUDA_KERNEL_NODE_PARAMS params = paramsOf(given->kernel);
       return ol_forward_cuGraphAddKernelNode_v2(node, graph, dependencies, count, &params);
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       return ol_forward_cuGraphAddMemcpyNode(node, graph, dependencies, count, &given->memcpy.copyParams,
                                              given->memcpy.copyCtx);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
-      const CUDA_MEMSET_NODE_PARAMS_v2& from = given->memset;
-      const CUDA_MEMSET_NODE_PARAMS params{from.dst, from.pitch, from.value, from.elementSize, from.width, from.height};
-      CUcontext context = from.ctx;
-      if (context == nullptr) context = reinterpret_cast<CUcontext>(currentContext());
-      return ol_forward_generated_cuGraphAddMemsetNode(node, graph, dependencies, count, &params, context);
+      const CUDA_MEMSET_NODE_PARAMS params = paramsOf(given->memset);
+      return ol_forward_generated_cuGraphAddMemsetNode(node, graph, dependencies, count, &params,
+                                                       contextOf(given->memset));
     }
     case CU_GRAPH_NODE_TYPE_HOST: {
       const CUDA_HOST_NODE_PARAMS params{given->host.fn, given->host.userData};
@@ -180,6 +333,57 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
 CUresult ol_forward_cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
                                    CUgraphNodeParams* given) {
   return ol_forward_cuGraphAddNode_v2(node, graph, dependencies, nullptr, count, given);
+}
+
+CUresult ol_forward_cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* given) {
+  if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  switch (given->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: {
+      const CUDA_KERNEL_NODE_PARAMS params = paramsOf(given->kernel);
+      return ol_forward_cuGraphKernelNodeSetParams_v2(node, &params);
+    }
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return ol_forward_cuGraphMemcpyNodeSetParams(node, &given->memcpy.copyParams);
+    case CU_GRAPH_NODE_TYPE_MEMSET: {
+      const CUDA_MEMSET_NODE_PARAMS params = paramsOf(given->memset);
+      return ol_forward_generated_cuGraphMemsetNodeSetParams(node, &params);
+    }
+    case CU_GRAPH_NODE_TYPE_HOST: {
+      const CUDA_HOST_NODE_PARAMS params{given->host.fn, given->host.userData};
+      return ol_forward_cuGraphHostNodeSetParams(node, &params);
+    }
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      return ol_forward_generated_cuGraphEventWaitNodeSetEvent(node, given->eventWait.event);
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      return ol_forward_generated_cuGraphEventRecordNodeSetEvent(node, given->eventRecord.event);
+    default:
+      return refused("cuGraphNodeSetParams of this kind of node", false);
+  }
+}
+CUresult ol_forward_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* given) {
+  if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  switch (given->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: {
+      const CUDA_KERNEL_NODE_PARAMS params = paramsOf(given->kernel);
+      return ol_forward_cuGraphExecKernelNodeSetParams_v2(exec, node, &params);
+    }
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return ol_forward_cuGraphExecMemcpyNodeSetParams(exec, node, &given->memcpy.copyParams, given->memcpy.copyCtx);
+    case CU_GRAPH_NODE_TYPE_MEMSET: {
+      const CUDA_MEMSET_NODE_PARAMS params = paramsOf(given->memset);
+      return ol_forward_generated_cuGraphExecMemsetNodeSetParams(exec, node, &params, contextOf(given->memset));
+    }
+    case CU_GRAPH_NODE_TYPE_HOST: {
+      const CUDA_HOST_NODE_PARAMS params{given->host.fn, given->host.userData};
+      return ol_forward_cuGraphExecHostNodeSetParams(exec, node, &params);
+    }
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      return ol_forward_generated_cuGraphExecEventWaitNodeSetEvent(exec, node, given->eventWait.event);
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      return ol_forward_generated_cuGraphExecEventRecordNodeSetEvent(exec, node, given->eventRecord.event);
+    default:
+      return refused("cuGraphExecNodeSetParams of this kind of node", false);
+  }
 }
 
 }  // extern "C"

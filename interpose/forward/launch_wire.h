@@ -41,6 +41,10 @@ struct KernelNodeHead {
 };
 static_assert(sizeof(KernelNodeHead) == 48);
 
+/// Of kGraphNodeParameters: the kind that is asked for. The reply has for a kernel KernelNodeHead, which has the kernel's function in it,
+/// the function by its other name, and the parameters; for a copy CUDA_MEMCPY3D; for a host function its number.
+enum class NodeKind : uint8_t { kKernel, kMemcpy, kHost };
+
 /// Of the reply to kParameters, one for each parameter.
 struct ParameterPlace {
   uint32_t offset = 0, bytes = 0;

@@ -7,7 +7,7 @@
 namespace olpager::forward {
 
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 4;
+inline constexpr uint32_t kSessionVersion = 5;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,

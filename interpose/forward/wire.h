@@ -38,8 +38,11 @@ enum class Operation : uint16_t {
   kGraphKernelNode,     // added, or its parameters set
   kGraphHostNode,
   kGraphMemcpyNode,
-  kAllocateAt,  // device memory at an address that the client chose in its part of the range
-  kClusters,    // how many, or how large, for a launch
+  kAllocateAt,           // device memory at an address that the client chose in its part of the range
+  kClusters,             // how many, or how large, for a launch
+  kGraphNodeParameters,  // of a kernel, a copy or a host function
+  kGraphKernelNodeAttribute,
+  kCopyPeer,  // a box between places of the worker, in two contexts
 };
 
 /// At the head of a record of the client's.

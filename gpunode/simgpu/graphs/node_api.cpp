@@ -8,6 +8,7 @@
 #include "gpunode/simgpu/graphs/graph.h"
 #include "gpunode/simgpu/graphs/graph_access.h"
 #include "gpunode/simgpu/modules/launch.h"
+#include "gpunode/simgpu/modules/library.h"
 
 using namespace olpager::simgpu;
 
@@ -127,6 +128,8 @@ CUDA_KERNEL_NODE_PARAMS_v2 kernelParams(const CaptureNode& spec) {
   const KernelLaunch& launch = launchOf(spec);
   CUDA_KERNEL_NODE_PARAMS_v2 params{};
   params.func = launch.function->handle;
+  // The runtime knows its kernels by these.
+  if (const auto origin = launch.function->origin.lock()) params.kern = origin->handle;
   params.gridDimX = launch.grid.x;
   params.gridDimY = launch.grid.y;
   params.gridDimZ = launch.grid.z;
