@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "base/fatbin/fatbin.h"
+#include "coherence/transport/regions.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
 
@@ -66,6 +67,29 @@ bool readOptions(Invocation& in, Options& options) {
   return in.ok();
 }
 
+// Reads an image out of the client's memory; false: the client is gone, or has no such region.
+bool fetch(Worker& worker, const transport::RemoteKey& from, std::vector<std::byte>& into) {
+  constexpr uint64_t kPiece = 4ull << 20;
+  constexpr size_t kAhead = 4;
+  into.resize(from.length);
+  const auto region =
+      transport::registerMemory(worker.staging().domain(), {into.data(), into.size(), -1, 0}, transport::kLocalOnly);
+  if (!region.ok()) return false;
+  std::deque<calls::TransferPtr> under_way;
+  bool all = true;
+  const auto endFirst = [&] {
+    all = worker.arrived(*under_way.front()) && all;
+    under_way.pop_front();
+  };
+  for (uint64_t at = 0; at < from.length && all; at += kPiece) {
+    const uint64_t bytes = std::min(kPiece, from.length - at);
+    under_way.push_back(worker.channel().fetch({region.value().get(), at, bytes}, {from, at, bytes}));
+    if (under_way.size() == kAhead) endFirst();
+  }
+  while (!under_way.empty()) endFirst();
+  return all;
+}
+
 // An image that the bytes are, whole; null when they are none. `unknown`: the client has to send it.
 std::unique_ptr<Image> readImage(Invocation& in, bool* unknown) {
   auto image = std::make_unique<Image>();
@@ -79,6 +103,11 @@ std::unique_ptr<Image> readImage(Invocation& in, bool* unknown) {
     *unknown = !found;
     if (!found || found->empty()) return nullptr;
     image->bytes = std::move(*found);
+  } else if (form == forward::ImageForm::kRegion) {
+    const auto region = in.value<transport::RemoteKey>();
+    if (region.length == 0 || region.length > forward::kMostImageBytes) in.arguments().fail();
+    if (!in.ok() || !fetch(in.worker(), region, image->bytes)) return nullptr;
+    in.worker().moduleCache().store(image->bytes);
   } else {
     const auto bytes = in.arguments().raw(in.value<uint64_t>());
     if (bytes.empty()) return nullptr;

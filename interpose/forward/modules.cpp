@@ -66,8 +66,22 @@ CUresult sendAs(Operation operation, ImageForm form, const calls::Digest& digest
     call.value(isLog(load.options[i]) ? uint64_t{0} : reinterpret_cast<uint64_t>(load.values[i]));
   }
   call.value(form);
+  transport::RegionPtr region;
   if (form == ImageForm::kDigest) {
     call.raw(digest.data(), digest.size());
+  } else if (form == ImageForm::kRegion) {
+    const Session* const session = Session::get();
+    if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+    auto made = transport::registerMemory(session->domain(),
+                                          {const_cast<std::byte*>(load.image.data()), load.image.size(), -1, 0},
+                                          transport::kRemoteRead);
+    if (!made.ok()) {
+      base::logError("a module of %zu bytes can't be sent: %s", load.image.size(), made.error().message.c_str());
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    region = std::move(made).value();
+    call.value(region->key());
+    call.mayWait();  // the worker reads it meanwhile
   } else {
     call.value(static_cast<uint64_t>(load.image.size()));
     call.bulk(load.image);
@@ -108,13 +122,14 @@ CUresult sendAs(Operation operation, ImageForm form, const calls::Digest& digest
 // A client's modules are sent once: the worker keeps those of its key (gpunode/worker/module_cache.h).
 CUresult send(Operation operation, const Load& load, void** out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (load.image.size() > kMostBytes) return refused("a module above 48 MiB", false);
+  if (load.image.size() > kMostImageBytes) return refused("a module above 1 GiB", false);
+  const ImageForm whole = load.image.size() > kMostBytes ? ImageForm::kRegion : ImageForm::kKeep;
   calls::Digest digest{};
   bool unknown = false;
   if (load.image.size() < kWorthAsking || !calls::digestOf(load.image, digest))
-    return sendAs(operation, ImageForm::kBytes, digest, load, out, &unknown);
+    return sendAs(operation, whole == ImageForm::kRegion ? whole : ImageForm::kBytes, digest, load, out, &unknown);
   const CUresult result = sendAs(operation, ImageForm::kDigest, digest, load, out, &unknown);
-  return unknown ? sendAs(operation, ImageForm::kKeep, digest, load, out, &unknown) : result;
+  return unknown ? sendAs(operation, whole, digest, load, out, &unknown) : result;
 }
 
 CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options, void** values, void** out) {

@@ -99,8 +99,8 @@ struct Room {
 };
 
 /// How a module's image comes: its bytes (not worth asking for), its SHA-256 and length alone, or its bytes after the worker did not
-/// have that, which are to be kept.
-enum class ImageForm : uint8_t { kBytes = 0, kDigest = 1, kKeep = 2 };
+/// have that, which are to be kept; where they are more than a call holds, the worker reads them from a region of the client's memory.
+enum class ImageForm : uint8_t { kBytes = 0, kDigest = 1, kKeep = 2, kRegion = 3 };
 /// In place of a load's result: the worker has no image with that digest.
 inline constexpr int32_t kImageUnknown = -1;
 
@@ -112,7 +112,8 @@ inline constexpr bool isMarked(uint64_t handle) { return handle >> 48 == 0x5a5a;
 inline constexpr uint64_t primaryHandle(int device) { return kHandleMark | (1 + static_cast<uint64_t>(device)); }
 inline constexpr uint64_t kFirstNumber = kHandleMark | 0x1000;  // what the client counts from
 
-inline constexpr uint64_t kMostBytes = 48ull << 20;  // of one call's arguments or answer
+inline constexpr uint64_t kMostBytes = 48ull << 20;      // of one call's arguments or answer
+inline constexpr uint64_t kMostImageBytes = 1ull << 30;  // of a module's image
 
 /// Where pinned host memory lies on both sides.
 inline constexpr uint64_t kWindow = 0x1a00'0000'0000, kWindowBytes = 1ull << 40;

@@ -167,6 +167,23 @@ TEST_CASE("bulk copies of more than their region has are nonsense", "[gpunode]")
   }
 }
 
+TEST_CASE("images of no length, or of more than an image may have, are nonsense", "[gpunode]") {
+  for (const auto operation : {forward::Operation::kLoadModule, forward::Operation::kLoadLibrary}) {
+    for (const uint64_t length : {uint64_t{0}, forward::kMostImageBytes + 1, UINT64_MAX}) {
+      gpunode::Worker worker({});
+      forward::CallHead head{};
+      head.function = static_cast<uint16_t>(operation);
+      forward::Writer writer;
+      writer.value(uint32_t{0});
+      writer.value(forward::ImageForm::kRegion);
+      writer.value(transport::RemoteKey{77, length, 1, 0});
+      Invocation in(worker, head, forward::Reader(writer.bytes));
+      CHECK(gpunode::writtenService(head.function)(in) != CUDA_SUCCESS);
+      CHECK_FALSE(in.arguments().ok());
+    }
+  }
+}
+
 TEST_CASE("handles mean what they were given for", "[gpunode]") {
   HandleTable table;
   uint64_t value = 0;
