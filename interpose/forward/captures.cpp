@@ -78,9 +78,7 @@ extern "C" {
     return CUDA_SUCCESS;                                                                                               \
   }                                                                                                                    \
   CUresult ol_forward_cuGraphLaunch##suffix(CUgraphExec graph, CUstream stream) {                                      \
-    for (const uint64_t block : namedBlocks()) {                                                                       \
-      if (const CUresult result = awaitMemory(block, 1, true); result != CUDA_SUCCESS) return result;                  \
-    }                                                                                                                  \
+    if (const CUresult result = awaitNamed(); result != CUDA_SUCCESS) return result;                                   \
     sendPinnedNow();                                                                                                   \
     const CUresult result = ol_forward_generated_cuGraphLaunch##suffix(graph, stream);                                 \
     if (Session* const session = Session::existing(); session != nullptr) session->graphLaunched();                    \

@@ -271,6 +271,8 @@ CUresult copyDevice(uint64_t to, uint64_t from, uint64_t bytes, const Where& whe
 
 // Both sides may be either.
 CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& where) {
+  to = hereOf(to);
+  from = hereOf(from);
   const bool to_device = isDeviceMemory(to);
   const bool from_device = isDeviceMemory(from);
   // Between blocks that both sides have it can be captured: what their graph changes comes back.
@@ -319,6 +321,7 @@ Rows rowsOf(const void* base, const CUDA_MEMCPY3D& box, bool source) {
 // Unified addresses become host or device ones, and those of exchanged blocks always host ones.
 void settle(CUmemorytype& type, const void*& host, CUdeviceptr device) {
   if (type != CU_MEMORYTYPE_UNIFIED && !(type == CU_MEMORYTYPE_DEVICE && isExchanged(device))) return;
+  device = hereOf(device);
   type = isDeviceMemory(device) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
   host = reinterpret_cast<const void*>(device);
 }

@@ -42,7 +42,8 @@ struct Block {
   unsigned flags;
   Kind kind;
   bool managed;
-  std::vector<std::byte> agreed;  // kExchanged: empty until it is named
+  uint64_t there;  // its address at the worker; 0: the worker has no such memory (kRegistered, until it is asked for)
+  std::vector<std::byte> agreed;  // empty until it is named
   transport::RegionPtr region;    // null where it can't be had: bytes travel in calls then
 };
 
@@ -51,11 +52,13 @@ struct Block {
 struct Memory {
   std::mutex send_mutex;
   std::mutex mutex;
-  std::map<uint64_t, Block> blocks;        // by address
+  std::map<uint64_t, Block> blocks;        // by address here
+  std::map<uint64_t, uint64_t> mirrors;    // of registered blocks: address there -> here
   std::map<CUdeviceptr, uint64_t> device;  // outside of the pool
   std::map<uint64_t, uint64_t> taken;      // of the window: from, to, with the guards behind
   uint64_t next = kWindow;                 // where places are looked for first: an address is not given out again soon
-  std::atomic<uint32_t> shared{0}, exchanged{0}, unnamed{0};  // blocks; unnamed: of those that are exchanged
+  // Blocks: shared ones, those of which the worker has a copy of its own, and of these those that are not named.
+  std::atomic<uint32_t> shared{0}, exchanged{0}, unnamed{0};
 };
 Memory& memory() {
   static auto* instance = new Memory;
@@ -72,6 +75,23 @@ Block* find(Memory& all, uint64_t address, uint64_t* base) {
   *base = after->first;
   return &after->second;
 }
+
+// By an address of the worker's.
+Block* findThere(Memory& all, uint64_t address, uint64_t* base) {
+  auto mirror = all.mirrors.upper_bound(address);
+  if (mirror != all.mirrors.begin()) {
+    --mirror;
+    Block& block = all.blocks.at(mirror->second);
+    if (address - mirror->first < block.bytes) {
+      *base = mirror->second;
+      return &block;
+    }
+  }
+  Block* const block = find(all, address, base);
+  return block != nullptr && block->kind != Kind::kRegistered ? block : nullptr;
+}
+
+bool isCopied(const Block& block) { return block.kind != Kind::kShared && block.there != 0; }
 
 // Memory at `wanted`; with a descriptor where the worker can map it, so that bulk bytes are copied once.
 void* mapAt(void* wanted, uint64_t bytes, bool shared, base::UniqueFd* fd) {
@@ -92,11 +112,11 @@ transport::RegionPtr makeRegion(void* address, uint64_t bytes, int fd) {
   return region.ok() ? std::move(region).value() : nullptr;
 }
 
-// Under mutex. It is compared at each launch from now on. False: there is no such block, or it has been named before.
+// Under mutex. By an address of the worker's: it is compared at each launch from now on. False: there is no such block, or it has been named before.
 bool name(Memory& all, uint64_t address) {
   uint64_t base = 0;
-  Block* const block = find(all, address, &base);
-  if (block == nullptr || block->kind != Kind::kExchanged || !block->agreed.empty()) return false;
+  Block* const block = findThere(all, address, &base);
+  if (block == nullptr || !isCopied(*block) || !block->agreed.empty()) return false;
   block->agreed.resize(block->bytes);
   all.unnamed.fetch_sub(1);
   base::logDebug("kernels can reach pinned memory at %p (%llu bytes): it is exchanged with every launch from now on",
@@ -108,7 +128,7 @@ bool name(Memory& all, uint64_t address) {
 // count as named.
 void nameBesideShared(Memory& all) {
   if (all.shared.load() == 0 || all.unnamed.load() == 0) return;
-  for (const auto& [base, block] : all.blocks) (void)name(all, base);
+  for (const auto& [base, block] : all.blocks) (void)name(all, block.there);
 }
 
 CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
@@ -121,19 +141,28 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
     const auto before = std::prev(after);
     if (before->first + before->second.bytes > address) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   }
-  all.blocks[address] = {bytes, flags, Kind::kRegistered, false, {}, makeRegion(pointer, bytes, -1)};
+  all.blocks[address] = {bytes, flags, Kind::kRegistered, false, 0, {}, makeRegion(pointer, bytes, -1)};
   return CUDA_SUCCESS;
+}
+
+// A program may free what it has registered, as long as no kernel uses it.
+bool isMapped(uint64_t address, uint64_t bytes) {
+  const uint64_t first = address / kGrain * kGrain;
+  const uint64_t length = rounded(address + bytes - first, kGrain);
+  std::vector<unsigned char> pages(length / kGrain);
+  return mincore(reinterpret_cast<void*>(first), length, pages.data()) == 0;
 }
 
 // Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it names blocks that were not named before.
 bool takeChanges(Memory& all, uint64_t base, Block& block, std::vector<std::byte>& runs) {
   const size_t before = runs.size();
-  appendChanges(base, reinterpret_cast<const std::byte*>(base), block.agreed, runs);
+  if (block.kind == Kind::kRegistered && !isMapped(base, block.bytes)) return false;
+  appendChanges(block.there, reinterpret_cast<const std::byte*>(base), block.agreed, runs);
   if (all.unnamed.load() == 0) return false;
   bool any = false;
   for (Reader reader(std::span<const std::byte>(runs).subspan(before)); reader.left() > 0;) {
     // A run is what differs: of an address maybe a part.
-    const auto address = reader.value<uint64_t>();
+    const uint64_t address = reader.value<uint64_t>() - block.there + base;
     const uint64_t length = reader.raw(reader.value<uint64_t>()).size();
     const uint64_t begin = std::max(base, (address - (sizeof(uint64_t) - 1)) / 4 * 4);
     const uint64_t end = std::min(base + block.bytes, address + length + sizeof(uint64_t));
@@ -237,7 +266,8 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
     all.exchanged.fetch_add(1);
     all.unnamed.fetch_add(1);
   }
-  all.blocks[address] = {bytes, flags, shared ? Kind::kShared : Kind::kExchanged, managed, {}, std::move(region)};
+  all.blocks[address] = {
+      bytes, flags, shared ? Kind::kShared : Kind::kExchanged, managed, address, {}, std::move(region)};
   nameBesideShared(all);
   if (managed) (void)name(all, address);  // it is there for kernels
   *out = address;
@@ -326,8 +356,17 @@ bool isExchanged(uint64_t address) {
   if (address - kWindow >= kWindowBytes || all.exchanged.load(std::memory_order_relaxed) == 0) return false;
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
-  const Block* block = find(all, address, &base);
-  return block != nullptr && block->kind == Kind::kExchanged;
+  const Block* block = findThere(all, address, &base);
+  return block != nullptr && isCopied(*block);
+}
+
+uint64_t hereOf(uint64_t address) {
+  Memory& all = memory();
+  if (address - kWindow >= kWindowBytes || all.exchanged.load(std::memory_order_relaxed) == 0) return address;
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const Block* block = findThere(all, address, &base);
+  return block != nullptr ? address - block->there + base : address;
 }
 
 bool blockAt(uint64_t address, BlockInfo* found) {
@@ -335,9 +374,81 @@ bool blockAt(uint64_t address, BlockInfo* found) {
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = find(all, address, &base);
+  if (block == nullptr) block = findThere(all, address, &base);
   if (block == nullptr) return false;
-  *found = {base, block->bytes, block->managed, block->kind == Kind::kRegistered};
+  *found = {base, block->bytes, block->managed, block->kind == Kind::kRegistered, block->there};
   return true;
+}
+
+namespace {
+// One mirror is made at a time.
+std::mutex& mirroring() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+// The worker's memory for what the program registered goes, after all that uses it.
+CUresult dropMirror(uint64_t address) {
+  std::lock_guard one(mirroring());
+  Memory& all = memory();
+  uint64_t there = 0;
+  {
+    std::lock_guard lock(all.mutex);
+    const auto found = all.blocks.find(address);
+    if (found != all.blocks.end()) there = found->second.there;
+  }
+  if (there == 0) return CUDA_SUCCESS;
+  Call call(Operation::kHostFree);
+  call.value(there);
+  call.mayWait();
+  if (const CUresult result = call.sync(); result != CUDA_SUCCESS) return result;
+  {
+    std::lock_guard lock(all.mutex);
+    Block& block = all.blocks.at(address);
+    all.exchanged.fetch_sub(1);
+    if (block.agreed.empty()) all.unnamed.fetch_sub(1);
+    block.there = 0;
+    block.agreed.clear();
+    all.mirrors.erase(there);
+  }
+  givePlace(there);
+  return CUDA_SUCCESS;
+}
+}  // namespace
+
+CUresult mirrored(uint64_t address, CUdeviceptr* out) {
+  std::lock_guard one(mirroring());
+  Memory& all = memory();
+  uint64_t base = 0, there = 0, bytes = 0;
+  {
+    std::lock_guard lock(all.mutex);
+    const Block* const block = find(all, address, &base);
+    if (block == nullptr || block->kind != Kind::kRegistered) return CUDA_ERROR_INVALID_VALUE;
+    *out = block->there + (address - base);
+    if (block->there != 0) return CUDA_SUCCESS;
+    bytes = block->bytes;
+    there = takePlace(all, rounded(bytes, kAlign) + kAlign);
+  }
+  if (there == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  Call call(Operation::kHostAlloc);
+  call.value(there);
+  call.value(rounded(bytes, kGrain));
+  call.value(transport::RemoteKey{});
+  if (const CUresult result = call.sync(); result != CUDA_SUCCESS) {
+    givePlace(there);
+    return result;
+  }
+  std::lock_guard lock(all.mutex);
+  const auto found = all.blocks.find(base);
+  // A program that unregisters what it asks about in another thread has a block at the worker left over.
+  if (found == all.blocks.end() || found->second.kind != Kind::kRegistered) return CUDA_ERROR_INVALID_VALUE;
+  found->second.there = there;
+  all.mirrors[there] = base;
+  all.exchanged.fetch_add(1);
+  all.unnamed.fetch_add(1);
+  nameBesideShared(all);
+  *out = there + (address - base);
+  return CUDA_SUCCESS;
 }
 
 bool pinnedRegion(const void* pointer, uint64_t bytes, transport::RemoteKey* key, uint64_t* offset) {
@@ -372,7 +483,7 @@ void noteAddresses(const void* words, uint64_t bytes) {
 
 std::vector<uint64_t> sendPinned() {
   if (memory().exchanged.load(std::memory_order_relaxed) == 0) return {};
-  for (const uint64_t block : namedBlocks()) (void)awaitMemory(block, blockBytes(block), true);
+  (void)awaitNamed();
   sendPinnedNow();
   return namedBlocks();
 }
@@ -415,16 +526,31 @@ std::vector<uint64_t> namedBlocks() {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   for (const auto& [base, block] : all.blocks) {
-    if (!block.agreed.empty()) named.push_back(base);
+    if (!block.agreed.empty()) named.push_back(block.there);
   }
   return named;
+}
+
+CUresult awaitNamed() {
+  std::vector<std::pair<uint64_t, uint64_t>> named;
+  {
+    Memory& all = memory();
+    std::lock_guard lock(all.mutex);
+    for (const auto& [base, block] : all.blocks) {
+      if (!block.agreed.empty()) named.emplace_back(base, block.bytes);
+    }
+  }
+  for (const auto& [base, bytes] : named) {
+    if (const CUresult result = awaitMemory(base, bytes, true); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
 }
 
 namespace {
 // Whether kernels can reach the block there.
 bool isNamed(uint64_t address) {
-  if (address - kWindow >= kWindowBytes) return false;
   Memory& all = memory();
+  if (all.exchanged.load(std::memory_order_relaxed) == 0) return false;
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = find(all, address, &base);
@@ -450,10 +576,12 @@ void takePinned(uint64_t address, std::span<const std::byte> bytes) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
-  Block* block = find(all, address, &base);
-  if (block == nullptr || block->kind != Kind::kExchanged || bytes.size() > block->bytes - (address - base)) return;
-  std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
-  if (!block->agreed.empty()) std::memcpy(block->agreed.data() + (address - base), bytes.data(), bytes.size());
+  Block* block = findThere(all, address, &base);
+  if (block == nullptr || !isCopied(*block)) return;
+  const uint64_t offset = address - block->there;
+  if (bytes.size() > block->bytes - offset) return;
+  std::memcpy(reinterpret_cast<void*>(base + offset), bytes.data(), bytes.size());
+  if (!block->agreed.empty()) std::memcpy(block->agreed.data() + offset, bytes.data(), bytes.size());
 }
 
 }  // namespace olpager::forward
@@ -487,6 +615,7 @@ CUresult ol_forward_cuMemHostUnregister(void* pointer) {
   }
   // What asynchronous copies still move: those that bring bytes, and those that the worker has not come to.
   (void)awaitMemory(address, blockBytes(address));
+  if (const CUresult result = dropMirror(address); result != CUDA_SUCCESS) return result;
   Call call(Operation::kHostBytes);
   (void)call.sync();
   std::lock_guard lock(all.mutex);
@@ -510,15 +639,10 @@ CUresult ol_forward_cuMemHostGetFlags(unsigned* flags, void* pointer) {
 
 CUresult ol_forward_cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* pointer, unsigned flags) {
   if (device == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  Memory& all = memory();
-  std::lock_guard lock(all.mutex);
-  uint64_t base = 0;
+  BlockInfo block;
   const auto address = reinterpret_cast<uint64_t>(pointer);
-  const Block* block = find(all, address, &base);
-  if (block == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (block->managed) return CUDA_ERROR_INVALID_VALUE;
-  if (block->kind == Kind::kRegistered)
-    return refused("a device pointer of memory that the program registered (cuMemHostRegister)", false);
+  if (!blockAt(address, &block) || block.managed) return CUDA_ERROR_INVALID_VALUE;
+  if (block.registered) return mirrored(address, device);
   *device = address;
   return CUDA_SUCCESS;
 }

@@ -22,32 +22,41 @@ bool isPinned(const void* address, uint64_t bytes);
 /// order, and nothing has to be waited for, sent or looked at.
 bool isShared(const void* address, uint64_t bytes);
 
-/// Whether the address lies in a block of which the worker has a copy of its own.
+/// Whether the address, as kernels use it, lies in a block of which the worker has a copy of its own.
 bool isExchanged(uint64_t address);
+/// Where the program sees what kernels see there: of registered memory it is another address than theirs.
+uint64_t hereOf(uint64_t address);
 
 /// A block as the program made it.
 struct BlockInfo {
   uint64_t base = 0, bytes = 0;
   bool managed = false;
   bool registered = false;  // memory of the program's own, not in the window
+  uint64_t there = 0;       // what kernels call `base`; 0: they can't reach it
 };
-/// False: the address is in no block.
+/// By an address of the program's or of kernels'. False: it is in no block.
 bool blockAt(uint64_t address, BlockInfo* found);
 /// A block of the window: of pinned memory, or of what programs may take for managed memory, which kernels reach from the start.
 CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr* out);
 /// After all that uses it. Fails for a block of the other sort.
 CUresult releaseBlock(uint64_t address, bool managed);
 
+/// Where kernels reach memory that the program registered: the worker gets memory for it there, which is exchanged as that of a block in the
+/// window, until it is unregistered.
+CUresult mirrored(uint64_t address, CUdeviceptr* out);
+
 /// Names pinned memory to the worker: valid until it is freed or unregistered. False: [address, + bytes) is not all pinned, or could
 /// not be registered.
 bool pinnedRegion(const void* address, uint64_t bytes, transport::RemoteKey* key, uint64_t* offset);
 
-/// The start of the pinned block in the window that [address, + bytes) lies in; 0: in none.
+/// The start of the pinned block in the window, mapped here, that [address, + bytes) lies in; 0: in none.
 uint64_t blockOf(uint64_t address, uint64_t bytes);
 /// From now on what the program changes in the block, if it is an exchanged one, is looked for before graphs, and what they change comes back.
 void noteNamed(uint64_t block);
-/// All such blocks.
+/// All such blocks, by the worker's addresses.
 std::vector<uint64_t> namedBlocks();
+/// awaitMemory() of them all, by kernel.
+CUresult awaitNamed();
 /// Waits until nothing is to come any more for memory that is about to be read: a copy that was made before may not have brought its
 /// bytes yet. The driver would read them in stream order.
 /// `by_kernel`: what kernels wrote in it before is there for the next one anyway.

@@ -4,6 +4,7 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/contexts.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/pinned.h"
 
@@ -13,6 +14,65 @@ namespace {
 template <typename T>
 void put(void* data, T value) {
   std::memcpy(data, &value, sizeof value);
+}
+
+// Of what the program registered, and asked no device pointer of, the worker knows nothing.
+CUresult answerHere(const BlockInfo& block, uint64_t address, CUpointer_attribute attribute, void* data) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      put(data, currentContext());
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      put(data, static_cast<unsigned>(CU_MEMORYTYPE_HOST));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      put(data, address);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      put(data, 0u);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      put(data, 1u);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: {
+      CUdevice device = 0;
+      (void)deviceOf(currentContext(), &device);
+      put(data, device);
+      return CUDA_SUCCESS;
+    }
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+      put(data, block.base);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+      put(data, block.bytes);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      put(data, static_cast<unsigned>(CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+      return CUDA_SUCCESS;
+    default:
+      std::memset(data, 0, attributeBytes(attribute));
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult askHere(bool plural, unsigned count, const CUpointer_attribute* attributes, void* const* data,
+                 const BlockInfo& block, uint64_t address) {
+  // A device pointer is made for who asks for nothing else: it costs the worker as much memory.
+  if (!plural && attributes[0] == CU_POINTER_ATTRIBUTE_DEVICE_POINTER) {
+    CUdeviceptr device = 0;
+    const CUresult result = mirrored(address, &device);
+    if (result == CUDA_SUCCESS) put(data[0], device);
+    return result;
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    if (data[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const CUresult result = answerHere(block, address, attributes[i], data[i]);
+    if (!plural && result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
 }
 
 void settle(const BlockInfo& block, CUpointer_attribute attribute, void* data) {
@@ -38,7 +98,11 @@ void settle(const BlockInfo& block, CUpointer_attribute attribute, void* data) {
 CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes, void* const* data,
              CUdeviceptr address) {
   BlockInfo block;
-  const bool known = blockAt(address, &block) && !block.registered;
+  const bool known = blockAt(address, &block);
+  const bool mirror = known && block.registered && address - block.there < block.bytes;
+  const uint64_t offset = address - (mirror ? block.there : block.base);
+  if (known && block.registered && block.there == 0) return askHere(plural, count, attributes, data, block, address);
+  if (known) address = block.there + offset;
   Call call(Operation::kPointerAttribute);
   call.value(static_cast<uint8_t>(plural));
   call.value(address);
@@ -50,7 +114,10 @@ CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes,
     const auto value = call.reply().raw(attributeBytes(attributes[i]));
     if (data[i] == nullptr || value.empty()) continue;
     std::memcpy(data[i], value.data(), value.size());
-    if (known) settle(block, attributes[i], data[i]);
+    if (!known) continue;
+    settle(block, attributes[i], data[i]);
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) put(data[i], block.base + offset);
+    if (mirror && attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) put(data[i], block.there);
   }
   return result;
 }
@@ -80,10 +147,10 @@ CUresult ol_forward_cuPointerSetAttribute(const void* value, CUpointer_attribute
 
 CUresult ol_forward_cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
   BlockInfo block;
-  if (!blockAt(address, &block) || block.registered)
+  if (!blockAt(address, &block) || (block.registered && block.there == 0))
     return ol_forward_generated_cuMemGetAddressRange_v2(base, bytes, address);
   if (currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  if (base != nullptr) *base = block.base;
+  if (base != nullptr) *base = block.there;
   if (bytes != nullptr) *bytes = block.bytes;
   return CUDA_SUCCESS;
 }

@@ -20,7 +20,7 @@ CUresult reaching(const Reaching& where, const std::function<CUresult()>& make) 
   const CUresult result = make();
   if (result != CUDA_SUCCESS || captured) return result;
   changesBehind(where.stream, where.per_thread);
-  return where.async ? result : awaitMemory(any, 1);
+  return where.async ? result : awaitMemory(hereOf(any), 1);
 }
 
 }  // namespace olpager::forward

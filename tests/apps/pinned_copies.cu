@@ -1,10 +1,11 @@
-// Copies of every size and shape between pinned, managed and device memory in one stream, with kernels, memsets, host functions and the CPU
+// Copies of every size and shape between pinned, registered, managed and device memory in one stream, with kernels, memsets, host functions and the CPU
 // changing all of them in between, and nothing waited for but where the CPU looks. What comes out is what the same steps on plain memory give.
 #include "common.h"
 
 namespace {
 
-constexpr size_t kDevices = 3, kPinned = 4, kHosts = kPinned + 2;  // the last ones of the host are managed
+// Of the host: pinned, registered, managed.
+constexpr size_t kDevices = 3, kPinned = 4, kRegistered = 2, kHosts = kPinned + kRegistered + 2;
 
 __global__ void addBytes(uint8_t* at, uint32_t count, uint8_t value) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -13,7 +14,8 @@ __global__ void addBytes(uint8_t* at, uint32_t count, uint8_t value) {
 
 /// A buffer and what has to be in it when the stream is done.
 struct Buffer {
-  uint8_t* at = nullptr;
+  uint8_t* at = nullptr;     // as the CPU reaches it, if it does
+  uint8_t* there = nullptr;  // as kernels do
   std::vector<uint8_t> model;
 };
 
@@ -37,12 +39,19 @@ class Steps {
       Buffer& buffer = buffers_[i];
       const size_t bytes = i % 2 == 0 ? 5'000 + random_.below(9'000) : options.bytes / 8 + random_.below(3'000);
       buffer.model.assign(bytes, 0);
-      if (i < kDevices)
+      if (i < kDevices) {
         RUNTIME_OK(cudaMalloc(&buffer.at, bytes));
-      else if (i < kDevices + kPinned)
+      } else if (i < kDevices + kPinned) {
         RUNTIME_OK(cudaHostAlloc(&buffer.at, bytes, cudaHostAllocMapped));
-      else
+      } else if (isRegistered(i)) {
+        constexpr size_t kPage = 4096;
+        buffer.at = static_cast<uint8_t*>(std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage));
+        RUNTIME_OK(cudaHostRegister(buffer.at, bytes, cudaHostRegisterMapped));
+      } else {
         RUNTIME_OK(cudaMallocManaged(&buffer.at, bytes));
+      }
+      buffer.there = buffer.at;
+      if (isRegistered(i)) RUNTIME_OK(cudaHostGetDevicePointer(&buffer.there, buffer.at, 0));
       for (auto& byte : buffer.model) byte = uint8_t(random_.next());
       if (i < kDevices)
         RUNTIME_OK(cudaMemcpy(buffer.at, buffer.model.data(), bytes, cudaMemcpyHostToDevice));
@@ -98,12 +107,18 @@ class Steps {
   ~Steps() {
     for (size_t i = 0; i < kDevices + kHosts; ++i) {
       const bool pinned = i >= kDevices && i < kDevices + kPinned;
-      (void)(pinned ? cudaFreeHost(buffers_[i].at) : cudaFree(buffers_[i].at));
+      if (isRegistered(i)) {
+        RUNTIME_OK(cudaHostUnregister(buffers_[i].at));
+        std::free(buffers_[i].at);
+      } else {
+        RUNTIME_OK(pinned ? cudaFreeHost(buffers_[i].at) : cudaFree(buffers_[i].at));
+      }
     }
     cudaStreamDestroy(stream_);
   }
 
  private:
+  static bool isRegistered(size_t i) { return i >= kDevices + kPinned && i < kDevices + kPinned + kRegistered; }
   Buffer& device() { return buffers_[random_.below(kDevices)]; }
   Buffer& any() { return buffers_[random_.below(kDevices + kHosts)]; }
   Buffer& host() { return buffers_[kDevices + random_.below(kHosts)]; }
@@ -167,7 +182,7 @@ class Steps {
     const size_t count = some(pinned ? 3'000 : buffer.model.size());
     const size_t at = random_.below(buffer.model.size() - count + 1);
     const uint8_t value = uint8_t(random_.next());
-    addBytes<<<apps::blocks(count), 256, 0, stream_>>>(buffer.at + at, uint32_t(count), value);
+    addBytes<<<apps::blocks(count), 256, 0, stream_>>>(buffer.there + at, uint32_t(count), value);
     RUNTIME_OK(cudaGetLastError());
     for (size_t i = 0; i < count; ++i) buffer.model[at + i] = uint8_t(buffer.model[at + i] + value);
   }
@@ -194,10 +209,10 @@ class Steps {
     const int value = int(random_.below(256));
     const bool in_order = random_.below(2) == 0;
     if (in_order) {
-      RUNTIME_OK(cudaMemsetAsync(to.at + at, value, words * 4, stream_));
+      RUNTIME_OK(cudaMemsetAsync(to.there + at, value, words * 4, stream_));
     } else {
       RUNTIME_OK(cudaStreamSynchronize(stream_));
-      RUNTIME_OK(cudaMemset(to.at + at, value, words * 4));
+      RUNTIME_OK(cudaMemset(to.there + at, value, words * 4));
       RUNTIME_OK(cudaDeviceSynchronize());
     }
     std::memset(to.model.data() + at, value, words * 4);
@@ -209,7 +224,7 @@ class Steps {
     Buffer& from = any();
     if (&to == &from) return;
     const size_t bytes = some(to.model.size() < from.model.size() ? to.model.size() : from.model.size());
-    RUNTIME_OK(cudaMemcpyAsync(to.at, from.at, bytes, cudaMemcpyDefault, stream_));
+    RUNTIME_OK(cudaMemcpyAsync(to.there, from.there, bytes, cudaMemcpyDefault, stream_));
     std::memcpy(to.model.data(), from.model.data(), bytes);
   }
 
