@@ -1,6 +1,8 @@
 // Copies and memsets of every form; all of them become CUDA_MEMCPY3D or CUDA_MEMSET_NODE_PARAMS.
 #include "gpunode/simgpu/api.h"
 
+#include <algorithm>
+
 #include "gpunode/simgpu/array.h"
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/copy.h"
@@ -80,6 +82,12 @@ CUresult peers(CUcontext dst, CUcontext src, Call call) {
   return result == CUDA_SUCCESS ? call() : result;
 }
 
+/// Sources that are to be read during the call have been when the stream is done.
+CUresult endBatch(bool during_call, CUstream stream, bool per_thread) {
+  if (!during_call) return CUDA_SUCCESS;
+  return per_thread ? cuStreamSynchronize_ptsz(stream) : cuStreamSynchronize(stream);
+}
+
 CUresult batch(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count, const CUmemcpyAttributes* attributes,
                const size_t* indices, size_t attribute_count, size_t* failed, CUstream stream, bool per_thread) {
   if (failed != nullptr) *failed = SIZE_MAX;
@@ -92,7 +100,10 @@ CUresult batch(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count
     if (failed != nullptr) *failed = i;
     return result;
   }
-  return CUDA_SUCCESS;
+  const bool during_call = std::any_of(attributes, attributes + attribute_count, [](const CUmemcpyAttributes& one) {
+    return one.srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+  });
+  return endBatch(during_call, stream, per_thread);
 }
 
 bool batchOperand(const CUmemcpy3DOperand& operand, size_t element, bool dst, CUDA_MEMCPY3D* copy) {
@@ -143,7 +154,10 @@ CUresult batch3D(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, size_t* failed
     if (failed != nullptr) *failed = i;
     return result;
   }
-  return CUDA_SUCCESS;
+  const bool during_call = std::any_of(ops, ops + count, [](const CUDA_MEMCPY3D_BATCH_OP& op) {
+    return op.srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+  });
+  return endBatch(during_call, stream, per_thread);
 }
 
 CUresult fill(CUdeviceptr dst, size_t pitch, unsigned element, unsigned value, size_t width, size_t height,

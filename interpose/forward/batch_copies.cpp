@@ -37,6 +37,15 @@ CUresult refuse(size_t* failed, CUresult why) {
   return why;
 }
 
+// Shared memory is read in stream order (memory.h). What has to be read during the call is waited for.
+bool readsLate(CUmemcpySrcAccessOrder order, CUdeviceptr from) {
+  return order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL && isShared(reinterpret_cast<const void*>(from), 1);
+}
+CUresult synchronize(CUstream stream, bool per_thread) {
+  return per_thread ? ol_forward_generated_cuStreamSynchronize_ptsz(stream)
+                    : ol_forward_generated_cuStreamSynchronize(stream);
+}
+
 // All of the batch is looked at before the first of it is copied. Sources are read no later than the driver would: each order allows it.
 CUresult copyBatch(const Batch& batch, bool per_thread) {
   if (batch.count == 0 || batch.to == nullptr || batch.from == nullptr || batch.sizes == nullptr ||
@@ -53,7 +62,10 @@ CUresult copyBatch(const Batch& batch, bool per_thread) {
     if (batch.failed != nullptr) *batch.failed = i;
     return CUDA_ERROR_INVALID_VALUE;
   }
-  for (size_t i = 0; i < batch.count; ++i) {
+  bool late = false;
+  for (size_t i = 0, attribute = 0; i < batch.count; ++i) {
+    if (attribute + 1 < batch.attribute_count && batch.starts[attribute + 1] == i) ++attribute;
+    late = late || readsLate(batch.attributes[attribute].srcAccessOrder, batch.from[i]);
     const CUresult result =
         per_thread ? ol_forward_cuMemcpyAsync_ptsz(batch.to[i], batch.from[i], batch.sizes[i], batch.stream)
                    : ol_forward_cuMemcpyAsync(batch.to[i], batch.from[i], batch.sizes[i], batch.stream);
@@ -61,7 +73,7 @@ CUresult copyBatch(const Batch& batch, bool per_thread) {
     if (batch.failed != nullptr) *batch.failed = i;
     return result;
   }
-  return CUDA_SUCCESS;
+  return late ? synchronize(batch.stream, per_thread) : CUDA_SUCCESS;
 }
 
 CUresult elementBytes(const CUmemcpy3DOperand& operand, uint64_t* bytes) {
@@ -127,14 +139,17 @@ CUresult copyBoxes(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, size_t* fail
     if (failed != nullptr) *failed = i;
     return result;
   }
+  bool late = false;
   for (size_t i = 0; i < count; ++i) {
+    late = late ||
+           (boxes[i].srcMemoryType == CU_MEMORYTYPE_UNIFIED && readsLate(ops[i].srcAccessOrder, boxes[i].srcDevice));
     const CUresult result = per_thread ? ol_forward_cuMemcpy3DAsync_v2_ptsz(&boxes[i], stream)
                                        : ol_forward_cuMemcpy3DAsync_v2(&boxes[i], stream);
     if (result == CUDA_SUCCESS) continue;
     if (failed != nullptr) *failed = i;
     return result;
   }
-  return CUDA_SUCCESS;
+  return late ? synchronize(stream, per_thread) : CUDA_SUCCESS;
 }
 
 // One side's memory is the program's: addresses are the same in all contexts, so it is a copy like any other.
@@ -153,7 +168,8 @@ CUDA_MEMCPY3D withoutContexts(const CUDA_MEMCPY3D_PEER& copy) {
 }
 
 bool isHost(CUmemorytype type, CUdeviceptr address) {
-  return type == CU_MEMORYTYPE_HOST || (type == CU_MEMORYTYPE_UNIFIED && !isDeviceMemory(address));
+  return type == CU_MEMORYTYPE_HOST || (type == CU_MEMORYTYPE_UNIFIED && !isDeviceMemory(address)) ||
+         (type == CU_MEMORYTYPE_DEVICE && isExchanged(address));
 }
 
 CUresult copyPeer(const CUDA_MEMCPY3D_PEER* given, CUstream stream, bool per_thread, bool async) {

@@ -1,4 +1,7 @@
 // Batches of copies, linear and of boxes, between host and device in all directions and with arrays; boxes between contexts.
+#include <chrono>
+#include <thread>
+
 #include "common.h"
 
 namespace {
@@ -38,7 +41,11 @@ void tryLinear(cudaStream_t stream, uint32_t seed, bool pinned) {
   const void* to[2] = {device[0], device[1]};
   const void* from[2] = {in[0], in[1]};
   size_t sizes[2] = {kWords * 4, kWords * 2};
+  // What is read during the call may change behind it, however late the stream comes to the copy.
+  RUNTIME_OK(cudaLaunchHostFunc(
+      stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }, nullptr));
   RUNTIME_OK(cudaMemcpyBatchAsync(to, from, sizes, 2, attributes, starts, 2, stream));
+  std::memset(in[1], 0xee, kWords * 4);
   const void* to_there[2] = {device[2], device[2] + kWords / 2};
   const void* from_there[2] = {device[1], device[0]};
   size_t halves[2] = {kWords * 2, kWords * 2};
