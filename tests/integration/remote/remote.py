@@ -34,7 +34,6 @@ import os
 import random
 import re
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -58,13 +57,7 @@ class Memserver:
     def __init__(self, run, number, host=None, transport="tcp", memory=192 * MIB, lease=LEASE):
         self.host, self.proc = host, os.path.join(run.scratch, f"proc{number}")
         self.available(4096 * MIB)
-        address = host.address if host else "127.0.0.1"
-        port = 7070
-        if not host:
-            with socket.socket() as probe:  # a port that is free now
-                probe.bind((address, 0))
-                port = probe.getsockname()[1]
-        self.address = f"{address}:{port}"
+        self.address = f"{host.address}:7070" if host else "127.0.0.1:0"  # alone on its host, else any port: start() has it
         self.command = [run.options.olmemserver, "--listen", self.address, "--memory", str(memory), "--transport", transport, "--proc",
                         self.proc, "--reserve", "64MiB", "--cgroup", "none", "--calm-time", "1s", "--lease-time", f"{lease:g}s"]
         if host:
@@ -84,7 +77,9 @@ class Memserver:
     def start(self):
         self.process = subprocess.Popen(self.command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for line in self.process.stdout:
-            if "listening on" in line and self.address in line:
+            at = re.search(r"listening on ([0-9.]+:[0-9]+)", line)
+            if at and (self.host is None or at.group(1) == self.address):
+                self.address = at.group(1)
                 threading.Thread(target=self.drain, args=(self.process.stdout,), daemon=True).start()
                 return
         raise SystemExit(f"olmemserver did not start: {' '.join(self.command)}")

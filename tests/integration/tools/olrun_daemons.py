@@ -81,17 +81,21 @@ class Bench:
         return done.returncode, done.stdout
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+class Nobody:
+    """An address at which nobody listens, nor can while this is there: connections are refused."""
+
+    def __init__(self):
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self.socket.getsockname()[1]
 
 
 def memservers(bench):
     sim = ("--driver", "sim")
     mine, other = bench.key("mine"), bench.key("other")
     good, keyed = bench.memserver(), bench.memserver("--key", mine)
-    absent = f"127.0.0.1:{free_port()}"
+    nobody = Nobody()
+    absent = nobody.address
     bench.starts(*sim, "--memserver", good)
     bench.starts(*sim, "--memserver", keyed, "--key", mine)
     bench.refused([f"memserver {absent}: Connection refused", "--memserver none"], *sim, "--memserver", absent)
@@ -121,7 +125,8 @@ def memservers(bench):
 def gpunodes(bench):
     mine, other = bench.key("mine"), bench.key("other")
     good, keyed = bench.gpunode("--sessions", "3"), bench.gpunode("--key", mine)
-    absent = f"127.0.0.1:{free_port()}"
+    nobody = Nobody()
+    absent = nobody.address
     bench.starts("--gpunode", good)
     bench.starts("--gpunode", keyed, "--key", mine)
     bench.refused([f"gpunode {absent}: Connection refused", "--gpunode none"], "--gpunode", absent)
