@@ -321,6 +321,7 @@ void Channel::issueWaiting() {
     if (outcome == Outcome::kFull || outcome == Outcome::kLinkDown) return;
     transfer.state = outcome == Outcome::kOk ? Transfer::State::kIssued : Transfer::State::kFailed;
     if (outcome != Outcome::kOk) {
+      transfer.why_ = transport::outcomeName(outcome);
       transfers_.erase(waiting_.front());
       transfer_over_.notify_all();
     }
@@ -341,6 +342,7 @@ void Channel::transferred(Completion& completion) {
     return;
   }
   found->second->memory = std::move(completion.memory);
+  found->second->why_ = transport::outcomeName(completion.outcome);
   found->second->state = completion.outcome == Outcome::kOk ? Transfer::State::kDone : Transfer::State::kFailed;
   transfers_.erase(found);
   transfer_over_.notify_all();

@@ -38,6 +38,10 @@ namespace olpager::calls {
 /// A transfer under way. Its memory belongs to the transport until it is over; when it ended because the channel was closed, until
 /// the local region has ended.
 class Transfer {
+ public:
+  /// Why it failed, by the transport's words; for who has been told that it did.
+  const char* why() const { return why_; }
+
  private:
   friend class Channel;
   enum class State : uint8_t { kWaiting, kIssued, kDone, kFailed };
@@ -47,6 +51,7 @@ class Transfer {
   transport::RemoteRange far;
   State state = State::kWaiting;  // under the channel's write_mutex_
   transport::PeerMemory memory;   // of a kShare that is done
+  const char* why_ = "the channel is closed";
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 

@@ -134,6 +134,7 @@ bool Worker::arrived(const calls::Transfer& transfer) {
       case calls::Channel::Over::kDone:
         return true;
       case calls::Channel::Over::kFailed:
+        base::logWarn("bytes of a copy could not be moved between here and the client: %s", transfer.why());
         return false;
       case calls::Channel::Over::kDown:
         if (!rejoin()) return false;

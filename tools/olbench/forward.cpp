@@ -157,6 +157,7 @@ struct Row {
 constexpr Row kRows[] = {
     {"launch_sync", "launch + sync", "us"},
     {"launch_issue", "launch issue", "us"},
+    {"sync", "sync of an idle stream", "us"},
     {"dtoh_4", "DtoH 4 bytes", "us"},
     {"malloc_free", "cuMemAlloc + cuMemFree 4 KiB", "us"},
     {"htod_4k", "HtoD pageable 4 KiB", "us"},
@@ -211,6 +212,7 @@ nlohmann::json measureForwarded(const Options& options) {
     }
     result["launch_issue"] = medianOf(times);
   }
+  result["sync"] = timed(turns, synchronize);  // a round trip and nothing more
   uint32_t word = 0;
   result["dtoh_4"] = timed(turns, [&] { driver.check(driver.cuMemcpyDtoH(&word, buffer, 4), "cuMemcpyDtoH"); });
   result["malloc_free"] = timed(turns, [&] {
@@ -249,7 +251,7 @@ nlohmann::json measureForwarded(const Options& options) {
 
 nlohmann::json measureForward(const Options& given) {
   Options options = given;
-  std::vector<nlohmann::json> native, tcp, shm;
+  std::vector<nlohmann::json> native, local, tcp, shm;
   std::vector<double> ping, raw;
   // Before and after: what is in between has threads of its own.
   const auto rawRates = [&] {
@@ -263,6 +265,7 @@ nlohmann::json measureForward(const Options& given) {
   for (unsigned round = 0; round < options.rounds; ++round) {
     ping.push_back(pingPong());
     native.push_back(runChild(With::kNative, "forward", options));
+    local.push_back(runChild(With::kPager, "forward", options));
     options.gpunode = gpunode.address();
     for (const char* transport : {"tcp", "shm"}) {
       options.transport = transport;
@@ -281,6 +284,7 @@ nlohmann::json measureForward(const Options& given) {
     rows.push_back({{"what", row.what},
                     {"unit", row.unit},
                     {"native", figure(native)},
+                    {"local", figure(local)},
                     {"tcp", figure(tcp)},
                     {"shm", figure(shm)}});
   }
@@ -295,13 +299,14 @@ void printForward(const nlohmann::json& result) {
   const auto raw = result["raw_gigabytes_per_second"].get<double>();
   fmt::print(
       "forwarded calls, {}; over loopback: raw TCP ping-pong {:.1f} us, raw sockets {:.2f} GB/s\n\n"
-      "{:<30}{:>6}{:>10}{:>10}{:>10}{:>12}{:>12}\n",
-      result["device"].get<std::string>(), result["tcp_ping_pong_us"].get<double>(), raw, "", "", "native", "tcp",
-      "shm", "tcp of raw", "shm of nat.");
+      "{:<30}{:>6}{:>10}{:>10}{:>10}{:>10}{:>12}{:>12}\n",
+      result["device"].get<std::string>(), result["tcp_ping_pong_us"].get<double>(), raw, "", "", "native", "pager",
+      "tcp", "shm", "tcp of raw", "shm of nat.");
   for (const auto& row : result["rows"]) {
     const auto unit = row["unit"].get<std::string>();
     const auto native = row["native"].get<double>(), tcp = row["tcp"].get<double>(), shm = row["shm"].get<double>();
-    fmt::print("{:<30}{:>6}{:>10.2f}{:>10.2f}{:>10.2f}", row["what"].get<std::string>(), unit, native, tcp, shm);
+    fmt::print("{:<30}{:>6}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}", row["what"].get<std::string>(), unit, native,
+               row["local"].get<double>(), tcp, shm);
     if (unit == "GB/s") fmt::print("{:>12.2f}{:>12.2f}", tcp / raw, shm / native);
     fmt::print("\n");
   }
