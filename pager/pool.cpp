@@ -449,7 +449,12 @@ CUresult freeQuiet(PoolState& state, CUdeviceptr address, Lock& lock) {
     while (!state.empty_slabs.empty()) {
       Region* slab = state.empty_slabs.back();
       state.empty_slabs.pop_back();
+      // It releases the mutex. Who chose an address in the slab knows of this free only when it is over.
+      const uint64_t base = slab->base;
+      const bool placed = state.isPlaced(base);
+      if (placed) state.leaving_slabs.insert(base);
       dropRegion(state, slab, lock);
+      if (placed) state.leaving_slabs.erase(base);
     }
     return CUDA_SUCCESS;
   }
@@ -585,6 +590,10 @@ CUresult Pool::allocateOne(CUcontext context, CUdevice device, uint64_t bytes, A
       add(engine->figures().allocations);
       *out = address;
       return CUDA_SUCCESS;
+    }
+    if (at != 0 && !state.stopped && state.leaving_slabs.contains(at / kPageBytes * kPageBytes)) {
+      state.changed.wait_for(lock, std::chrono::milliseconds(1));
+      continue;
     }
     // There is room, so it is the address that is taken.
     if (at != 0 && fits(*engine, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes)) return CUDA_ERROR_INVALID_VALUE;

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -173,6 +174,7 @@ struct PoolState {
   unsigned looking = 0;                                // threads that hold some of these and ask the driver about them
   std::unordered_set<CUdeviceptr> deferred_addresses;  // of the same
   std::vector<Region*> new_slabs, empty_slabs;         // made or emptied by a slab allocator, seen to after it returned
+  std::set<uint64_t> leaving_slabs;                    // placed ones that are being dropped: their addresses come free
   std::unordered_map<CUmemGenericAllocationHandle, std::unique_ptr<VmmHandle>> vmm_handles;
   std::map<uint64_t, VmmMapping> vmm_mappings;  // by address
   uint64_t next_handle = 1;

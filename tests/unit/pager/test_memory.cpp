@@ -50,6 +50,39 @@ TEST_CASE("a full pool refuses allocations and recovers after a free", "[pager][
   for (size_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], 4 * kMiB, i));
 }
 
+TEST_CASE("a slab that is being taken away is waited for by who wants an address in it", "[pager][memory]") {
+  // As on hardware, where it takes long.
+  Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .alter = [](DriverApi& api) {
+             static const auto unmap = api.cuMemUnmap;
+             api.cuMemUnmap = [](CUdeviceptr address, size_t bytes) {
+               std::this_thread::sleep_for(std::chrono::milliseconds(1));
+               return unmap(address, bytes);
+             };
+           }});
+  Pool& pool = rig.pool();
+  REQUIRE(pool.setPlaced(64 * kMiB) == CUDA_SUCCESS);
+  // Each thread has a slot of its own in one slab, which comes and goes as they free and allocate.
+  constexpr unsigned kThreads = 3, kTurns = 40;
+  constexpr uint64_t kSlot = 512 << 10;
+  std::atomic<unsigned> refused{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      rig.enterThread();
+      const uint64_t address = pool.base() + t * kSlot;
+      for (unsigned turn = 0; turn < kTurns; ++turn) {
+        if (pool.allocateAt(rig.context(), 0, address, kSlot) != CUDA_SUCCESS) {
+          ++refused;
+        } else if (pool.free(address) != CUDA_SUCCESS) {
+          ++refused;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(refused == 0);
+}
+
 TEST_CASE("memory is at the addresses that the caller chooses, where they are free", "[pager][memory]") {
   Rig rig({.vram = 8 * kMiB, .host = 48 * kMiB});
   Pool& pool = rig.pool();
