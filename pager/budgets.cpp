@@ -48,16 +48,21 @@ uint64_t cgroupLeft() {
 
 }  // namespace
 
-uint64_t vramBudget(const Budget& given, const DriverApi& driver) {
+uint64_t vramBudgetOf(const Budget& given, uint64_t free_bytes, uint64_t total_bytes) {
   if (given.bytes != 0) return wholePages(given.bytes);
-  size_t free_bytes = 0;
-  size_t total_bytes = 0;
-  if (driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS) return kPageBytes;
   if (given.percent != 0)
     return wholePages(static_cast<uint64_t>(static_cast<double>(total_bytes) * given.percent / 100));
   // The program's libraries take memory of their own after us: modules, workspaces of the driver, contexts.
   const uint64_t reserve = std::min<uint64_t>(free_bytes / 4, std::max<uint64_t>(256ull << 20, total_bytes / 32));
   return wholePages(free_bytes - reserve);
+}
+
+uint64_t vramBudget(const Budget& given, const DriverApi& driver) {
+  if (given.bytes != 0) return wholePages(given.bytes);
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  if (driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS) return kPageBytes;
+  return vramBudgetOf(given, free_bytes, total_bytes);
 }
 
 uint64_t hostLimit(const Budget& given) {

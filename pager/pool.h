@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/size.h"
 #include "pager/driver_api.h"
 
 namespace olpager::pager {
@@ -42,11 +43,7 @@ enum class Reach : uint8_t {
 enum class Report : uint8_t { kNode, kPool };
 
 /// A size that the user gives: bytes, or a percentage of what there is.
-struct Budget {
-  uint64_t bytes = 0;  // 0: not given as bytes
-  double percent = 0;  // 0: not given as a percentage
-  bool given() const { return bytes != 0 || percent != 0; }
-};
+using Budget = base::Budget;
 
 /// Where the range lies where nothing else is set: the same in every process that takes part.
 inline constexpr uint64_t kDefaultVaBase = 0x2A5D'0000'0000;
@@ -89,6 +86,7 @@ struct Residency {
 struct MemoryInfo {
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;
+  uint64_t vram_bytes = 0;  // of total_bytes, what the VRAM budget is at present
 };
 
 /// What memory outside the range is, in which kernels may find pointers into it (roots.h).
@@ -192,8 +190,6 @@ class Pool {
   /// From now on the device's VRAM budget is this, or the least that holds what does not fit below VRAM; what exceeds it leaves in
   /// the background. Before the device's first allocation: what it begins with. Returns what it will be.
   uint64_t setVramBudget(CUdevice device, uint64_t bytes);
-  /// Whether the device's VRAM budget is known: worked out with a context of the device, or set.
-  bool knowsVramBudget(CUdevice device);
   /// As the Report option says, for `device`; asks the driver what is free when the engine has not started.
   MemoryInfo memoryInfo(CUcontext context, CUdevice device);
 

@@ -63,11 +63,4 @@ uint64_t Pool::setVramBudget(CUdevice device, uint64_t bytes) {
   return budget;
 }
 
-bool Pool::knowsVramBudget(CUdevice device) {
-  PoolState& state = *state_;
-  if (state.forked.load()) return false;
-  Lock lock(state.mutex);
-  return state.vram_budgets.contains(device);
-}
-
 }  // namespace olpager::pager

@@ -120,6 +120,7 @@ int run() {
   network.choice = static_cast<transport::Choice>(setup.transport);
   network.tls = static_cast<transport::Tls>(setup.tls);
   network.limits.links = 16;
+  network.spin_us = forward::awakeMicroseconds();
   transport::NamedKey key{forward::kSessionKeyName, {}};
   std::memcpy(key.secret.data(), setup.key, sizeof setup.key);
   explicit_bzero(setup.key, sizeof setup.key);

@@ -111,6 +111,7 @@ std::string Worker::serve(std::function<bool()> rejoined) {
   }
   startThread();  // the one that looks whether the leader waits
   lead(0);
+  if (base::logs(base::LogLevel::kDebug)) made_.tell("calls made", "in them");
   std::unique_lock lock(lead_mutex_);
   return why_.empty() ? "the program ended" : why_;
 }
@@ -149,10 +150,16 @@ bool Worker::arrived(const calls::Transfer& transfer) {
 // Waits for the lead: until nobody has it, or its holder waits for too long.
 bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
   ++followers_;
+  uint64_t seen = waits_;
   while (!ended_ && leader_ != 0) {
     const uint64_t waits = waits_;
     const bool waiting = leader_waits_;
-    lead_free_.wait_for(lock, waiting ? kLook : kSlice);
+    // While calls wait now and then, by the clock: to be woken for each of them would cost more than they do.
+    const bool looks = waiting || waits != seen;
+    seen = waits;
+    asleep_ += looks ? 0 : 1;
+    lead_free_.wait_for(lock, looks ? kLook : kSlice);
+    asleep_ -= looks ? 0 : 1;
     if (leader_ != 0 && leader_waits_ && waiting && waits_ == waits) break;
   }
   --followers_;
@@ -185,7 +192,7 @@ void Worker::lead(uint64_t self) {
       CallHead head{};
       if (record.size() >= sizeof head) std::memcpy(&head, record.data(), sizeof head);
       if ((head.flags & forward::kMayWait) == 0) {
-        make(record);
+        makeTimed(record);
         lock.lock();
         continue;
       }
@@ -199,10 +206,11 @@ void Worker::lead(uint64_t self) {
         if (nobody) startThread();
         lead_free_.notify_one();
       } else {
+        const bool nobody_looks = asleep_ == followers_;
         lock.unlock();
-        lead_free_.notify_one();  // begins to look at the clock
+        if (nobody_looks) lead_free_.notify_one();
       }
-      make(record);
+      makeTimed(record);
       lock.lock();
       if (leader_ == self) leader_waits_ = false;
     }
@@ -217,6 +225,18 @@ void Worker::nonsense(const CallHead& head) {
     if (why_.empty()) why_ = "the client sends nonsense (function " + std::to_string(head.function) + ")";
   }
   ended_.store(true);
+}
+
+void Worker::makeTimed(const std::vector<std::byte>& record) {
+  if (!base::logs(base::LogLevel::kDebug)) {
+    make(record);
+    return;
+  }
+  const auto begun = std::chrono::steady_clock::now();
+  make(record);
+  CallHead head{};
+  if (record.size() >= sizeof head) std::memcpy(&head, record.data(), sizeof head);
+  made_.note(head.function, std::chrono::steady_clock::now() - begun);
 }
 
 void Worker::make(const std::vector<std::byte>& record) {

@@ -29,6 +29,7 @@
 #include "gpunode/worker/staging.h"
 #include "gpunode/worker/text.h"
 #include "interpose/api/driver_table.h"
+#include "interpose/forward/tally.h"
 #include "interpose/forward/wire.h"
 #include "interpose/local/placing.h"
 
@@ -99,6 +100,7 @@ class Worker {
   void lead(uint64_t self);
   bool rejoin();
   void make(const std::vector<std::byte>& record);
+  void makeTimed(const std::vector<std::byte>& record);
   bool isStillThere(const forward::CallHead& head, forward::Reader arguments) const;
   void startThread();
   bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);
@@ -131,9 +133,11 @@ class Worker {
   bool leader_waits_ = false;  // in a call that may wait
   uint64_t waits_ = 0;
   uint32_t followers_ = 0, threads_ = 0;
+  uint32_t asleep_ = 0;  // followers that do not look at the clock
   uint64_t next_thread_ = 1;
   std::atomic<bool> ended_{false};
   std::atomic<uint64_t> calls_{0}, moved_{0};
+  forward::Tally made_;  // with OL_LOG=debug
   std::string why_;
 
   std::mutex client_mutex_;

@@ -64,6 +64,7 @@ Status Connection::open(calls::Channel& channel) {
   if (settings_.key.empty()) options.tls = transport::Tls::kOff;
   options.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
   options.connect_ms = 5000;
+  options.spin_us = awakeMicroseconds();
   auto node = transport::makeEndpoint(options);
   if (!node.ok()) return node.error();
   node_ = std::move(node).value();

@@ -19,6 +19,7 @@
 #include "interpose/forward/launch.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/pinned.h"
+#include "interpose/forward/tally.h"
 #include "interpose/forward/trips.h"
 
 namespace olpager::forward {

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <string>
 
 namespace olpager::forward {
 
@@ -14,7 +13,4 @@ void noteTrip(uint16_t function, std::chrono::nanoseconds took);
 void noteLaunch(bool exchanges);
 /// A line on standard error for those that took the most together.
 void tellTrips();
-/// The name of a function or operation.
-std::string functionName(size_t function);
-
 }  // namespace olpager::forward

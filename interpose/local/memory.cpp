@@ -1,6 +1,5 @@
 // Device memory of the program: allocated in the pager's range, freed there, and reported as the pager says.
 #include <algorithm>
-#include <atomic>
 #include <limits>
 
 #include "base/log.h"
@@ -16,6 +15,7 @@
 #include "interpose/local/placing.h"
 #include "interpose/local/relief.h"
 #include "interpose/local/root.h"
+#include "pager/budgets.h"
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
 using olpager::pager::AllocationInfo;
@@ -30,15 +30,6 @@ namespace {
 constexpr uint64_t kPitchAlignment = 512;
 // Beyond any range: sizes above are refused before anything is added to them.
 constexpr uint64_t kLargest = uint64_t{1} << 47;
-
-// Devices whose engine has started, so that its figures are there without a context.
-std::atomic<uint64_t> g_started{0};
-constexpr uint64_t bitOf(CUdevice device) { return 1ull << (static_cast<unsigned>(device) % 64); }
-void noteStarted(CUdevice device) {
-  if ((g_started.load(std::memory_order_relaxed) & bitOf(device)) == 0) {
-    g_started.fetch_or(bitOf(device), std::memory_order_relaxed);
-  }
-}
 
 // What a kernel has done to the current context, which every later call reports: asked of the driver where ours would
 // need none of its calls. While a stream captures the question itself would spoil the capture.
@@ -78,7 +69,6 @@ CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevic
                                   : running.allocateAt(place.context, place.device, at, bytes);
   if (result != CUDA_SUCCESS) return result;
   if (at != 0) *out = at;
-  noteStarted(place.device);
   noteAllocated(*out);
   return CUDA_SUCCESS;
 }
@@ -94,7 +84,6 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice
   RelaxedCapture relaxed;
   const CUresult result = running.allocate(key.context, device, bytes, AllocationKind::kStreamOrdered, out);
   if (result != CUDA_SUCCESS) return result;
-  noteStarted(device);
   noteAllocated(*out);
   if (capture != 0) captureOwns(capture, *out);
   return CUDA_SUCCESS;
@@ -167,22 +156,14 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
   return CUDA_SUCCESS;
 }
 
-// Programs ask for a device's size before they make a context, when the driver can't say what is free there: then the
-// budget is worked out from the device's size as the pager will from what it finds.
-uint64_t reportedTotal(Pool& running, CUdevice device, uint64_t native) {
-  Place place;
-  const bool here = currentPlace(&place) == CUDA_SUCCESS && place.device == device;
-  const uint64_t total = running.memoryInfo(here ? place.context : nullptr, device).total_bytes;
-  const olpager::base::Budget budget = vramSetting();
-  if (here || budget.bytes != 0 || running.knowsVramBudget(device) ||
-      (g_started.load(std::memory_order_relaxed) & bitOf(device)) != 0)
-    return total;
-  const uint64_t reserve = std::min<uint64_t>(native / 4, std::max<uint64_t>(256ull << 20, native / 32));
-  const uint64_t vram = budget.percent != 0 ? static_cast<uint64_t>(static_cast<double>(native) * budget.percent / 100)
-                                            : native - reserve;
-  // Without a context the pager counts one page of VRAM.
-  return total - std::min(total, olpager::pager::kPageBytes) +
-         vram / olpager::pager::kPageBytes * olpager::pager::kPageBytes;
+// The size of a device, which has to be the same whenever a program asks: before its context, when nobody can say what is free on the
+// device, and after, when others have taken some of it. Of VRAM it counts what a budget of a device's own would be.
+MemoryInfo told(Pool& running, CUcontext context, CUdevice device, uint64_t native) {
+  MemoryInfo info = running.memoryInfo(context, device);
+  const uint64_t vram = olpager::pager::vramBudgetOf(vramSetting(), native, native);
+  info.total_bytes += vram - std::min(vram, info.vram_bytes);
+  info.vram_bytes = vram;
+  return info;
 }
 
 // The program's own mapping that the device may not use yet is not found.
@@ -192,7 +173,12 @@ bool mayAccess(const Pool& running, const AllocationInfo& info, CUdeviceptr addr
   return running.getAccess(address, location, &flags) == CUDA_SUCCESS && flags != 0;
 }
 
-MemoryInfo infoHere(Pool& running, const Place& place) { return running.memoryInfo(place.context, place.device); }
+CUresult infoHere(Pool& running, const Place& place, MemoryInfo* info) {
+  size_t native = 0;
+  const CUresult result = driver().cuDeviceTotalMem_v2(&native, place.device);
+  if (result == CUDA_SUCCESS) *info = told(running, place.context, place.device, native);
+  return result;
+}
 
 }  // namespace
 
@@ -302,7 +288,8 @@ OLPAGER_HOOK(cuMemGetInfo_v2)(size_t* free_bytes, size_t* total_bytes) {
   if (found != CUDA_SUCCESS) return driver().cuMemGetInfo_v2(free_bytes, total_bytes);
   if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
   // Into locals first: the caller's memory may be managed, and touching it may wait for the GPU.
-  const MemoryInfo info = infoHere(*running, place);
+  MemoryInfo info;
+  if (const CUresult result = infoHere(*running, place, &info); result != CUDA_SUCCESS) return result;
   if (free_bytes != nullptr) *free_bytes = info.free_bytes;
   if (total_bytes != nullptr) *total_bytes = info.total_bytes;
   return CUDA_SUCCESS;
@@ -328,7 +315,11 @@ OLPAGER_HOOK(cuDeviceTotalMem_v2)(size_t* bytes, CUdevice device) {
   // Also checks the device.
   const CUresult result = driver().cuDeviceTotalMem_v2(&native, device);
   if (result != CUDA_SUCCESS) return result;
-  *bytes = running != nullptr ? reportedTotal(*running, device, native) : native;
+  *bytes = native;
+  if (running == nullptr) return CUDA_SUCCESS;
+  Place place;
+  const bool here = currentPlace(&place) == CUDA_SUCCESS && place.device == device;
+  *bytes = told(*running, here ? place.context : nullptr, device, native).total_bytes;
   return CUDA_SUCCESS;
 }
 

@@ -79,14 +79,12 @@ void atExit() {
   if (pager::Pool* running = pool()) running->stop();
 }
 
-pager::Budget budgetOf(const base::Budget& given) { return {given.bytes, given.percent}; }
-
 pager::PoolOptions optionsFrom(const base::Settings& settings) {
   pager::PoolOptions options;
   options.va_base = settings.va_base;
   options.va_size = settings.va_size;
-  options.vram = budgetOf(settings.vram);
-  options.host = budgetOf(settings.host);
+  options.vram = settings.vram;
+  options.host = settings.host;
   switch (settings.reach) {
     case base::ReachSetting::kTraced:
       options.reach = pager::Reach::kTraced;

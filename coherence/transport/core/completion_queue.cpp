@@ -132,11 +132,23 @@ void EventQueue::enterWait(Clock::time_point now) {
   for (auto& source : sources_) source->leaveToWaiter(true);
 }
 
-void EventQueue::leaveWait() {
-  constexpr uint32_t kStreak = 16;
+void EventQueue::leaveWait(const Sources& driven) {
   std::lock_guard lock(sources_mutex_);
   left_ = Clock::now();
-  if (--waiters_ != 0 || sources_.empty() || sources_.size() > kMaxPolled) return;
+  --waiters_;
+  leaveSources();
+  // Whoever else waits may be asleep on the bell. What is kept is driven by the next wait or by takeBack(): nobody hears a bell
+  // meanwhile, and the peer need not ring.
+  if (waiters_ == 0 && kept_) return;
+  for (auto& source : driven) {
+    if (source) source->rearm();
+  }
+}
+
+// Under sources_mutex_. The connections go back to the I/O threads, or are kept.
+void EventQueue::leaveSources() {
+  constexpr uint32_t kStreak = 16;
+  if (waiters_ != 0 || sources_.empty() || sources_.size() > kMaxPolled) return;
   const bool busy = std::any_of(sources_.begin(), sources_.end(), [](auto& source) { return source->transferring(); });
   if (streak_ >= kStreak && !busy) {
     if (kept_) return;
@@ -157,7 +169,10 @@ bool EventQueue::takeBack() {
   checked_waits_ = waits_;
   if (!quiet) return true;
   kept_ = false;
-  for (auto& source : sources_) source->leaveToWaiter(false);
+  for (auto& source : sources_) {
+    source->leaveToWaiter(false);
+    source->rearm();
+  }
   return false;
 }
 
@@ -227,10 +242,7 @@ size_t EventQueue::wait(std::span<Completion> into, std::chrono::microseconds ti
     now = Clock::now();
     if (now >= end) break;
   }
-  for (auto& source : all) {
-    if (source) source->rearm();
-  }
-  leaveWait();
+  leaveWait(all);
   // One ring wakes one sleeper: pass it on when there is more than this one took.
   if (size_.load() != 0 && sleepers_.load() != 0) ring(wake_.get());
   return got;

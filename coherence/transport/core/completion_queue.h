@@ -84,7 +84,8 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
   uint64_t waits_ = 0, checked_waits_ = 0;
   std::chrono::steady_clock::time_point left_{};
   void enterWait(std::chrono::steady_clock::time_point now);
-  void leaveWait();
+  void leaveWait(const Sources& driven);
+  void leaveSources();
   bool takeBack();  // false: nothing left to check
 };
 
