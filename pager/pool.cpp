@@ -155,9 +155,9 @@ std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
 
 /// By the Report option: what can be mapped on this node (of VRAM and of host memory), or this and what memservers have. `used` bytes of it are
 /// not free.
-MemoryInfo reported(const PoolState& state, uint64_t vram, uint64_t host, uint64_t used) {
+MemoryInfo reported(const PoolState& state, CUdevice device, uint64_t vram, uint64_t host, uint64_t used) {
   const uint64_t all = vram + host + (state.options.report == Report::kPool ? remoteCapacity(state) : 0);
-  return {all - std::min(all, used), all, vram};
+  return {all - std::min(all, used), all, vram, state.vram_set.contains(device)};
 }
 
 }  // namespace
@@ -727,14 +727,14 @@ MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
   if (state.forked.load()) return {};
   Lock lock(state.mutex);
   if (const Engine* engine = state.engineOf(device); engine != nullptr)
-    return reported(state, engine->chunks().vramBudget(), engine->chunks().hostLimit(),
+    return reported(state, device, engine->chunks().vramBudget(), engine->chunks().hostLimit(),
                     engine->allocated() + engine->usedByOthers());
   lock.unlock();
   const auto [vram, host] = budgetsOf(state, device);
   lock.lock();
   uint64_t others = 0;
   for (const auto& engine : state.engines) others += engine->beyondVram();
-  return reported(state, vram, host, others);
+  return reported(state, device, vram, host, others);
 }
 
 // --- other users of addresses ------------------------------------------------------------------------------------------

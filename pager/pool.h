@@ -87,6 +87,7 @@ struct MemoryInfo {
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;
   uint64_t vram_bytes = 0;  // of total_bytes, what the VRAM budget is at present
+  bool vram_set = false;    // by setVramBudget()
 };
 
 /// What memory outside the range is, in which kernels may find pointers into it (roots.h).

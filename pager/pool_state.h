@@ -185,6 +185,7 @@ struct PoolState {
   uint32_t extent_mark = 0;
   RecentKernels recent_kernels;
   std::map<CUdevice, uint64_t> vram_budgets;         // bytes, once they were asked for
+  std::set<CUdevice> vram_set;                       // budgets that were set meanwhile
   std::vector<std::pair<CUdevice, CUdevice>> peers;  // (who has access, to whose memory)
   HostBudget host;                                   // of all devices together
   std::shared_ptr<RemoteTier> remote;                // memservers, where there are any

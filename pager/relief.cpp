@@ -57,6 +57,7 @@ uint64_t Pool::setVramBudget(CUdevice device, uint64_t bytes) {
   PoolState& state = *state_;
   if (state.forked.load()) return 0;
   Lock lock(state.mutex);
+  state.vram_set.insert(device);
   if (Engine* const engine = state.engineOf(device); engine != nullptr) return engine->setVramBudget(bytes);
   const uint64_t budget = std::max(kPageBytes, bytes / kPageBytes * kPageBytes);
   state.vram_budgets[device] = budget;

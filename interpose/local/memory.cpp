@@ -1,5 +1,7 @@
 // Device memory of the program: allocated in the pager's range, freed there, and reported as the pager says.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <limits>
 
 #include "base/log.h"
@@ -156,13 +158,23 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
   return CUDA_SUCCESS;
 }
 
-// The size of a device, which has to be the same whenever a program asks: before its context, when nobody can say what is free on the
-// device, and after, when others have taken some of it. Of VRAM it counts what a budget of a device's own would be.
+// What of a device's size is VRAM has to be the same whenever a program asks: before its context, when nobody can say what is free on the
+// device, and after, when others have taken some of it, or its budget is another. So it is what the device's own budget would be, or the
+// share of it that was set before the program asked.
+uint64_t toldVram(CUdevice device, const MemoryInfo& info, uint64_t native) {
+  static std::array<std::atomic<uint64_t>, 64> told{};
+  auto& here = told[static_cast<unsigned>(device) % told.size()];
+  const uint64_t whole = olpager::pager::vramBudgetOf(vramSetting(), native, native);
+  uint64_t before = 0;
+  const uint64_t now = info.vram_set ? std::min(whole, info.vram_bytes) : whole;
+  return here.compare_exchange_strong(before, now) ? now : before;
+}
+
 MemoryInfo told(Pool& running, CUcontext context, CUdevice device, uint64_t native) {
   MemoryInfo info = running.memoryInfo(context, device);
-  const uint64_t vram = olpager::pager::vramBudgetOf(vramSetting(), native, native);
-  info.total_bytes += vram - std::min(vram, info.vram_bytes);
-  info.vram_bytes = vram;
+  const uint64_t vram = toldVram(device, info, native);
+  info.total_bytes = info.total_bytes - info.vram_bytes + vram;
+  info.free_bytes = std::min(info.free_bytes, info.total_bytes);
   return info;
 }
 

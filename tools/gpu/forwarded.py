@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -131,4 +132,18 @@ def workload(failed, argv, transports=("shm", "tcp"), env=None, options=(), same
                 if figure:
                     said[-1] += f" ({figure.group(2)} {figure.group(1)})"
         return "equal; " + ", ".join(said)
+    return action
+
+
+def together(failed, argv, transports=("shm", "tcp"), env=None):
+    """The program once over each transport, all at the same time on one olgpunode: each has to say what it says natively."""
+    def action(context):
+        native = context.run(argv, env)
+        with Gpunode(context.build, context.log) as node, ThreadPoolExecutor() as pool:
+            begin = time.monotonic()
+            outs = [pool.submit(run, context, node, argv, transport, env) for transport in transports]
+            for transport, out in zip(transports, outs):
+                if out.result() != native:
+                    raise failed(f"differs over {transport}: {out.result().split()[-6:]}, natively {native.split()[-6:]}")
+        return f"equal; {len(transports)} programs at once in {time.monotonic() - begin:.1f} s"
     return action

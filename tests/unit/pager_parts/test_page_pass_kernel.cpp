@@ -45,6 +45,7 @@ class Buffers : public ptx::AddressSpace {
 
 class NoOutput : public ptx::PrintfSink {
   void write(std::string_view) override {}
+  void assertion(std::string_view) override {}
 };
 
 struct alignas(16) Vector {
