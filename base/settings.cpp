@@ -130,12 +130,32 @@ Status setTls(Settings& settings, std::string_view text) {
 
 Status setGpunode(Settings& settings, std::string_view text) {
   if (text == "none") {
-    settings.gpunode.clear();
+    settings.gpunodes.clear();
     return {};
   }
-  if (text.find(':') == std::string_view::npos || text.find(',') != std::string_view::npos)
-    return notAllowed(text, "host:port or [v6]:port of one gpunode, or none");
-  settings.gpunode = text;
+  std::vector<std::string> found;
+  for (std::string_view rest = text;;) {
+    const size_t comma = rest.find(',');
+    const std::string_view one = rest.substr(0, comma);
+    if (one.find(':') == std::string_view::npos)
+      return notAllowed(one, "host:port or [v6]:port of a gpunode, several with commas between; or none");
+    if (std::find(found.begin(), found.end(), one) != found.end())
+      return Error{fmt::format("{} is named twice; each gpunode once", printable(one))};
+    found.emplace_back(one);
+    if (comma == std::string_view::npos) break;
+    rest = rest.substr(comma + 1);
+  }
+  if (found.size() > kMostGpunodes)
+    return Error{fmt::format("{} gpunodes; a program has at most {}", found.size(), kMostGpunodes)};
+  settings.gpunodes = std::move(found);
+  return {};
+}
+
+Status setView(Settings& settings, std::string_view text) {
+  if (text == "unified")
+    return Error{"one device of the GPUs of all gpunodes (unified) is not there yet: discrete shows each as a device"};
+  if (text != "discrete") return notAllowed(text, "discrete");
+  settings.view = ViewSetting::kDiscrete;
   return {};
 }
 
@@ -174,7 +194,8 @@ constexpr Key kKeys[] = {
     {"replicas", "OL_REPLICAS", setReplicas, true},
     {"key", "OL_KEY", setKey, false},
     {"tls", "OL_TLS", setTls, false},
-    {"gpunode", "OL_GPUNODE", setGpunode, false},
+    {"gpunode", "OL_GPUNODE", setGpunode, false, true},
+    {"view", "OL_VIEW", setView, false},
     {"transport", "OL_TRANSPORT", setTransport, false},
 };
 

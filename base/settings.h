@@ -5,7 +5,7 @@
 // Keys of the file and their variables (docs/settings.md):
 //   vram (OL_VRAM)  host (OL_HOST)  reach (OL_REACH)  report (OL_REPORT)  va_base (OL_VA_BASE)  va_size (OL_VA_SIZE)
 //   log (OL_LOG)  driver (OL_DRIVER)  memserver (OL_MEMSERVER)  replicas (OL_REPLICAS)  key (OL_KEY)  tls (OL_TLS)
-//   gpunode (OL_GPUNODE)  transport (OL_TRANSPORT)
+//   gpunode (OL_GPUNODE)  view (OL_VIEW)  transport (OL_TRANSPORT)
 // Thread-safety: pure functions of their input. Errors: one line that names the file and line or the variable, the
 // value, and what is allowed. An OL_ variable that nobody knows is a warning only.
 #pragma once
@@ -32,9 +32,13 @@ enum class ExportableSetting : uint8_t { kPager, kDriver };
 /// What goes to memservers and gpunodes encrypted.
 enum class TlsSetting : uint8_t { kAll, kControl, kOff };
 
+/// What a forwarded program sees of the GPUs of its gpunodes: each as a device of its own.
+enum class ViewSetting : uint8_t { kDiscrete };
+
 /// How a gpunode is spoken to: shared memory where both are on one host, else TCP; or one of them.
 enum class TransportSetting : uint8_t { kAuto, kTcp, kShm };
 
+inline constexpr unsigned kMostGpunodes = 16;               // of a program
 inline constexpr uint64_t kSettingsPageBytes = 2ull << 20;  // the pager's page: no budget below it can work
 
 struct Settings {
@@ -50,8 +54,10 @@ struct Settings {
   unsigned replicas = 1;                // of what they hold: 1 or 2
   std::string key;                      // absolute path of the file with the key for memservers and gpunodes; "": none
   TlsSetting tls = TlsSetting::kAll;
-  std::string gpunode;  // "host:port": the program is forwarded there (docs/forwarding.md); "": local mode
-  TransportSetting transport = TransportSetting::kAuto;  // to the gpunode
+  std::vector<std::string>
+      gpunodes;  // "host:port", each once: the program is forwarded there (docs/forwarding.md); none: local mode
+  ViewSetting view = ViewSetting::kDiscrete;
+  TransportSetting transport = TransportSetting::kAuto;  // to the gpunodes
   std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the loader's own search
   std::vector<std::string> warnings;  // one line each, for the log
 };

@@ -88,6 +88,19 @@ CUresult endBatch(bool during_call, CUstream stream, bool per_thread) {
   return per_thread ? cuStreamSynchronize_ptsz(stream) : cuStreamSynchronize(stream);
 }
 
+/// One that is waited for comes behind all work of both contexts.
+template <typename Call>
+CUresult peersBehindAll(CUcontext dst, CUcontext src, Call call) {
+  return peers(dst, src, [&] {
+    for (CUcontext handle : {dst, src}) {
+      const auto context = Driver::get().contexts.find(handle);
+      if (context == nullptr) continue;
+      if (const CUresult result = context->synchronize(); result != CUDA_SUCCESS) return result;
+    }
+    return call();
+  });
+}
+
 CUresult batch(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count, const CUmemcpyAttributes* attributes,
                const size_t* indices, size_t attribute_count, size_t* failed, CUstream stream, bool per_thread) {
   if (failed != nullptr) *failed = SIZE_MAX;
@@ -195,7 +208,7 @@ OLSIM_STREAM_FUNCTION(cuMemcpyDtoDAsync_v2, _ptsz, (CUdeviceptr dst, CUdeviceptr
                       return linear(kDevice, dst, kDevice, src, bytes, stream, kPerThread, kAsync);)
 OLSIM_STREAM_FUNCTION(cuMemcpyPeer, _ptds,
                       (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes),
-                      return peers(to, from, [&] {
+                      return peersBehindAll(to, from, [&] {
                         return linear(kUnified, dst, kUnified, src, bytes, nullptr, kPerThread, kSync);
                       });)
 OLSIM_STREAM_FUNCTION(cuMemcpyPeerAsync, _ptsz,

@@ -8,7 +8,6 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 
 #include "base/log.h"
@@ -108,30 +107,10 @@ void Devices::setMemory(size_t i, uint64_t used) {
   device.free = device.total - device.used;
 }
 
-std::vector<uint32_t> visibleDevices(const std::vector<status::Device>& devices, const std::string& text) {
-  std::vector<uint32_t> visible;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    std::string_view word(text.data() + at, end - at);
-    at = end + 1;
-    while (!word.empty() && word.front() == ' ') word.remove_prefix(1);
-    while (!word.empty() && word.back() == ' ') word.remove_suffix(1);
-    uint32_t index = 0, found = UINT32_MAX;
-    const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), index);
-    if (error == std::errc() && rest == word.data() + word.size()) {
-      if (index < devices.size()) found = index;
-    } else if (word.size() > 4 && word.starts_with("GPU-")) {
-      for (uint32_t i = 0; i < devices.size(); ++i) {
-        if (!devices[i].uuid.starts_with(word)) continue;
-        if (found != UINT32_MAX) return visible;  // names more than one
-        found = i;
-      }
-    }
-    if (found == UINT32_MAX) return visible;
-    if (std::find(visible.begin(), visible.end(), found) != visible.end()) return {};  // CUDA sees none then
-    visible.push_back(found);
-  }
-  return visible;
+std::vector<std::string> Devices::uuids() const {
+  std::vector<std::string> all;
+  for (const auto& device : devices_) all.push_back(device.uuid);
+  return all;
 }
 
 }  // namespace olpager::gpunode

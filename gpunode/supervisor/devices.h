@@ -29,6 +29,7 @@ class Devices {
   size_t size() const { return devices_.size(); }
   const status::Device& at(size_t i) const { return devices_[i]; }
   const std::vector<status::Device>& all() const { return devices_; }
+  std::vector<std::string> uuids() const;
   uint32_t cudaVersion() const { return cuda_version_; }
   const std::string& driverVersion() const { return driver_version_; }
 
@@ -45,9 +46,5 @@ class Devices {
   bool measured_ = false;
   std::chrono::steady_clock::time_point asked_{};
 };
-
-/// The devices that a program with this CUDA_VISIBLE_DEVICES sees of `devices`, as indices: numbers or beginnings of UUIDs, up to the
-/// first that is none, as CUDA reads it.
-std::vector<uint32_t> visibleDevices(const std::vector<status::Device>& devices, const std::string& text);
 
 }  // namespace olpager::gpunode

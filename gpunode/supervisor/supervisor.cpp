@@ -21,6 +21,7 @@
 #include "gpunode/supervisor/cache_folder.h"
 #include "gpunode/supervisor/launch_worker.h"
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/visible_devices.h"
 #include "pager/budgets.h"
 
 namespace olpager::gpunode {
@@ -223,11 +224,13 @@ void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionReques
 
 void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& request) {
   if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) return refuse(client, why);
+  if (request.slots == 0 || request.slots > forward::kMostSlots || request.slot >= request.slots)
+    return refuse(client, fmt::format("a program has at most {} gpunodes", forward::kMostSlots));
   Session session;
   for (uint32_t i = 0; i < devices_.size(); ++i) session.devices.push_back(i);
   if (request.sees_some != 0 && devices_.known()) {
     const std::string wanted(request.visible, strnlen(request.visible, sizeof request.visible));
-    session.devices = visibleDevices(devices_.all(), wanted);
+    session.devices = forward::visibleDevices(devices_.uuids(), wanted);
     if (session.devices.empty())
       return refuse(client, fmt::format("CUDA_VISIBLE_DEVICES={} names none of its {} device(s)",
                                         printable(wanted.c_str(), 64), devices_.size()));
@@ -243,6 +246,8 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.reply.grace_ms = options_.grace_ms * 2 / 3;
   session.number = next_number_++;
   session.process = request.process;
+  session.slot = request.slot;
+  session.slots = request.slots;
   session.program = printable(request.program, sizeof request.program);
   session.peer = client->peer().address;
   session.node = client->peer().node;
@@ -292,6 +297,8 @@ Status Supervisor::findDevices() {
 Status Supervisor::spawn(Session& session, const std::string& host) {
   WorkerSetup setup;
   setup.session = session.id;
+  setup.slot = session.slot;
+  setup.slots = session.slots;
   std::memcpy(setup.key, session.reply.key, sizeof setup.key);
   setup.transport = static_cast<uint32_t>(options_.choice);
   setup.tls = static_cast<uint32_t>(options_.key.empty() ? transport::Tls::kOff : options_.tls);

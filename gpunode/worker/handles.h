@@ -95,6 +95,10 @@ T handleFrom(uint64_t bits) {
 
 class HandleTable {
  public:
+  /// `slot`: of the session, in all numbers that are made here.
+  explicit HandleTable(unsigned slot = 0)
+      : next_(forward::kHandleMark | forward::kWorkersHandle | forward::slotBits(slot) | 1) {}
+
   /// The number that the client knows `value` by; one is made at first need. 0 for 0.
   uint64_t numberOf(HandleKind kind, uint64_t value);
   /// Gives a number of the client's own its meaning. One that has a meaning already keeps it: false.
@@ -124,7 +128,7 @@ class HandleTable {
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Entry> entries_;
   std::unordered_map<Key, uint64_t, KeyHash> numbers_;
-  uint64_t next_ = forward::kHandleMark | forward::kWorkersHandle | 1;
+  uint64_t next_;
 };
 
 }  // namespace olpager::gpunode

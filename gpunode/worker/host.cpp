@@ -112,6 +112,41 @@ CUresult hostFunctionDone(Invocation& in) {
   return CUDA_SUCCESS;
 }
 
+namespace {
+// A host function that waits for nothing: the stream has come to it.
+void CUDA_CB tellNotice(void* data) {
+  const std::unique_ptr<Function> notice(static_cast<Function*>(data));
+  notice->worker->tell(forward::Answer::kHostFunction, notice->number, CUDA_SUCCESS, {}, true);
+}
+}  // namespace
+
+CUresult gate(Invocation& in) {
+  const auto given = in.value<uint64_t>();
+  const bool per_thread = in.value<uint8_t>() != 0;
+  const auto notice = in.value<uint32_t>();  // 0: the client is told nothing
+  const auto number = in.value<uint32_t>();  // 0: the stream waits for nothing
+  // Whatever comes of it, the client is told: it would wait for ever.
+  Owed owed(in.worker(), forward::Answer::kHostFunction, notice);
+  const CUstream stream = in.streamOf(given, per_thread);
+  if (!in.ok()) return in.refusal();
+  if (isCapturing(in, stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (notice != 0) {
+    auto function = std::make_unique<Function>(Function{&in.worker(), notice});
+    const CUresult result = in.driver().cuLaunchHostFunc(stream, tellNotice, function.get());
+    if (result != CUDA_SUCCESS) return result;
+    (void)function.release();
+    owed.comes();
+  }
+  return number != 0 ? in.worker().gates().put(in.driver(), in.head().context, stream, number) : CUDA_SUCCESS;
+}
+
+CUresult openGate(Invocation& in) {
+  const auto number = in.value<uint32_t>();
+  if (!in.ok()) return in.refusal();
+  in.worker().gates().open(number);
+  return CUDA_SUCCESS;
+}
+
 bool isCapturing(Invocation& in, CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   return in.driver().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;

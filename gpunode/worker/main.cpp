@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -113,6 +114,16 @@ int run() {
   options.library = setup.library;
   options.va_base = settings.value().va_base != 0 ? settings.value().va_base : pager::kDefaultVaBase;
   options.va_size = settings.value().va_size != 0 ? settings.value().va_size : pager::kDefaultVaSize;
+  options.slot = setup.slot;
+  if (setup.slots > 1) {
+    // The sessions of one program share the range, each has a part: an address says whose it is.
+    options.va_size = options.va_size / setup.slots / pager::kPageBytes * pager::kPageBytes;
+    options.va_base += setup.slot * options.va_size;
+    (void)setenv("OL_VA_BASE", std::to_string(options.va_base).c_str(), 1);
+    (void)setenv("OL_VA_SIZE", std::to_string(options.va_size).c_str(), 1);
+    // Streams wait for other sessions on the device (gates.h): with few hardware queues they would hold up others.
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  }
   auto* const worker = new gpunode::Worker(options);  // its threads may outlive this function
   if (auto started = worker->start(); !started.ok()) return fail(started.error().message);
 

@@ -173,6 +173,7 @@ CUresult loadModule(Invocation& in) {
 }
 
 CUresult loadLibrary(Invocation& in) {
+  const auto wanted = in.value<uint64_t>();  // the number that it is to have; 0: any
   Options options;
   if (!readOptions(in, options)) in.arguments().fail();
   bool unknown = false;
@@ -190,9 +191,21 @@ CUresult loadLibrary(Invocation& in) {
   const CUresult status =
       in.driver().cuLibraryLoadData(&library, code, options.names.data(), options.values.data(),
                                     static_cast<unsigned>(options.names.size()), preserved, preserved_value, 1);
+  if (status == CUDA_SUCCESS && wanted != 0) in.bind(wanted, library);
   answer(in, options, status, status == CUDA_SUCCESS ? in.numberFor(library) : 0);
   if (status == CUDA_SUCCESS) keep(std::move(image));
   return CUDA_SUCCESS;
+}
+
+CUresult nameKernel(Invocation& in) {
+  const auto number = in.value<uint64_t>();
+  const auto library = in.handle<CUlibrary>();
+  const char* const name = in.string();
+  if (!in.ok() || name == nullptr) return in.refusal();
+  CUkernel kernel = nullptr;
+  const CUresult result = in.driver().cuLibraryGetKernel(&kernel, library, name);
+  if (result == CUDA_SUCCESS) in.bind(number, kernel);
+  return result;
 }
 
 }  // namespace olpager::gpunode

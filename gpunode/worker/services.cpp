@@ -63,6 +63,12 @@ Serve writtenService(size_t operation) {
       return copyPeer;
     case Operation::kClusters:
       return clusters;
+    case Operation::kGate:
+      return gate;
+    case Operation::kOpenGate:
+      return openGate;
+    case Operation::kNameKernel:
+      return nameKernel;
     case Operation::kSynchronizeDefault:
       return synchronizeDefault;
     case Operation::kAllocateAt:
@@ -139,7 +145,7 @@ CUresult primaryRetain(Invocation& in) {
   if (!in.ok()) return in.refusal();
   CUcontext context = nullptr;
   const CUresult result = in.driver().cuDevicePrimaryCtxRetain(&context, device);
-  if (result == CUDA_SUCCESS) in.bind(forward::primaryHandle(device), context);
+  if (result == CUDA_SUCCESS) in.bind(forward::primaryHandle(in.worker().options().slot, device), context);
   return result;
 }
 

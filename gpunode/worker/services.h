@@ -22,6 +22,7 @@ CUresult synchronizeDefault(Invocation& in);
 
 CUresult loadModule(Invocation& in);
 CUresult loadLibrary(Invocation& in);
+CUresult nameKernel(Invocation& in);
 
 CUresult parameters(Invocation& in);
 CUresult launch(Invocation& in);
@@ -33,6 +34,8 @@ CUresult hostBytes(Invocation& in);
 CUresult hostFunction(Invocation& in);
 CUresult hostFunctionDone(Invocation& in);
 CUresult hostChanges(Invocation& in);
+CUresult gate(Invocation& in);
+CUresult openGate(Invocation& in);
 CUresult pointerAttribute(Invocation& in);
 
 CUresult allocateAt(Invocation& in);

@@ -26,6 +26,8 @@ struct WorkerSetup {
   uint64_t pinned_bytes = 0;  // the most that the client may have of pinned memory
   uint64_t cache_bytes = 0;   // the most of the modules' folder
   uint32_t confined = 1;      // gpunode/worker/confine.h
+  uint32_t slot = 0;          // which of the program's sessions it is
+  uint32_t slots = 1;         // how many it has
   uint32_t reserved = 0;
   char listen[128] = {};   // host:port
   char library[512] = {};  // kSession: libolpager.so; kDescribe: the driver

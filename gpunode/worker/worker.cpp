@@ -32,7 +32,7 @@ std::atomic<uint64_t> g_contexts_gone{0};
 thread_local uint64_t t_contexts_gone = 0;
 
 // The context that this call takes down when it succeeds; 0: none. Its arguments are those of the generated encoders.
-uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments) {
+uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments, unsigned slot) {
   using api::Symbol;
   switch (static_cast<Symbol>(head.function)) {
     case Symbol::kCuCtxDestroy:
@@ -42,7 +42,7 @@ uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments) {
     case Symbol::kCuDevicePrimaryCtxRelease_v2:
     case Symbol::kCuDevicePrimaryCtxReset:
     case Symbol::kCuDevicePrimaryCtxReset_v2:
-      return forward::primaryHandle(arguments.value<CUdevice>());
+      return forward::primaryHandle(slot, arguments.value<CUdevice>());
     default:
       return 0;
   }
@@ -50,7 +50,7 @@ uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments) {
 
 }  // namespace
 
-Worker::Worker(const WorkerOptions& options) : options_(options) {}
+Worker::Worker(const WorkerOptions& options) : options_(options), handles_(options.slot) {}
 
 Status Worker::start() {
   library_ = dlopen(options_.library.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -258,7 +258,7 @@ void Worker::make(const std::vector<std::byte>& record) {
     // A primary context that nobody retained yet: as if there were none.
     context = 0;
   }
-  const uint64_t ends = operation ? 0 : contextThatEnds(head, reader);
+  const uint64_t ends = operation ? 0 : contextThatEnds(head, reader, options_.slot);
   if (exchange_.owes() && Exchange::settlesBefore(head)) exchange_.settle();
   setCurrent(handleFrom<CUcontext>(context));
   if (service == nullptr) {
@@ -338,6 +338,7 @@ CUresult Worker::threadStream(uint32_t thread, uint64_t context, CUstream* strea
 void Worker::contextGone(uint64_t context) {
   g_contexts_gone.fetch_add(1);
   staging_.contextGone(context);
+  gates_.contextGone(context);
   std::lock_guard lock(streams_mutex_);
   std::erase_if(thread_streams_, [&](const auto& entry) { return entry.first.first == context; });
 }

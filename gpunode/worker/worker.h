@@ -23,6 +23,7 @@
 
 #include "coherence/calls/channel.h"
 #include "gpunode/worker/exchange.h"
+#include "gpunode/worker/gates.h"
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/host_memory.h"
 #include "gpunode/worker/module_cache.h"
@@ -38,6 +39,7 @@ namespace olpager::gpunode {
 struct WorkerOptions {
   std::string library;  // libolpager.so
   uint64_t va_base = 0, va_size = 0;
+  unsigned slot = 0;  // of the session among those of its program
 };
 
 class Worker {
@@ -59,6 +61,7 @@ class Worker {
   HostMemory& hostMemory() { return host_memory_; }
   ModuleCache& moduleCache() { return module_cache_; }
   Staging& staging() { return staging_; }
+  Gates& gates() { return gates_; }
   Exchange& exchange() { return exchange_; }
   const WorkerOptions& options() const { return options_; }
   int devices() const { return devices_; }
@@ -118,6 +121,7 @@ class Worker {
   ModuleCache module_cache_;
   Exchange exchange_{*this};
   Staging staging_;
+  Gates gates_;
   Text text_{STDOUT_FILENO, stdout};
   Text errors_{STDERR_FILENO, stderr};
 

@@ -26,6 +26,10 @@ DEEP_TYPES = frozenset(
 # Structures with handles in them that the worker translates (settle and unsettle of gpunode/worker/structures.h).
 SETTLED_TYPES = frozenset(("CUDA_RESOURCE_DESC", "CUgraphExecUpdateResultInfo", "CUDA_GRAPH_INSTANTIATE_PARAMS"))
 
+# What has numbers of devices in it, and where: an empty text, it is a device, or a location itself.
+LOCATIONS = {"CUmemLocation": "", "CUmemAccessDesc": "location", "CUmemPoolProps": "location", "CUmemAllocationProp": "location"}
+DEVICE_TYPES = frozenset(LOCATIONS) | {"CUdevice"}
+
 # Of what is `cached`: what changes without a call that says so, and is asked each time.
 CHANGING = re.compile(
     r"^(cuGraph|cuPointer|cuMem(?!GetAllocationGranularity)|cuTex|cuSurf|cuDeviceTotalMem$|cuCtxGetFlags$"
@@ -153,25 +157,53 @@ def how(symbol):
     return "sync"
 
 
+def route(form):
+    """The expression that finds the session that a call goes to: by the first address, device, handle or location that says so."""
+    values = [p for p in form.parameters if is_value(p)]
+    out = "Route()"
+    for p in values:
+        if p.base_type == "CUdeviceptr":
+            out += f".address({p.name})"
+        elif p.is_pointer:
+            out += f".address(reinterpret_cast<uint64_t>({p.name}))"
+    for p in values:
+        if p.base_type == "CUdevice":
+            out += f".device({p.name})"
+    for p in values:
+        if is_translated(p):
+            out += f".handle({p.name})"
+    for p in form.parameters:
+        if p.base_type not in LOCATIONS or p.get("out"):
+            continue
+        if not p.is_pointer:
+            out += f".location(&{p.name})"
+        elif LOCATIONS[p.base_type] == "":
+            out += f".location({p.name})"
+        else:
+            out += f".location({p.name} != nullptr ? &{p.name}->{LOCATIONS[p.base_type]} : nullptr)"
+    return out
+
+
 def _client_function(symbol):
     form = symbol.form
     mode = how(symbol)
     out = f'extern "C" CUresult ol_forward_generated_{symbol.name}({form.signature()}) {{\n'
-    out += f"  Call call(Symbol::{symbol.enumerator});\n"
+    out += f"  Call call(Symbol::{symbol.enumerator}, {route(form)});\n"
     if CONTEXT_FREE.match(form.function.name):
         out += "  call.needsNoContext();\n"
     for p in encoded_order(form):
         count = count_of(p)
         number = guarded(count) if count else "1"
         if is_value(p):
-            out += f"  call.value({p.name});\n"
+            kind = "devices" if p.base_type in DEVICE_TYPES else "handle" if is_translated(p) else "value"
+            out += f"  call.{kind}({p.name});\n"
         elif p.get("string") and p.get("in"):
             out += f"  call.string({p.name});\n"
         elif is_numbered(form, p) and mode == "oneWay":
             out += f"  if ({p.name} == nullptr) return CUDA_ERROR_INVALID_VALUE;\n"
             out += f"  *{p.name} = call.number<{p.base_type}>();\n"
         elif p.get("in") or p.get("inout"):
-            out += f"  call.array({p.name}, {number});\n"
+            out += f"  call.{'devices' if p.base_type in DEVICE_TYPES else 'array'}({p.name}, {number});\n"
         else:
             out += f"  call.wants({p.name});\n"
     if FORGETS.match(form.function.name):
@@ -205,7 +237,8 @@ def _client_function(symbol):
         elif p.get("static"):
             out += f"  call.takeKept({p.name});\n"
         else:
-            out += f"  call.take({p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
+            take = "takeDevices" if p.base_type in DEVICE_TYPES else "take"
+            out += f"  call.{take}({p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
     return out + "  return result;\n}\n"
 
 

@@ -10,10 +10,10 @@
 
 namespace olpager::forward {
 
-Result<SessionReply> askGpunode(const base::Settings& settings, const SessionRequest& request, uint32_t connect_ms,
-                                uint32_t answer_ms) {
+Result<SessionReply> askGpunode(const base::Settings& settings, const std::string& gpunode,
+                                const SessionRequest& request, uint32_t connect_ms, uint32_t answer_ms) {
   using Clock = std::chrono::steady_clock;
-  const std::string name = "gpunode " + settings.gpunode + ": ";
+  const std::string name = "gpunode " + gpunode + ": ";
   auto options = transport::optionsFrom(settings);
   if (!options.ok()) return options.error();
   options.value().choice = transport::Choice::kTcp;  // a message each way: no shared memory for that
@@ -21,7 +21,7 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const SessionReq
   auto node = transport::makeEndpoint(options.value());
   if (!node.ok()) return node.error();
   auto queue = node.value()->makeQueue();
-  auto link = node.value()->connect(settings.gpunode, {transport::makeDomain(), queue, ""});
+  auto link = node.value()->connect(gpunode, {transport::makeDomain(), queue, ""});
   if (!link.ok()) return Error{"gpunode " + link.error().message};  // which names the address
   if (link.value()->send(transport::MessageClass::kRequest, std::as_bytes(std::span(&request, 1))) !=
       transport::Outcome::kOk)

@@ -1,4 +1,4 @@
-// One question to the gpunode of the settings: connect, prove the key, ask, disconnect.
+// One question to a gpunode: connect, prove the key, ask, disconnect.
 //
 // Thread-safety: any thread. Blocks for at most `connect_ms` and `answer_ms`.
 #pragma once
@@ -12,8 +12,8 @@
 namespace olpager::forward {
 
 /// The Error is one line that begins with "gpunode" and its address.
-Result<SessionReply> askGpunode(const base::Settings& settings, const SessionRequest& request, uint32_t connect_ms,
-                                uint32_t answer_ms);
+Result<SessionReply> askGpunode(const base::Settings& settings, const std::string& gpunode,
+                                const SessionRequest& request, uint32_t connect_ms, uint32_t answer_ms);
 
 /// What the gpunode says beside its answer, as text of one line.
 std::string textOf(const SessionReply& reply);

@@ -37,9 +37,15 @@ CUresult refuse(size_t* failed, CUresult why) {
   return why;
 }
 
+bool isSharedAnywhere(CUdeviceptr address) {
+  const auto all = existingSessions();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Session* one) { return isShared(*one, reinterpret_cast<const void*>(address), 1); });
+}
+
 // Shared memory is read in stream order (memory.h). What has to be read during the call is waited for.
 bool readsLate(CUmemcpySrcAccessOrder order, CUdeviceptr from) {
-  return order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL && isShared(reinterpret_cast<const void*>(from), 1);
+  return order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL && isSharedAnywhere(from);
 }
 CUresult synchronize(CUstream stream, bool per_thread) {
   return per_thread ? ol_forward_generated_cuStreamSynchronize_ptsz(stream)
@@ -182,6 +188,11 @@ CUresult copyPeer(const CUDA_MEMCPY3D_PEER* given, CUstream stream, bool per_thr
                         : ol_forward_cuMemcpy3DAsync_v2(&box, stream);
     return per_thread ? ol_forward_cuMemcpy3D_v2_ptds(&box) : ol_forward_cuMemcpy3D_v2(&box);
   }
+  Session* const session = Route().handle(stream).handle(given->dstContext).handle(given->srcContext).session();
+  for (const CUcontext context : {given->srcContext, given->dstContext}) {
+    Session* const its = sessionOfHandle(reinterpret_cast<uint64_t>(context));
+    if (its != nullptr && its != session) return refused("a 3D copy between devices of two gpunodes", false);
+  }
   CopyHead head;
   head.stream = reinterpret_cast<uint64_t>(stream);
   head.per_thread = per_thread ? 1 : 0;
@@ -190,7 +201,7 @@ CUresult copyPeer(const CUDA_MEMCPY3D_PEER* given, CUstream stream, bool per_thr
   head.box = box;
   head.box.srcHost = nullptr;
   head.box.dstHost = nullptr;
-  Call call(Operation::kCopyPeer);
+  Call call(Operation::kCopyPeer, session);
   call.value(head);
   call.value(reinterpret_cast<uint64_t>(given->srcContext));
   call.value(reinterpret_cast<uint64_t>(given->dstContext));

@@ -35,7 +35,7 @@ CUresult refused(const char* function, bool never) {
       function,
       never ? "%s is not offered in forwarded mode" : "%s is not there yet in forwarded mode: CUDA_ERROR_NOT_SUPPORTED",
       function);
-  return Session::inForkedChild() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_NOT_SUPPORTED;
+  return inForkedChild() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult failedWith(const char* function, const std::exception& error) noexcept {
@@ -43,13 +43,13 @@ CUresult failedWith(const char* function, const std::exception& error) noexcept 
   return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
 }
 
-Call::Call(uint16_t function) : session_(Session::get()) {
+Call::Call(uint16_t function, Session* session) : session_(session) {
   if (Buffers& free = buffers(); !free.empty()) {
     out_.bytes = std::move(free.back());
     free.pop_back();
   }
   out_.bytes.clear();
-  out_.value(CallHead{function, 0, 0, currentContext(), 0, 0});
+  out_.value(CallHead{function, 0, 0, contextIn(session), 0, 0});
 }
 
 Call::~Call() {
@@ -60,6 +60,11 @@ Call::~Call() {
 
 uint64_t Call::newNumber() { return session_ != nullptr ? session_->newNumber() : 0; }
 
+bool Call::isOfAnother(uint64_t handle) const {
+  const Session* const its = sessionOfHandle(handle);
+  return its != nullptr && its != session_;
+}
+
 void Call::string(const char* text) {
   value(static_cast<uint8_t>(text != nullptr));
   if (text != nullptr) out_.text(text);
@@ -68,6 +73,8 @@ void Call::string(const char* text) {
 CUresult Call::ready() {
   if (session_ == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (!session_->initialized() && !before_init_ && head().context != 0) return CUDA_ERROR_NOT_INITIALIZED;
+  if (other_device_) return CUDA_ERROR_INVALID_DEVICE;
+  if (other_session_) return CUDA_ERROR_INVALID_HANDLE;
   return too_long_ ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 

@@ -8,15 +8,16 @@
 
 #include "interpose/api/driver_symbols.h"
 #include "interpose/api/range_extractors.h"
+#include "interpose/forward/contexts.h"
+#include "interpose/forward/devices.h"
 #include "interpose/forward/session.h"
+#include "interpose/forward/sessions.h"
 #include "interpose/forward/wire.h"
 
 namespace olpager::forward {
 
 /// Whether [address, + bytes) lies in a plain allocation of the program's (device_memory.cpp).
 bool isKnownMemory(CUdeviceptr address, uint64_t bytes);
-/// The calling thread's current context (contexts.cpp).
-uint64_t currentContext();
 /// Not there in forwarded mode: CUDA_ERROR_NOT_SUPPORTED, and a line once. `never`: nor will it be.
 CUresult refused(const char* function, bool never);
 CUresult failedWith(const char* function, const std::exception& error) noexcept;
@@ -32,8 +33,11 @@ CUresult guarded(const char* function, Body body) {
 
 class Call {
  public:
-  explicit Call(api::Symbol symbol) : Call(static_cast<uint16_t>(symbol)) {}
-  explicit Call(Operation operation) : Call(static_cast<uint16_t>(operation)) {}
+  /// To where the arguments say, or to the session that the caller knows; null fails.
+  Call(api::Symbol symbol, const Route& route) : Call(static_cast<uint16_t>(symbol), route.session()) {}
+  Call(Operation operation, const Route& route) : Call(static_cast<uint16_t>(operation), route.session()) {}
+  Call(api::Symbol symbol, Session* session) : Call(static_cast<uint16_t>(symbol), session) {}
+  Call(Operation operation, Session* session) : Call(static_cast<uint16_t>(operation), session) {}
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -54,6 +58,27 @@ class Call {
     }
     out_.raw(from, bytes);
   }
+  /// A handle; one of another session makes the call fail, as the driver fails where handles are of two contexts.
+  template <typename T>
+  void handle(T handle) {
+    static_assert(sizeof handle == sizeof(uint64_t));
+    uint64_t bits = 0;
+    std::memcpy(&bits, &handle, sizeof bits);
+    if (severalSessions() && isOfAnother(bits)) other_session_ = true;
+    out_.value(bits);
+  }
+  /// What has numbers of devices in it: as the worker counts them. One that is another gpunode's makes the call fail.
+  template <typename T>
+  void devices(T value) {
+    if (session_ != nullptr && !toWorker(*session_, value)) other_device_ = true;
+    out_.value(value);
+  }
+  template <typename T>
+  void devices(const T* from, uint64_t count) {
+    value(static_cast<uint8_t>(from != nullptr));
+    for (uint64_t i = 0; from != nullptr && i < count && i < kMostDeviceStructures; ++i) devices(from[i]);
+    if (count > kMostDeviceStructures) too_long_ = true;
+  }
   void string(const char* text);
   void raw(const void* from, size_t bytes) { out_.raw(from, bytes); }
   void wants(const void* pointer) { value(static_cast<uint8_t>(pointer != nullptr)); }
@@ -69,6 +94,8 @@ class Call {
   }
   /// Bytes behind the arguments, not copied before they are sent.
   void bulk(std::span<const std::byte> bytes) { bulk_ = bytes; }
+  /// Where it goes; null: nowhere.
+  Session* session() const { return session_; }
   void needsNoContext() { head().context = 0; }
   void inContext(uint64_t context) { head().context = context; }
   void beforeInit() { before_init_ = true; }
@@ -95,6 +122,11 @@ class Call {
     const uint64_t bytes = api::extract::saturatingProduct(count, kElement<T>);
     if (const auto found = reply_.raw(bytes); !found.empty()) std::memcpy(into, found.data(), bytes);
   }
+  template <typename T>
+  void takeDevices(T* into, uint64_t count) {
+    take(into, count);
+    for (uint64_t i = 0; into != nullptr && i < count; ++i) fromWorker(*session_, into[i]);
+  }
   /// Text of the driver's own, which stays for the process's life.
   void takeText(const char** into);
   /// An array of the driver's own; it stays until this thread asks the same again.
@@ -104,19 +136,23 @@ class Call {
   }
 
  private:
-  explicit Call(uint16_t function);
+  Call(uint16_t function, Session* session);
   CallHead& head() { return *reinterpret_cast<CallHead*>(out_.bytes.data()); }
   CUresult ready();
+  bool isOfAnother(uint64_t handle) const;
   uint64_t newNumber();
   void forget();
   const void* keptArray();
+
+  static constexpr uint64_t kMostDeviceStructures = 4096;
 
   Session* session_ = nullptr;
   Writer out_;
   std::span<const std::byte> bulk_;
   Wait wait_;
   Reader reply_;
-  bool too_long_ = false, forgets_ = false, changes_kernels_ = false, before_init_ = false;
+  bool too_long_ = false, other_device_ = false, other_session_ = false, forgets_ = false, changes_kernels_ = false,
+       before_init_ = false;
 };
 
 }  // namespace olpager::forward

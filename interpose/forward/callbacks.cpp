@@ -12,9 +12,9 @@ namespace {
 // `node`: what a graph's node is told to be, where it is captured.
 CUresult enqueue(CUstream stream, bool per_thread, bool with_status, std::function<void(CUresult)> run,
                  const CUDA_HOST_NODE_PARAMS& node = {}) {
-  Session* const session = Session::get();
+  Session* const session = Route().handle(stream).session();
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  Call call(Operation::kHostFunction);
+  Call call(Operation::kHostFunction, session);
   call.value(reinterpret_cast<uint64_t>(stream));
   call.value(static_cast<uint8_t>(per_thread));
   call.value(static_cast<uint8_t>(with_status));

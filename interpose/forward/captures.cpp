@@ -28,11 +28,10 @@ CUresult ended(CUresult result) {
 
 }  // namespace
 
-void changesBehind(CUstream stream, bool per_thread) {
-  Session* const session = Session::existing();
-  const auto blocks = namedBlocks();
-  if (session == nullptr || blocks.empty()) return;
-  Call call(Operation::kHostChanges);
+void changesBehind(Session* session, CUstream stream, bool per_thread) {
+  const auto blocks = namedBlocks(session);
+  if (blocks.empty()) return;
+  Call call(Operation::kHostChanges, session);
   call.value(reinterpret_cast<uint64_t>(stream));
   call.value(static_cast<uint8_t>(per_thread));
   session->expectChanges();
@@ -78,11 +77,13 @@ extern "C" {
     return CUDA_SUCCESS;                                                                                               \
   }                                                                                                                    \
   CUresult ol_forward_cuGraphLaunch##suffix(CUgraphExec graph, CUstream stream) {                                      \
-    if (const CUresult result = awaitNamed(); result != CUDA_SUCCESS) return result;                                   \
-    sendPinnedNow();                                                                                                   \
+    Session* const session = Route().handle(graph).session();                                                          \
+    if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;                                                         \
+    if (const CUresult result = awaitNamed(*session); result != CUDA_SUCCESS) return result;                           \
+    sendPinnedNow(session);                                                                                            \
     const CUresult result = ol_forward_generated_cuGraphLaunch##suffix(graph, stream);                                 \
-    if (Session* const session = Session::existing(); session != nullptr) session->graphLaunched();                    \
-    if (result == CUDA_SUCCESS) changesBehind(stream, per_thread);                                                     \
+    session->graphLaunched();                                                                                          \
+    if (result == CUDA_SUCCESS) changesBehind(session, stream, per_thread);                                            \
     return result;                                                                                                     \
   }
 OL_CAPTURE(, false)

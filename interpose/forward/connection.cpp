@@ -39,18 +39,21 @@ Status Connection::open(calls::Channel& channel) {
   request.process = static_cast<uint32_t>(getpid());
   request.specification = kSpecification;
   std::strncpy(request.program, program_invocation_short_name, sizeof request.program - 1);
-  if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
+  request.slot = slot_;
+  request.slots = slots_;
+  // Of several gpunodes' devices the program's side chooses (devices.h).
+  if (const char* const visible = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr; visible != nullptr) {
     if (std::strlen(visible) >= sizeof request.visible)
       return Error{"CUDA_VISIBLE_DEVICES is longer than the " + std::to_string(sizeof request.visible - 1) +
                    " characters that a gpunode takes"};
     request.sees_some = 1;
     std::strncpy(request.visible, visible, sizeof request.visible - 1);
   }
-  auto reply = askGpunode(settings_, request, kConnectMs, kAnswerMs);
+  auto reply = askGpunode(settings_, gpunode_, request, kConnectMs, kAnswerMs);
   if (!reply.ok()) return reply.error();
   session_ = reply.value();
-  if (session_.refused != 0) return Error{"gpunode " + settings_.gpunode + " refuses: " + textOf(session_)};
-  worker_address_ = session_.port != 0 ? withPort(settings_.gpunode, session_.port) : textOf(session_);
+  if (session_.refused != 0) return Error{"gpunode " + gpunode_ + " refuses: " + textOf(session_)};
+  worker_address_ = session_.port != 0 ? withPort(gpunode_, session_.port) : textOf(session_);
   auto network = transport::optionsFrom(settings_);
   if (!network.ok()) return network.error();
   transport::Options& options = network.value();
@@ -98,7 +101,8 @@ Status Connection::reopen(calls::Channel& channel) {
     SessionRequest request;
     request.ask = SessionAsk::kWhatBecameOf;
     request.session = session_.session;
-    if (auto reply = askGpunode(settings_, request, kConnectMs, kAnswerMs); reply.ok() && reply.value().refused != 0)
+    if (auto reply = askGpunode(settings_, gpunode_, request, kConnectMs, kAnswerMs);
+        reply.ok() && reply.value().refused != 0)
       return Error{textOf(reply.value())};
     std::this_thread::sleep_for(kRetry);
   }

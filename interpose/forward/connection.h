@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/result.h"
 #include "base/settings.h"
@@ -16,7 +17,9 @@ namespace olpager::forward {
 
 class Connection {
  public:
-  explicit Connection(const base::Settings& settings) : settings_(settings) {}
+  /// To the gpunode at `gpunode`, for the program's session number `slot` of `slots`.
+  Connection(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots)
+      : settings_(settings), gpunode_(std::move(gpunode)), slot_(slot), slots_(slots) {}
 
   /// Asks the gpunode for a session and connects to its worker. The Error is one line.
   Status open(calls::Channel& channel);
@@ -34,6 +37,8 @@ class Connection {
   Status join(calls::Channel& channel);
 
   const base::Settings settings_;
+  const std::string gpunode_;
+  const unsigned slot_, slots_;
   std::unique_ptr<transport::Endpoint> node_;
   SessionReply session_;
   std::string worker_address_;

@@ -3,6 +3,7 @@
 #include "interpose/forward/contexts.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,7 +11,9 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/couriers.h"
 #include "interpose/forward/device_memory.h"
+#include "interpose/forward/memory.h"
 #include "interpose/forward/per_thread.h"
 #include "interpose/forward/symbols.h"
 
@@ -20,6 +23,15 @@ namespace {
 struct Contexts {
   std::mutex mutex;
   std::map<uint64_t, CUdevice> device_of;  // made by the program; primary ones are known by their number
+  // By slot, those that are known to be there, the newest last: where a call is to be made that is not of the current context's session.
+  std::array<std::vector<uint64_t>, kMostSessions> alive;
+
+  void note(uint64_t context) {
+    auto& all = alive[slotOf(context)];
+    std::erase(all, context);
+    all.push_back(context);
+  }
+  void forget(uint64_t context) { std::erase(alive[slotOf(context)], context); }
 };
 Contexts& contexts() {
   static auto* instance = new Contexts;
@@ -35,23 +47,25 @@ std::vector<uint64_t>& stack() {
 CUcontext handleOf(uint64_t number) { return reinterpret_cast<CUcontext>(number); }
 uint64_t numberOf(CUcontext context) { return reinterpret_cast<uint64_t>(context); }
 
-int deviceCount() {
-  const Session* session = Session::get();
-  return session != nullptr ? session->description().devices : 0;
+// Of a device's primary context, which exists or not; 0: there is no such device.
+uint64_t primaryOf(CUdevice device) {
+  Session* session = nullptr;
+  CUdevice at_worker = 0;
+  return placeOf(device, &session, &at_worker) ? primaryHandle(session->slot(), at_worker) : 0;
 }
 
 // What every runtime asks of every device when it starts, in one go: a round trip in place of some hundred. Said as the generated
 // encoders say it, so that these find the answers.
-void askAhead(int devices) {
+void askAhead(Session* session) {
   std::vector<std::unique_ptr<Call>> calls;
   const auto ask = [&](api::Symbol symbol, auto... values) {
-    auto call = std::make_unique<Call>(symbol);
+    auto call = std::make_unique<Call>(symbol, session);
     call->needsNoContext();
     (call->value(values), ...);
     call->wants(call.get());
     if (call->begin(false) == CUDA_SUCCESS) calls.push_back(std::move(call));
   };
-  for (CUdevice device = 0; device < devices; ++device) {
+  for (CUdevice device = 0; device < session->description().devices; ++device) {
     for (int attribute = 1; attribute < CU_DEVICE_ATTRIBUTE_MAX; ++attribute)
       ask(api::Symbol::kCuDeviceGetAttribute, static_cast<CUdevice_attribute>(attribute), device);
     ask(api::Symbol::kCuDeviceGetUuid, device);
@@ -65,9 +79,9 @@ void askAhead(int devices) {
 
 CUresult create(CUcontext* out, unsigned flags, CUdevice device) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Call call(Operation::kContextCreate);
+  Call call(Operation::kContextCreate, Route().device(device));
   call.value(flags);
-  call.value(device);
+  call.devices(device);
   const CUresult result = call.sync();
   if (!call.answered()) return result;
   const auto made = call.reply().value<uint64_t>();
@@ -75,8 +89,10 @@ CUresult create(CUcontext* out, unsigned flags, CUdevice device) {
     Contexts& all = contexts();
     std::lock_guard lock(all.mutex);
     all.device_of[made] = device;
+    all.note(made);
   }
   stack().push_back(made);
+  mapPinned(call.session(), made);
   *out = handleOf(made);
   return result;
 }
@@ -86,22 +102,21 @@ void destroyed(uint64_t context) {
     Contexts& all = contexts();
     std::lock_guard lock(all.mutex);
     all.device_of.erase(context);
+    all.forget(context);
   }
   if (!stack().empty() && stack().back() == context) stack().pop_back();
-  if (Session* const session = Session::existing(); session != nullptr) session->contextGone(context);
+  if (Session* const session = sessionOfHandle(context); session != nullptr) session->contextGone(context);
 }
 
 CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
-  Call call(symbol);
-  call.value(device);
+  const uint64_t context = primaryOf(device);
+  Call call(symbol, Route().device(device));
+  call.devices(device);
   call.needsNoContext();
   call.forgetsAnswers();
-  if (reset) {
-    call.mayWait();
-    // What libraries attached to it goes first, as the driver does it.
-    contextGone(handleOf(primaryHandle(device)));
-  }
-  const uint64_t context = primaryHandle(device);
+  call.mayWait();  // for what is in its streams
+  // What libraries attached to it goes first, as the driver does it.
+  if (reset) contextGone(handleOf(context));
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) return result;
   // Others may have retained it too: then it stays, with its memory.
@@ -110,7 +125,12 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
   const bool stays = !reset && hasDeviceMemory(context) &&
                      ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&
                      active != 0;
-  if (Session* const session = Session::existing(); session != nullptr && !stays) session->contextGone(context);
+  if (Session* const session = sessionOfHandle(context); session != nullptr && !stays) {
+    session->contextGone(context);
+    Contexts& all = contexts();
+    std::lock_guard lock(all.mutex);
+    all.forget(context);
+  }
   return result;
 }
 
@@ -121,10 +141,31 @@ uint64_t currentContext() {
   return all.empty() ? 0 : all.back();
 }
 
+uint64_t contextIn(const Session* session) {
+  const uint64_t current = currentContext();
+  if (session == nullptr || !severalSessions() || (current == 0 && !isCourier()) ||
+      (current != 0 && slotOf(current) == session->slot()))
+    return current;
+  Contexts& all = contexts();
+  std::lock_guard lock(all.mutex);
+  const auto& alive = all.alive[session->slot()];
+  return alive.empty() ? 0 : alive.back();
+}
+
+WithContext::WithContext(uint64_t context) : pushed_(context != 0) {
+  if (pushed_) stack().push_back(context);
+}
+WithContext::~WithContext() {
+  if (pushed_) stack().pop_back();
+}
+
 bool deviceOf(uint64_t context, CUdevice* device) {
-  if (context > kHandleMark && context <= primaryHandle(deviceCount() - 1)) {
-    *device = static_cast<CUdevice>(context - primaryHandle(0));
-    return true;
+  if (const Session* const session = sessionOfHandle(context); session != nullptr) {
+    const uint64_t first = primaryHandle(session->slot(), 0);
+    if (context - first < static_cast<uint64_t>(session->description().devices)) {
+      *device = deviceOf(*session, static_cast<CUdevice>(context - first));
+      return *device != CU_DEVICE_INVALID;
+    }
   }
   Contexts& all = contexts();
   std::lock_guard lock(all.mutex);
@@ -142,18 +183,20 @@ extern "C" {
 
 CUresult ol_forward_cuInit(unsigned flags) {
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (Session::inForkedChild()) return CUDA_ERROR_NOT_INITIALIZED;
-  Session* session = Session::get();
-  if (session == nullptr) return CUDA_ERROR_NO_DEVICE;
+  if (inForkedChild()) return CUDA_ERROR_NOT_INITIALIZED;
+  const auto all = sessions();
+  if (all.empty()) return CUDA_ERROR_NO_DEVICE;
   static std::once_flag asked;
-  std::call_once(asked, [&] { askAhead(session->description().devices); });
-  session->setInitialized();
+  std::call_once(asked, [&] {
+    for (Session* const session : all) askAhead(session);
+  });
+  for (Session* const session : all) session->setInitialized();
   return CUDA_SUCCESS;
 }
 
 CUresult ol_forward_cuCtxGetCurrent(CUcontext* context) {
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (const Session* session = Session::existing(); session == nullptr || !session->initialized())
+  if (const Session* session = existingSession(); session == nullptr || !session->initialized())
     return CUDA_ERROR_NOT_INITIALIZED;
   *context = handleOf(currentContext());
   return CUDA_SUCCESS;
@@ -219,13 +262,20 @@ CUresult ol_forward_cuCtxDestroy(CUcontext context) { return ol_forward_cuCtxDes
 
 CUresult ol_forward_cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Call call(Operation::kPrimaryRetain);
+  Call call(Operation::kPrimaryRetain, Route().device(device));
   call.needsNoContext();
-  call.value(device);
+  call.devices(device);
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) return result;
-  Session::existing()->forgetAnswersOf(olpager::api::Symbol::kCuDevicePrimaryCtxGetState);
-  *context = handleOf(primaryHandle(device));
+  call.session()->forgetAnswersOf(olpager::api::Symbol::kCuDevicePrimaryCtxGetState);
+  const uint64_t retained = primaryOf(device);
+  {
+    Contexts& all = contexts();
+    std::lock_guard lock(all.mutex);
+    all.note(retained);
+  }
+  mapPinned(call.session(), retained);
+  *context = handleOf(retained);
   return result;
 }
 

@@ -7,9 +7,25 @@
 
 namespace olpager::forward {
 
+class Session;
+
 /// The calling thread's current context; 0: none.
 uint64_t currentContext();
-/// The device of a context that exists; false for any other number.
+/// The context that a call of the calling thread to this session is made in: the current one, else one of that session's; 0: none.
+uint64_t contextIn(const Session* session);
+/// The program's device of a context that exists; false for any other number.
 bool deviceOf(uint64_t context, CUdevice* device);
+
+/// Makes a context the calling thread's current one for as long as it lives; 0: leaves it as it is.
+class WithContext {
+ public:
+  explicit WithContext(uint64_t context);
+  ~WithContext();
+  WithContext(const WithContext&) = delete;
+  WithContext& operator=(const WithContext&) = delete;
+
+ private:
+  const bool pushed_;
+};
 
 }  // namespace olpager::forward

@@ -4,6 +4,7 @@
 // too (isShared) nothing travels, whatever the length.
 #include "interpose/forward/copies.h"
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -13,6 +14,8 @@
 #include "interpose/api/range_extractors.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/copies_between.h"
+#include "interpose/forward/host_copies.h"
 #include "interpose/forward/memory.h"
 
 namespace olpager::forward {
@@ -25,6 +28,9 @@ struct Where {
   CUstream stream = nullptr;
   bool per_thread = false;
   bool async = false;
+  Session* session = nullptr;  // found out when the device's side is known
+
+  Where in(Session* found) const { return {stream, per_thread, async, found}; }
 };
 
 CopyHead headOf(const Where& where) {
@@ -41,6 +47,11 @@ struct Far {
   bool array = false;
   uint64_t offset = 0;
 };
+
+Session* sessionOf(const Far& far, const Where& where) {
+  return far.array ? Route().handle(far.device).handle(where.stream).session()
+                   : Route().address(far.device).handle(where.stream).session();
+}
 
 // Of `bytes` from `at` on.
 CopyHead headOf(const Where& where, const Far& far, uint64_t at, uint64_t bytes) {
@@ -60,10 +71,10 @@ bool isCaptured(const Where& where) { return where.async && capturing() && captu
 CUresult captureCopy(Operation operation, const Far& far, const void* near, uint64_t bytes, const Where& where) {
   const uint64_t block = blockOf(reinterpret_cast<uint64_t>(near), bytes);
   if (block == 0) return refused("a captured copy from or to memory that is not of cuMemHostAlloc", false);
-  noteNamed(block);
+  noteNamed(where.session, block);
   CopyHead head = headOf(where, far, 0, bytes);
   head.near = reinterpret_cast<uint64_t>(near);
-  Call call(operation);
+  Call call(operation, where.session);
   call.value(head);
   return call.sync();
 }
@@ -71,20 +82,20 @@ CUresult captureCopy(Operation operation, const Far& far, const void* near, uint
 CUresult captureBetween(uint64_t to, uint64_t from, uint64_t bytes, const Where& where) {
   if (blockOf(to, bytes) == 0 || blockOf(from, bytes) == 0)
     return refused("a captured copy between memory that is not of cuMemHostAlloc", false);
-  noteNamed(to);
-  noteNamed(from);
+  noteNamed(where.session, to);
+  noteNamed(where.session, from);
   CopyHead head = headOf(where);
   head.device = to;
   head.offset = from;
   head.bytes = bytes;
-  Call call(Operation::kCopyDevice);
+  Call call(Operation::kCopyDevice, where.session);
   call.value(head);
   return call.oneWay();
 }
 
 // The client's side is memory that the worker has too: the GPU comes to it in stream order.
 CUresult copyShared(Operation operation, const CopyHead& head, const Where& where) {
-  Call call(operation);
+  Call call(operation, where.session);
   call.value(head);
   if (where.async) return call.oneWay(head.bytes >= kBulkBytes);
   call.mayWait();
@@ -97,34 +108,38 @@ CUresult copyShared(Operation operation, const Far& far, const void* near, uint6
   return copyShared(operation, head, where);
 }
 
+CUresult awaitStream(const Where& where) {
+  Call wait(Operation::kSynchronizeDefault, where.session);
+  wait.value(headOf(where));
+  wait.mayWait();
+  return wait.sync();
+}
+
 // The client's memory is read now, where the driver would read it in stream order: host functions before the copy may still write it.
 CUresult awaitFunctions(const Where& where) {
-  const Session* const session = Session::existing();
-  if (session == nullptr || !session->functionsOutstanding()) return CUDA_SUCCESS;
-  return where.per_thread ? ol_forward_generated_cuStreamSynchronize_ptsz(where.stream)
-                          : ol_forward_generated_cuStreamSynchronize(where.stream);
+  const auto all = existingSessions();
+  if (std::none_of(all.begin(), all.end(), [](const Session* one) { return one->functionsOutstanding(); }))
+    return CUDA_SUCCESS;
+  return awaitStream(where);
 }
 
 // Whether a copy that the caller would wait for may be sent ahead of its end: its bytes are taken, the worker makes nothing else
 // meanwhile, and the driver is not expected to refuse it. Only of a program that calls from one thread and has no host functions:
 // no other call of it could end what the copy waits for.
 bool goesAhead(const Far& to, uint64_t bytes, const Where& where) {
-  const Session* const session = Session::existing();
-  return !where.async && !to.array && bytes <= kPiece && session != nullptr && !session->othersCall() &&
+  return !where.async && !to.array && bytes <= kPiece && where.session != nullptr && !where.session->othersCall() &&
          isKnownMemory(to.device, bytes);
 }
 
 // The client's side of a bulk copy. Pageable memory is registered for the copy alone, whose caller then waits until it is over.
 class BulkSide {
  public:
-  BulkSide(const void* memory, uint64_t bytes, uint32_t access) {
-    if (bytes < kBulkBytes) return;
-    if (pinnedRegion(memory, bytes, &key_, &offset_)) {
+  BulkSide(const Session* session, const void* memory, uint64_t bytes, uint32_t access) {
+    if (bytes < kBulkBytes || session == nullptr) return;
+    if (pinnedRegion(*session, memory, bytes, &key_, &offset_)) {
       pinned_ = true;
       return;
     }
-    const Session* const session = Session::get();
-    if (session == nullptr) return;
     auto region = transport::registerMemory(session->domain(), {const_cast<void*>(memory), bytes, -1, 0}, access);
     if (!region.ok()) return;
     region_ = std::move(region).value();
@@ -149,27 +164,25 @@ class BulkSide {
 CUresult bulkIn(const Far& to, const void* from, uint64_t bytes, const BulkSide& side, const Where& where) {
   CopyHead head = headOf(where, to, 0, bytes);
   side.name(head);
-  Call call(Operation::kCopyIn);
+  Call call(Operation::kCopyIn, where.session);
   call.value(head);
   if (where.async && side.pinned()) {
     const CUresult result = call.oneWay(true);
-    noteAddresses(from, bytes);  // for launches that come later
+    noteAddresses(where.session, from, bytes);  // for launches that come later
     return result;
   }
   if (!where.async) call.mayWait();
   if (const CUresult begun = call.begin(true); begun != CUDA_SUCCESS) return begun;
-  noteAddresses(from, bytes);
+  noteAddresses(where.session, from, bytes);
   return call.finish();
 }
 
 CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& side, const Where& where) {
-  Session* const session = Session::get();
-  if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   CopyHead head = headOf(where, from, 0, bytes);
   side.name(head);
   const bool later = where.async && side.pinned();
-  if (later) head.number = session->expectBytes(into, bytes);
-  Call call(Operation::kCopyOut);
+  if (later) head.number = where.session->expectBytes(into, bytes);
+  Call call(Operation::kCopyOut, where.session);
   call.value(head);
   if (later) return call.oneWay(true);
   call.mayWait();
@@ -179,16 +192,21 @@ CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& si
 // Whether what the program gives as memory of the device is an exchanged block: it is the client's as any pinned memory is.
 bool isNear(const Far& far) { return !far.array && isExchanged(far.device); }
 
-CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& where) {
+CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& given) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (from == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (isNear(to)) return copyAny(to.device, reinterpret_cast<CUdeviceptr>(from), bytes, where);
-  if (isShared(from, bytes)) return copyShared(Operation::kCopyIn, to, from, bytes, where);
+  if (isNear(to)) return copyAny(to.device, reinterpret_cast<CUdeviceptr>(from), bytes, given);
+  const Where where = given.in(sessionOf(to, given));
+  if (where.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  if (isShared(*where.session, from, bytes)) return copyShared(Operation::kCopyIn, to, from, bytes, where);
   if (isCaptured(where)) return captureCopy(Operation::kCopyIn, to, from, bytes, where);
   if (const CUresult error = awaitFunctions(where); error != CUDA_SUCCESS) return error;
-  if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(from), bytes); error != CUDA_SUCCESS) return error;
-  if (const BulkSide side(from, bytes, transport::kRemoteRead); side) return bulkIn(to, from, bytes, side, where);
-  noteAddresses(from, bytes);
+  if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(from), bytes, *where.session);
+      error != CUDA_SUCCESS)
+    return error;
+  if (const BulkSide side(where.session, from, bytes, transport::kRemoteRead); side)
+    return bulkIn(to, from, bytes, side, where);
+  noteAddresses(where.session, from, bytes);
   const bool one_way = where.async || goesAhead(to, bytes, where);
   std::deque<std::unique_ptr<Call>> under_way;
   CUresult first = CUDA_SUCCESS;
@@ -199,7 +217,7 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& wh
   };
   for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += kPiece) {
     const CopyHead head = headOf(where, to, at, std::min(kPiece, bytes - at));
-    auto call = std::make_unique<Call>(Operation::kCopyIn);
+    auto call = std::make_unique<Call>(Operation::kCopyIn, where.session);
     call->value(head);
     call->bulk({static_cast<const std::byte*>(from) + at, head.bytes});
     if (one_way) {
@@ -215,13 +233,16 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& wh
   return first;
 }
 
-CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& where) {
+CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (into == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (isNear(from)) return copyAny(reinterpret_cast<CUdeviceptr>(into), from.device, bytes, where);
-  if (isShared(into, bytes)) return copyShared(Operation::kCopyOut, from, into, bytes, where);
+  if (isNear(from)) return copyAny(reinterpret_cast<CUdeviceptr>(into), from.device, bytes, given);
+  const Where where = given.in(sessionOf(from, given));
+  if (where.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  if (isShared(*where.session, into, bytes)) return copyShared(Operation::kCopyOut, from, into, bytes, where);
   if (isCaptured(where)) return captureCopy(Operation::kCopyOut, from, into, bytes, where);
-  if (const BulkSide side(into, bytes, transport::kRemoteWrite); side) return bulkOut(into, from, bytes, side, where);
+  if (const BulkSide side(where.session, into, bytes, transport::kRemoteWrite); side)
+    return bulkOut(into, from, bytes, side, where);
   const bool later = where.async && isPinned(into, bytes);
   struct Piece {
     std::unique_ptr<Call> call;
@@ -240,8 +261,8 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& where
   for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += kPiece) {
     CopyHead head = headOf(where, from, at, std::min(kPiece, bytes - at));
     auto* const target = static_cast<std::byte*>(into) + at;
-    if (later) head.number = Session::get() != nullptr ? Session::get()->expectBytes(target, head.bytes) : 0;
-    auto call = std::make_unique<Call>(Operation::kCopyOut);
+    if (later) head.number = where.session->expectBytes(target, head.bytes);
+    auto call = std::make_unique<Call>(Operation::kCopyOut, where.session);
     call->value(head);
     if (later) {
       first = call->oneWay();
@@ -256,13 +277,17 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& where
   return first;
 }
 
-CUresult copyDevice(uint64_t to, uint64_t from, uint64_t bytes, const Where& where) {
-  if (isNear({to}) || isNear({from})) return copyAny(to, from, bytes, where);
+CUresult copyDevice(uint64_t to, uint64_t from, uint64_t bytes, const Where& given) {
+  if (isNear({to}) || isNear({from})) return copyAny(to, from, bytes, given);
+  if (ofTwoSessions(to, from))
+    return given.async ? copyBetweenBehind(to, from, bytes, streamAt(given.stream, given.per_thread))
+                       : copyBetween({to}, {from}, bytes, given.per_thread);
+  const Where where = given.in(Route().address(to).address(from).handle(given.stream).session());
   CopyHead head = headOf(where);
   head.device = to;
   head.offset = from;
   head.bytes = bytes;
-  Call call(Operation::kCopyDevice);
+  Call call(Operation::kCopyDevice, where.session);
   call.value(head);
   if (where.async) return call.oneWay();
   call.mayWait();
@@ -276,15 +301,13 @@ CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& 
   const bool to_device = isDeviceMemory(to);
   const bool from_device = isDeviceMemory(from);
   // Between blocks that both sides have it can be captured: what their graph changes comes back.
-  if (!to_device && !from_device && isCaptured(where)) return captureBetween(to, from, bytes, where);
+  if (!to_device && !from_device && isCaptured(where))
+    return captureBetween(to, from, bytes, where.in(streamAt(where.stream, where.per_thread).session));
   if (to_device && from_device) return copyDevice(to, from, bytes, where);
   if (to_device) return copyIn({to}, reinterpret_cast<const void*>(from), bytes, where);
   if (from_device) return copyOut(reinterpret_cast<void*>(to), {from}, bytes, where);
   // Host to host: after what is before it in the stream.
-  Call wait(Operation::kSynchronizeDefault);
-  wait.value(headOf(where));
-  wait.mayWait();
-  const CUresult result = wait.sync();
+  const CUresult result = awaitStream(where.in(Route().handle(where.stream).session()));
   if (result == CUDA_SUCCESS) std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   return result;
 }
@@ -329,26 +352,33 @@ void settle(CUmemorytype& type, const void*& host, CUdeviceptr device) {
 // Whether all that a box touches of the client's memory is shared with the worker.
 class SharedSide final : public api::extract::RangeSink {
  public:
+  explicit SharedSide(const Session& session) : session_(session) {}
   void add(uint64_t address, uint64_t bytes, api::extract::Use) override {
-    shared_ = shared_ && bytes != 0 && isShared(reinterpret_cast<const void*>(address), bytes);
+    shared_ = shared_ && bytes != 0 && isShared(session_, reinterpret_cast<const void*>(address), bytes);
   }
   void addFrom(uint64_t) override { shared_ = false; }
   uint64_t arrayElementBytes(CUarray) override { return 1; }
   bool shared() const { return shared_; }
 
  private:
+  const Session& session_;
   bool shared_ = true;
 };
 
 // The box has a side in the client's memory, and one that is not. What the other one is does not matter.
-bool isSharedBox(CUDA_MEMCPY3D box) {
+bool isSharedBox(const Session& session, CUDA_MEMCPY3D box) {
   (box.srcMemoryType == CU_MEMORYTYPE_HOST ? box.dstMemoryType : box.srcMemoryType) = CU_MEMORYTYPE_ARRAY;
-  SharedSide side;
+  SharedSide side(session);
   api::extract::copy3d(side, &box);
   return side.shared();
 }
 
-CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
+Session* sessionOf(CUmemorytype type, CUdeviceptr device, CUarray array) {
+  if (type == CU_MEMORYTYPE_DEVICE) return sessionOfAddress(device);
+  return type == CU_MEMORYTYPE_ARRAY ? sessionOfHandle(reinterpret_cast<uint64_t>(array)) : nullptr;
+}
+
+CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
   if (box.WidthInBytes == 0 || box.Height == 0 || box.Depth == 0) return CUDA_SUCCESS;
   settle(box.srcMemoryType, box.srcHost, box.srcDevice);
   const void* target = box.dstHost;
@@ -356,13 +386,21 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
   box.dstHost = const_cast<void*>(target);
   const bool from_host = box.srcMemoryType == CU_MEMORYTYPE_HOST;
   const bool to_host = box.dstMemoryType == CU_MEMORYTYPE_HOST;
+  Session* const source = sessionOf(box.srcMemoryType, box.srcDevice, box.srcArray);
+  Session* const destination = sessionOf(box.dstMemoryType, box.dstDevice, box.dstArray);
+  if (source != nullptr && destination != nullptr && source != destination)
+    return refused("a 2D or 3D copy between devices of two gpunodes", false);
+  const Where where = given.in(source != nullptr        ? source
+                               : destination != nullptr ? destination
+                                                        : Route().handle(given.stream).session());
+  if (where.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   CopyHead head = headOf(where);
   head.shape = shape;
   head.box = box;
   head.box.srcHost = nullptr;
   head.box.dstHost = nullptr;
   if (!from_host && !to_host) {
-    Call call(Operation::kCopyDevice);
+    Call call(Operation::kCopyDevice, where.session);
     call.value(head);
     if (where.async) return call.oneWay();
     call.mayWait();
@@ -370,7 +408,7 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
   }
   const void* const near = from_host ? box.srcHost : box.dstHost;
   if (near == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (from_host != to_host && isSharedBox(box)) {
+  if (from_host != to_host && isSharedBox(*where.session, box)) {
     head.box = box;
     head.near = reinterpret_cast<uint64_t>(near);
     return copyShared(from_host ? Operation::kCopyIn : Operation::kCopyOut, head, where);
@@ -380,10 +418,7 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
     return refused("a 2D or 3D copy of more than 48 MiB to or from host memory", false);
   if (from_host && to_host) {
     const Rows into = rowsOf(box.dstHost, box, false);
-    Call wait(Operation::kSynchronizeDefault);
-    wait.value(headOf(where));
-    wait.mayWait();
-    if (const CUresult result = wait.sync(); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = awaitStream(where); result != CUDA_SUCCESS) return result;
     uint64_t at = 0;
     std::vector<std::byte*> targets;
     into.forEach([&](std::byte* row) { targets.push_back(row); });
@@ -403,13 +438,14 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
   std::vector<std::byte> packed;
   if (from_host) {
     if (const CUresult error = awaitFunctions(where); error != CUDA_SUCCESS) return error;
-    if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(rows.first), rows.layer * rows.depth);
+    if (const CUresult error =
+            awaitMemory(reinterpret_cast<uint64_t>(rows.first), rows.layer * rows.depth, *where.session);
         error != CUDA_SUCCESS)
       return error;
     packed.reserve(rows.bytes());
     rows.forEach([&](const std::byte* row) { packed.insert(packed.end(), row, row + rows.width); });
-    noteAddresses(packed.data(), packed.size());
-    Call call(Operation::kCopyIn);
+    noteAddresses(where.session, packed.data(), packed.size());
+    Call call(Operation::kCopyIn, where.session);
     call.value(head);
     call.bulk(packed);
     if (where.async) return call.oneWay();
@@ -417,7 +453,7 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, Where where) {
     return call.sync();
   }
   head.in_order = 0;  // the rows are put in place by this thread
-  Call call(Operation::kCopyOut);
+  Call call(Operation::kCopyOut, where.session);
   call.value(head);
   call.mayWait();
   const CUresult result = call.sync();
@@ -464,6 +500,14 @@ CUresult copy3d(const CUDA_MEMCPY3D* copy, const Where& where) {
 Far arrayAt(CUarray array, size_t offset) { return {reinterpret_cast<uint64_t>(array), true, offset}; }
 
 }  // namespace
+
+CUresult copyToDevice(CUdeviceptr to, const void* from, uint64_t bytes, CUstream stream, bool per_thread) {
+  return copyIn({to}, from, bytes, {stream, per_thread, false});
+}
+CUresult copyFromDevice(void* to, CUdeviceptr from, uint64_t bytes, CUstream stream, bool per_thread) {
+  return copyOut(to, {from}, bytes, {stream, per_thread, false});
+}
+
 }  // namespace olpager::forward
 
 using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
@@ -505,6 +549,11 @@ OL_COPY(_ptds, true)
 #define OL_COPY(suffix, per_thread)                                                                                   \
   CUresult ol_forward_cuMemcpyAsync##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {        \
     return copyAny(to, from, bytes, {stream, per_thread, true});                                                      \
+  }                                                                                                                   \
+  CUresult ol_forward_cuMemcpyDtoDAsync_v2##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) { \
+    if (!ofTwoSessions(to, from) && !isNear({to}) && !isNear({from}))                                                 \
+      return ol_forward_generated_cuMemcpyDtoDAsync_v2##suffix(to, from, bytes, stream);                              \
+    return copyDevice(to, from, bytes, {stream, per_thread, true});                                                   \
   }                                                                                                                   \
   CUresult ol_forward_cuMemcpyHtoDAsync_v2##suffix(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) { \
     return copyIn({to}, from, bytes, {stream, per_thread, true});                                                     \

@@ -1,5 +1,10 @@
-// What a program is told of how devices and the CPU share memory: as it is for this program, which is not how it is at the gpunode.
+// What a program is told of its devices where that is not what the gpunode's driver says: how they and the CPU share memory, and, of several
+// gpunodes' devices, where each is.
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/devices.h"
+#include "interpose/forward/session.h"
+#include "interpose/forward/session_protocol.h"
+#include "interpose/forward/sessions.h"
 
 namespace olpager::forward {
 namespace {
@@ -19,6 +24,12 @@ bool isMissing(CUdevice_attribute attribute) {
   }
 }
 
+uint32_t domainOf(CUdevice device, uint32_t domain) {
+  Session* session = nullptr;
+  CUdevice at_worker = 0;
+  return severalSessions() && placeOf(device, &session, &at_worker) ? pciDomainOf(session->slot(), domain) : domain;
+}
+
 }  // namespace
 }  // namespace olpager::forward
 
@@ -26,7 +37,10 @@ extern "C" {
 
 CUresult ol_forward_cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   const CUresult result = ol_forward_generated_cuDeviceGetAttribute(value, attribute, device);
-  if (result == CUDA_SUCCESS && olpager::forward::isMissing(attribute)) *value = 0;
+  if (result != CUDA_SUCCESS) return result;
+  if (olpager::forward::isMissing(attribute)) *value = 0;
+  if (attribute == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)
+    *value = static_cast<int>(olpager::forward::domainOf(device, static_cast<uint32_t>(*value)));
   return result;
 }
 

@@ -50,9 +50,15 @@ struct Book {
   std::shared_mutex known_mutex;  // alone
   std::map<CUdeviceptr, uint64_t> known;
 };
-Book& book() {
-  static auto* instance = new Book;
-  return *instance;
+// One for each session, by slot.
+Book& book(unsigned slot) {
+  static auto* const all = new std::array<Book, kMostSessions>;
+  return (*all)[slot];
+}
+// Of the session that an address belongs to.
+Book* bookOf(CUdeviceptr address) {
+  const Session* const session = Route().address(address).session();
+  return session != nullptr ? &book(session->slot()) : nullptr;
 }
 
 // --- what uses memory besides ---------------------------------------------------------------------------------------------
@@ -134,12 +140,12 @@ void give(Book& all, uint64_t context, uint64_t address, uint64_t bytes) {
 }
 
 void know(CUdeviceptr address, uint64_t bytes) {
-  Book& all = book();
-  std::unique_lock lock(all.known_mutex);
-  all.known[address] = bytes;
+  Book* const all = bookOf(address);
+  if (all == nullptr) return;
+  std::unique_lock lock(all->known_mutex);
+  all->known[address] = bytes;
 }
-void forget(CUdeviceptr address) {
-  Book& all = book();
+void forget(Book& all, CUdeviceptr address) {
   std::unique_lock lock(all.known_mutex);
   all.known.erase(address);
 }
@@ -151,14 +157,14 @@ CUresult allocateAnywhere(CUdeviceptr* out, uint64_t bytes) {
 }
 
 CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
-  const Session* const session = Session::existing();
+  Session* const session = existingSession();
   const uint64_t context = currentContext();
   CUdevice device = 0;
   // Beyond any range, while something captures, or without a context: the driver has the answer.
   if (out == nullptr || bytes == 0 || bytes >= 1ull << 47 || session == nullptr || !session->initialized() ||
       !deviceOf(context, &device) || capturing())
     return allocateAnywhere(out, bytes);
-  Book& all = book();
+  Book& all = book(session->slot());
   std::unique_lock lock(all.mutex);
   if (!ready(all, *session)) {
     lock.unlock();
@@ -175,7 +181,7 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
     return allocateAnywhere(out, bytes);
   }
   const uint64_t cost = (all.pages - before) * kPageBytes;
-  Call call(Operation::kAllocateAt);
+  Call call(Operation::kAllocateAt, session);
   call.value(address);
   call.value(bytes);
   CUresult result = CUDA_SUCCESS;
@@ -190,7 +196,7 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
     }
     // An error of an earlier call comes with a success of this one: the memory is there, and nobody will free it.
     if (result != CUDA_SUCCESS && call.answered()) {
-      Call back(api::Symbol::kCuMemFree_v2);
+      Call back(api::Symbol::kCuMemFree_v2, session);
       back.value(address);
       (void)back.oneWay();
     }
@@ -209,10 +215,10 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
 // A free waits for the GPU as the driver's does, at the worker. The caller need not where no other call of the program could end what
 // it waits for, and nothing that the GPU writes is still to come here.
 CUresult release(CUdeviceptr address) {
-  const Session* const session = Session::existing();
+  Session* const session = existingSessions().empty() ? nullptr : Route().address(address).session();
   if (session == nullptr) return ol_forward_generated_cuMemFree_v2(address);  // in a forked child locks are anybody's
-  forget(address);
-  Book& all = book();
+  Book& all = book(session->slot());
+  forget(all, address);
   std::unique_lock lock(all.mutex);
   const auto found = all.held.find(address);
   if (found == all.held.end()) {
@@ -224,9 +230,9 @@ CUresult release(CUdeviceptr address) {
     give(all, held.context, address, held.bytes);
     all.held.erase(address);
   };
-  if (!session->othersCall() && !session->memoryComes() && held.context == currentContext() && all.slabs.size() <= 1 &&
-      !capturing()) {
-    Call call(api::Symbol::kCuMemFree_v2);
+  if (!session->othersCall() && !session->memoryComes() && held.context == contextIn(session) &&
+      all.slabs.size() <= 1 && !capturing()) {
+    Call call(api::Symbol::kCuMemFree_v2, session);
     call.value(address);
     const CUresult result = call.oneWay();
     if (result == CUDA_SUCCESS) gone();
@@ -242,8 +248,8 @@ CUresult release(CUdeviceptr address) {
 // In stream order the address would be free at a time that nobody here knows: the stream is waited for.
 CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
   bool held = false;
-  if (Session::existing() != nullptr) {
-    Book& all = book();
+  if (!existingSessions().empty()) {
+    Book& all = *bookOf(address);
     std::lock_guard lock(all.mutex);
     held = all.held.contains(address);
   }
@@ -257,30 +263,30 @@ CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
 
 }  // namespace
 
-void noteCall(uint16_t function) {
+void noteCall(const Session& session, uint16_t function) {
   const bool uses = function < api::kSymbolCount ? memoryUsers()[function]
                                                  : function == static_cast<uint16_t>(Operation::kLoadModule) ||
                                                        function == static_cast<uint16_t>(Operation::kLoadLibrary) ||
                                                        function == static_cast<uint16_t>(Operation::kContextCreate) ||
                                                        function == static_cast<uint16_t>(Operation::kPrimaryRetain);
-  if (uses) book().spent.fetch_add(1);
+  if (uses) book(session.slot()).spent.fetch_add(1);
 }
 
 bool hasDeviceMemory(uint64_t context) {
-  Book& all = book();
+  Book& all = book(slotOf(context));
   std::lock_guard lock(all.mutex);
   return std::any_of(all.held.begin(), all.held.end(), [&](const auto& one) { return one.second.context == context; });
 }
 
 void forgetDeviceMemory(uint64_t context) {
-  Book& all = book();
+  Book& all = book(slotOf(context));
   std::lock_guard lock(all.mutex);
   for (auto one = all.held.begin(); one != all.held.end();) {
     if (one->second.context != context) {
       ++one;
       continue;
     }
-    forget(one->first);
+    forget(all, one->first);
     give(all, context, one->first, one->second.bytes);
     one = all.held.erase(one);
   }
@@ -289,10 +295,11 @@ void forgetDeviceMemory(uint64_t context) {
 }
 
 bool isKnownMemory(CUdeviceptr address, uint64_t bytes) {
-  Book& all = book();
-  std::shared_lock lock(all.known_mutex);
-  auto after = all.known.upper_bound(address);
-  if (after == all.known.begin()) return false;
+  Book* const all = bookOf(address);
+  if (all == nullptr) return false;
+  std::shared_lock lock(all->known_mutex);
+  auto after = all->known.upper_bound(address);
+  if (after == all->known.begin()) return false;
   --after;
   const uint64_t offset = address - after->first;
   return offset < after->second && bytes <= after->second - offset;

@@ -10,8 +10,10 @@
 
 namespace olpager::forward {
 
+class Session;
+
 /// Before each call goes out: one that may use device memory or the driver's own in another way ends what is known of free memory.
-void noteCall(uint16_t function);
+void noteCall(const Session& session, uint16_t function);
 /// The context is gone, with all its memory.
 void forgetDeviceMemory(uint64_t context);
 /// Whether any is known of.

@@ -24,6 +24,10 @@ struct Target {
   CUgraphExec exec = nullptr;
 };
 
+Session* sessionOf(const Target& target) {
+  return Route().handle(target.graph).handle(target.node).handle(target.exec).session();
+}
+
 void put(Call& call, const Target& target) {
   call.value(target.what);
   call.value(reinterpret_cast<uint64_t>(target.graph));
@@ -46,7 +50,7 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   if (const CUresult error = packParameters(function, given->kernelParams, given->extra, block); error != CUDA_SUCCESS)
     return error;
   // Pinned memory that it names is exchanged at each launch of the graph.
-  noteAddresses(block.data(), block.bytes());
+  noteAddresses(sessionOf(target), block.data(), block.bytes());
   KernelNodeHead head;
   head.function = reinterpret_cast<uint64_t>(function);
   head.context = reinterpret_cast<uint64_t>(given->ctx);
@@ -54,7 +58,7 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   head.block[0] = given->blockDimX, head.block[1] = given->blockDimY, head.block[2] = given->blockDimZ;
   head.shared = given->sharedMemBytes;
   head.parameter_bytes = static_cast<uint32_t>(block.bytes());
-  Call call(Operation::kGraphKernelNode);
+  Call call(Operation::kGraphKernelNode, sessionOf(target));
   put(call, target);
   call.value(head);
   call.raw(block.data(), block.bytes());
@@ -62,11 +66,11 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
 }
 
 // Sides in the client's memory have to be pinned: the worker copies to and from what it has at the same address.
-CUresult settleSide(CUmemorytype type, const void* host, uint64_t bytes) {
+CUresult settleSide(const Session* session, CUmemorytype type, const void* host, uint64_t bytes) {
   if (type != CU_MEMORYTYPE_HOST) return CUDA_SUCCESS;
   const uint64_t block = blockOf(reinterpret_cast<uint64_t>(host), bytes);
   if (block == 0) return refused("a copy from or to memory in a graph that is not of cuMemHostAlloc", false);
-  noteNamed(block);
+  noteNamed(session, block);
   return CUDA_SUCCESS;
 }
 
@@ -80,10 +84,13 @@ CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext 
   if (box.dstMemoryType == CU_MEMORYTYPE_UNIFIED) box.dstHost = reinterpret_cast<void*>(box.dstDevice);
   unify(box.srcMemoryType, box.srcDevice);
   unify(box.dstMemoryType, box.dstDevice);
+  Session* const session = sessionOf(target);
   // The worker looks at all that the copy can touch; here it is to find the block.
-  if (const CUresult error = settleSide(box.srcMemoryType, box.srcHost, 1); error != CUDA_SUCCESS) return error;
-  if (const CUresult error = settleSide(box.dstMemoryType, box.dstHost, 1); error != CUDA_SUCCESS) return error;
-  Call call(Operation::kGraphMemcpyNode);
+  if (const CUresult error = settleSide(session, box.srcMemoryType, box.srcHost, 1); error != CUDA_SUCCESS)
+    return error;
+  if (const CUresult error = settleSide(session, box.dstMemoryType, box.dstHost, 1); error != CUDA_SUCCESS)
+    return error;
+  Call call(Operation::kGraphMemcpyNode, session);
   put(call, target);
   call.value(box);
   call.value(reinterpret_cast<uint64_t>(context));
@@ -108,11 +115,11 @@ bool nodeFunction(uint32_t number, CUDA_HOST_NODE_PARAMS* out) {
 }
 
 CUresult hostNode(const Target& target, const CUDA_HOST_NODE_PARAMS* given, CUgraphNode* made) {
-  Session* const session = Session::get();
+  Session* const session = sessionOf(target);
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (given == nullptr || given->fn == nullptr || (target.what == NodeCall::kAdd && made == nullptr))
     return CUDA_ERROR_INVALID_VALUE;
-  Call call(Operation::kGraphHostNode);
+  Call call(Operation::kGraphHostNode, session);
   put(call, target);
   const CUDA_HOST_NODE_PARAMS params = *given;
   const uint32_t number = session->expectFunction([params](CUresult) { params.fn(params.userData); }, true);
@@ -137,7 +144,7 @@ Told& told() {
 
 CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Call call(Operation::kGraphNodeParameters);
+  Call call(Operation::kGraphNodeParameters, Route().handle(node));
   call.value(reinterpret_cast<uint64_t>(node));
   call.value(NodeKind::kKernel);
   const CUresult result = call.sync();
@@ -173,7 +180,7 @@ CUresult kernelAttribute(CUgraphNode node, CUkernelNodeAttrID attribute, const C
   CUlaunchAttribute whole{};
   whole.id = attribute;
   if (!travels(whole)) return refused("an attribute of a kernel node that names an event or a node", false);
-  Call call(Operation::kGraphKernelNodeAttribute);
+  Call call(Operation::kGraphKernelNodeAttribute, Route().handle(node));
   call.value(reinterpret_cast<uint64_t>(node));
   call.value(static_cast<int32_t>(attribute));
   call.value(static_cast<uint8_t>(value != nullptr));
@@ -265,7 +272,7 @@ CUresult ol_forward_cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NOD
 }
 CUresult ol_forward_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Call call(Operation::kGraphNodeParameters);
+  Call call(Operation::kGraphNodeParameters, Route().handle(node));
   call.value(reinterpret_cast<uint64_t>(node));
   call.value(NodeKind::kMemcpy);
   const CUresult result = call.sync();
@@ -274,7 +281,7 @@ CUresult ol_forward_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* 
 }
 CUresult ol_forward_cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Call call(Operation::kGraphNodeParameters);
+  Call call(Operation::kGraphNodeParameters, Route().handle(node));
   call.value(reinterpret_cast<uint64_t>(node));
   call.value(NodeKind::kHost);
   const CUresult result = call.sync();

@@ -72,7 +72,7 @@ CUresult set(const SetAttributes::Key& key, int value, Set make) {
   const CUresult result = make();
   if (result != CUDA_SUCCESS) return result;
   known().note(key, value);
-  if (Session* const session = Session::existing(); session != nullptr)
+  for (Session* const session : existingSessions())
     session->forgetAnswersIf(
         [&](size_t function, std::string_view arguments) { return changes(key, function, arguments); });
   return result;

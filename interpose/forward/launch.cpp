@@ -29,7 +29,7 @@ Layouts& layouts() {
 }
 
 CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* out) {
-  Call call(Operation::kParameters);
+  Call call(Operation::kParameters, Route().handle(function));
   call.value(reinterpret_cast<uint64_t>(function));
   const CUresult result = call.sync();
   if (!call.answered()) return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_HANDLE;
@@ -58,14 +58,17 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   const CUresult packed = packParameters(reinterpret_cast<CUfunction>(head.function), parameters, extra, block);
   if (packed != CUDA_SUCCESS) return packed;
   head.parameter_bytes = static_cast<uint32_t>(block.bytes());
-  noteAddresses(block.data(), block.bytes());
+  Session* const session = Route().handle(head.stream).handle(head.function).session();
+  if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  noteAddresses(session, block.data(), block.bytes());
   std::vector<uint64_t> pinned;
   // What is captured is exchanged at each launch of its graph.
-  if (!capturing() || !captures(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0)) pinned = sendPinned();
+  if (!capturing() || !captures(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0))
+    pinned = sendPinned(session);
   head.pinned = static_cast<uint32_t>(pinned.size());
-  noteLaunch(!pinned.empty());
-  if (Session* session = Session::existing(); head.pinned != 0 && session != nullptr) session->expectChanges();
-  Call call(Operation::kLaunch);
+  noteLaunch(session->slot(), !pinned.empty());
+  if (head.pinned != 0) session->expectChanges();
+  Call call(Operation::kLaunch, session);
   call.value(head);
   for (uint32_t i = 0; i < head.attributes; ++i) {
     if (!travels(attributes[i])) return refused("a launch with an event or a node in its attributes", false);

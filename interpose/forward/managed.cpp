@@ -80,12 +80,9 @@ void forEach(const Part& part, Look look) {
 }
 
 CUresult checkLocation(const CUmemLocation& location) {
-  const Session* const session = Session::existing();
   switch (location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
-      return session != nullptr && location.id >= 0 && location.id < session->description().devices
-                 ? CUDA_SUCCESS
-                 : CUDA_ERROR_INVALID_DEVICE;
+      return location.id >= 0 && location.id < deviceCount() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:

@@ -1,7 +1,7 @@
-// Pinned host memory: blocks in the window, at the same addresses here and at the worker. Of a shared one there is nothing to do after that.
-// An exchanged one has a copy of what both sides last agreed on (`agreed`); what differs from it is what the program changed, and goes to the worker before a kernel that
-// may reach the block: every one after its address has gone to the GPU ("named"). What a kernel changed comes back in stream order behind it
-// (Answer::kHostBytes, session.cpp).
+// Pinned host memory: blocks in the window, at the same addresses here and at the worker of each session. One that a worker shares there is
+// nothing to do for after that. One that is exchanged with it has a copy of what both last agreed on (`agreed`); what differs from it is
+// what the program changed, or another session's kernels, and goes to the worker before a kernel that may reach the block: every one after
+// its address has gone to the GPU ("named"). What a kernel changed comes back in stream order behind it (Answer::kHostBytes, session.cpp).
 #include "interpose/forward/memory.h"
 
 #include <fcntl.h>
@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -21,6 +22,7 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/addresses.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/contexts.h"
 #include "interpose/forward/pinned.h"
 #include "interpose/forward/runs.h"
 
@@ -30,21 +32,29 @@ namespace {
 constexpr uint64_t kGrain = 4096;        // of what is compared and sent
 constexpr uint64_t kAlign = 2ull << 20;  // of blocks in the window, with a guard behind each
 
-// Decided when the block is made.
-enum class Kind : uint8_t {
-  kShared,      // of one memory with the worker's
-  kExchanged,   // the worker has memory of its own there
-  kRegistered,  // memory of the program's own, elsewhere
+// What there is of a block in one session.
+struct Side {
+  // Decided when the worker maps it.
+  enum class Kind : uint8_t {
+    kNone,       // it has not
+    kShared,     // one memory with the worker's
+    kExchanged,  // the worker has memory of its own there
+  };
+  Kind kind = Kind::kNone;
+  std::vector<std::byte> agreed;  // kExchanged: empty until it is named
+  transport::RegionPtr region;    // null where it can't be had: bytes travel in calls then
 };
 
 struct Block {
   uint64_t bytes;
   unsigned flags;
-  Kind kind;
-  bool managed;
-  uint64_t there;  // its address at the worker; 0: the worker has no such memory (kRegistered, until it is asked for)
-  std::vector<std::byte> agreed;  // empty until it is named
-  transport::RegionPtr region;    // null where it can't be had: bytes travel in calls then
+  bool registered;  // memory of the program's own, elsewhere
+  bool managed = false;
+  uint64_t there = 0;  // its address at the workers; 0: they have no such memory (registered, until it is asked for)
+  std::array<Side, kMostSessions> sides{};
+
+  bool isNamed(unsigned slot) const { return !sides[slot].agreed.empty(); }
+  bool isShared(unsigned slot) const { return sides[slot].kind == Side::Kind::kShared; }
 };
 
 // Changes go in the order in which they were seen: send_mutex. It is taken before mutex, and alone while something is sent, so that
@@ -52,13 +62,16 @@ struct Block {
 struct Memory {
   std::mutex send_mutex;
   std::mutex mutex;
-  std::map<uint64_t, Block> blocks;        // by address here
-  std::map<uint64_t, uint64_t> mirrors;    // of registered blocks: address there -> here
-  std::map<CUdeviceptr, uint64_t> device;  // outside of the pool
-  std::map<uint64_t, uint64_t> taken;      // of the window: from, to, with the guards behind
-  uint64_t next = kWindow;                 // where places are looked for first: an address is not given out again soon
-  // Blocks: shared ones, those of which the worker has a copy of its own, and of these those that are not named.
-  std::atomic<uint32_t> shared{0}, exchanged{0}, unnamed{0};
+  std::map<uint64_t, Block> blocks;                                   // by address here
+  std::map<uint64_t, uint64_t> mirrors;                               // of registered blocks: address there -> here
+  std::array<std::map<CUdeviceptr, uint64_t>, kMostSessions> device;  // outside of the pools, by slot
+  std::map<uint64_t, uint64_t> taken;                                 // of the window: from, to, with the guards behind
+  uint64_t next = kWindow;  // where places are looked for first: an address is not given out again soon
+  // Of a session: sides of a kind; unnamed: of those that are exchanged.
+  struct Counts {
+    std::atomic<uint32_t> shared{0}, exchanged{0}, unnamed{0};
+  };
+  std::array<Counts, kMostSessions> counts;
 };
 Memory& memory() {
   static auto* instance = new Memory;
@@ -76,7 +89,7 @@ Block* find(Memory& all, uint64_t address, uint64_t* base) {
   return &after->second;
 }
 
-// By an address of the worker's.
+// By an address of the workers'.
 Block* findThere(Memory& all, uint64_t address, uint64_t* base) {
   auto mirror = all.mirrors.upper_bound(address);
   if (mirror != all.mirrors.begin()) {
@@ -88,10 +101,8 @@ Block* findThere(Memory& all, uint64_t address, uint64_t* base) {
     }
   }
   Block* const block = find(all, address, base);
-  return block != nullptr && block->kind != Kind::kRegistered ? block : nullptr;
+  return block != nullptr && !block->registered ? block : nullptr;
 }
-
-bool isCopied(const Block& block) { return block.kind != Kind::kShared && block.there != 0; }
 
 // Memory at `wanted`; with a descriptor where the worker can map it, so that bulk bytes are copied once.
 void* mapAt(void* wanted, uint64_t bytes, bool shared, base::UniqueFd* fd) {
@@ -105,30 +116,98 @@ void* mapAt(void* wanted, uint64_t bytes, bool shared, base::UniqueFd* fd) {
   return mmap(wanted, bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED_NOREPLACE, *fd ? fd->get() : -1, 0);
 }
 
-transport::RegionPtr makeRegion(void* address, uint64_t bytes, int fd) {
-  const Session* const session = Session::get();
-  if (session == nullptr) return nullptr;
-  auto region = transport::registerMemory(session->domain(), {address, bytes, fd, 0}, transport::kRemoteReadWrite);
-  return region.ok() ? std::move(region).value() : nullptr;
+void makeRegions(Block& block, void* address, uint64_t bytes, int fd) {
+  for (const Session* const session : sessions()) {
+    auto region = transport::registerMemory(session->domain(), {address, bytes, fd, 0}, transport::kRemoteReadWrite);
+    if (region.ok()) block.sides[session->slot()].region = std::move(region).value();
+  }
 }
 
-// Under mutex. By an address of the worker's: it is compared at each launch from now on. False: there is no such block, or it has been named before.
-bool name(Memory& all, uint64_t address) {
+// The same call in several sessions at once. A session that is lost counts for nothing as long as another one is there.
+class InSessions {
+ public:
+  void add(std::unique_ptr<Call> call) {
+    const CUresult begun = call->begin(true);
+    calls_.push_back({std::move(call), begun});
+  }
+  /// Waits for all. `each` gets each call that succeeded.
+  template <typename Each>
+  CUresult finish(Each each) {
+    CUresult error = CUDA_SUCCESS;
+    size_t lost = 0;
+    for (auto& [call, begun] : calls_) {
+      const CUresult result = begun == CUDA_SUCCESS ? call->finish() : begun;
+      if (call->answered()) each(*call);
+      if (result == CUDA_ERROR_DEVICE_UNAVAILABLE) {
+        ++lost;
+      } else if (error == CUDA_SUCCESS) {
+        error = result;
+      }
+    }
+    return error == CUDA_SUCCESS && lost != 0 && lost == calls_.size() ? CUDA_ERROR_DEVICE_UNAVAILABLE : error;
+  }
+
+ private:
+  struct One {
+    std::unique_ptr<Call> call;
+    CUresult begun;
+  };
+  std::vector<One> calls_;
+};
+
+// Without a descriptor the memory can't be shared.
+std::unique_ptr<Call> allocCall(Session* session, uint64_t address, uint64_t bytes, const transport::RegionPtr& region,
+                                bool has_descriptor) {
+  auto call = std::make_unique<Call>(Operation::kHostAlloc, session);
+  call->value(address);
+  call->value(bytes);
+  call->value(has_descriptor && region != nullptr ? region->key() : transport::RemoteKey{});
+  return call;
+}
+
+std::unique_ptr<Call> freeCall(Session* session, uint64_t address) {
+  auto call = std::make_unique<Call>(Operation::kHostFree, session);
+  call->value(address);
+  call->mayWait();
+  return call;
+}
+
+// Under mutex. By an address of the worker's: it is compared at each launch of the session from now on. False: there is no such block, or it has been named before.
+bool name(Memory& all, unsigned slot, uint64_t address) {
   uint64_t base = 0;
   Block* const block = findThere(all, address, &base);
-  if (block == nullptr || !isCopied(*block) || !block->agreed.empty()) return false;
-  block->agreed.resize(block->bytes);
-  all.unnamed.fetch_sub(1);
+  if (block == nullptr || block->sides[slot].kind != Side::Kind::kExchanged || block->isNamed(slot)) return false;
+  block->sides[slot].agreed.resize(block->bytes);
+  all.counts[slot].unnamed.fetch_sub(1);
   base::logDebug("kernels can reach pinned memory at %p (%llu bytes): it is exchanged with every launch from now on",
                  reinterpret_cast<void*>(base), static_cast<unsigned long long>(block->bytes));
   return true;
 }
 
-// Under mutex. Where there are shared blocks as well, nobody sees what addresses the program, or a kernel, puts into them: exchanged ones all
-// count as named.
-void nameBesideShared(Memory& all) {
-  if (all.shared.load() == 0 || all.unnamed.load() == 0) return;
-  for (const auto& [base, block] : all.blocks) (void)name(all, block.there);
+// Under mutex. Where a session has shared blocks as well, nobody sees what addresses the program, or a kernel, puts into them: exchanged ones
+// all count as named.
+void nameBesideShared(Memory& all, unsigned slot) {
+  if (all.counts[slot].shared.load() == 0 || all.counts[slot].unnamed.load() == 0) return;
+  for (const auto& [base, block] : all.blocks) (void)name(all, slot, block.there);
+}
+
+// Under mutex. The worker of the session in the slot has mapped the block, or not any more.
+void setKind(Memory& all, Block& block, unsigned slot, Side::Kind kind) {
+  const auto count = [&](uint32_t by) {
+    auto& counts = all.counts[slot];
+    Side& side = block.sides[slot];
+    if (side.kind == Side::Kind::kShared) counts.shared.fetch_add(by);
+    if (side.kind == Side::Kind::kExchanged) counts.exchanged.fetch_add(by);
+    if (side.kind == Side::Kind::kExchanged && side.agreed.empty()) counts.unnamed.fetch_add(by);
+  };
+  count(UINT32_MAX);  // one less
+  block.sides[slot].kind = kind;
+  block.sides[slot].agreed.clear();
+  count(1);
+}
+
+Side::Kind kindIn(Call& answered) {
+  return answered.reply().value<uint8_t>() != 0 ? Side::Kind::kShared : Side::Kind::kExchanged;
 }
 
 CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
@@ -141,7 +220,9 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
     const auto before = std::prev(after);
     if (before->first + before->second.bytes > address) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   }
-  all.blocks[address] = {bytes, flags, Kind::kRegistered, false, 0, {}, makeRegion(pointer, bytes, -1)};
+  Block block{bytes, flags, true};
+  makeRegions(block, pointer, bytes, -1);
+  all.blocks.insert_or_assign(address, std::move(block));
   return CUDA_SUCCESS;
 }
 
@@ -154,11 +235,11 @@ bool isMapped(uint64_t address, uint64_t bytes) {
 }
 
 // Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it names blocks that were not named before.
-bool takeChanges(Memory& all, uint64_t base, Block& block, std::vector<std::byte>& runs) {
+bool takeChanges(Memory& all, unsigned slot, uint64_t base, Block& block, std::vector<std::byte>& runs) {
   const size_t before = runs.size();
-  if (block.kind == Kind::kRegistered && !isMapped(base, block.bytes)) return false;
-  appendChanges(block.there, reinterpret_cast<const std::byte*>(base), block.agreed, runs);
-  if (all.unnamed.load() == 0) return false;
+  if (block.registered && !isMapped(base, block.bytes)) return false;
+  appendChanges(block.there, reinterpret_cast<const std::byte*>(base), block.sides[slot].agreed, runs);
+  if (all.counts[slot].unnamed.load() == 0) return false;
   bool any = false;
   for (Reader reader(std::span<const std::byte>(runs).subspan(before)); reader.left() > 0;) {
     // A run is what differs: of an address maybe a part.
@@ -167,16 +248,16 @@ bool takeChanges(Memory& all, uint64_t base, Block& block, std::vector<std::byte
     const uint64_t begin = std::max(base, (address - (sizeof(uint64_t) - 1)) / 4 * 4);
     const uint64_t end = std::min(base + block.bytes, address + length + sizeof(uint64_t));
     any = eachAddress(reinterpret_cast<const void*>(begin), end - begin,
-                      [&](uint64_t word) { return name(all, word); }) ||
+                      [&](uint64_t word) { return name(all, slot, word); }) ||
           any;
   }
   return any;
 }
 
 // Whole runs to a call, as many as it holds.
-void sendRuns(const std::vector<std::byte>& runs) {
+void sendRuns(Session* session, const std::vector<std::byte>& runs) {
   for (Reader reader(runs); reader.left() > 0;) {
-    Call call(Operation::kHostBytes);
+    Call call(Operation::kHostBytes, session);
     uint64_t sent = 0;
     while (reader.left() > 0 && sent < kMostBytes / 2) {
       const auto address = reader.value<uint64_t>();
@@ -188,15 +269,6 @@ void sendRuns(const std::vector<std::byte>& runs) {
     }
     (void)call.oneWay();
   }
-}
-
-// A pinned block.
-CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  CUdeviceptr address = 0;
-  const CUresult result = allocateBlock(bytes, flags, false, &address);
-  if (result == CUDA_SUCCESS) *out = reinterpret_cast<void*>(address);
-  return result;
 }
 
 }  // namespace
@@ -225,10 +297,22 @@ void givePlace(uint64_t address) {
   all.taken.erase(address);
 }
 
+// A pinned block.
+CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUdeviceptr address = 0;
+  const CUresult result = allocateBlock(bytes, flags, false, &address);
+  if (result == CUDA_SUCCESS) *out = reinterpret_cast<void*>(address);
+  return result;
+}
+
 }  // namespace
 
 CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr* out) {
   if (bytes == 0 || bytes > kWindowBytes / 2) return CUDA_ERROR_INVALID_VALUE;
+  const auto with = sessions();
+  if (with.empty()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (with.size() > 1 && currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
   const uint64_t mapped = rounded(bytes, kGrain);
   uint64_t address = 0;
   {
@@ -238,94 +322,108 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
   }
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   auto* const wanted = reinterpret_cast<void*>(address);
-  const Session* const session = Session::get();
+  const bool shared = std::any_of(with.begin(), with.end(), [](const Session* one) { return one->sharesMemory(); });
   base::UniqueFd fd;
-  void* const got = mapAt(wanted, mapped, session != nullptr && session->sharesMemory(), &fd);
+  void* const got = mapAt(wanted, mapped, shared, &fd);
   if (got == MAP_FAILED) {
     givePlace(address);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  auto region = makeRegion(got, mapped, fd ? fd.get() : -1);
-  Call call(Operation::kHostAlloc);
-  call.value(address);
-  call.value(mapped);
-  call.value(fd && region != nullptr ? region->key() : transport::RemoteKey{});
-  const CUresult result = call.sync();
+  Block block{bytes, flags, false, managed, address};
+  makeRegions(block, got, mapped, fd ? fd.get() : -1);
+  InSessions calls;
+  for (Session* const session : with) {
+    // Where there is no context yet: mapPinned() when there is one.
+    if (with.size() > 1 && contextIn(session) == 0) continue;
+    calls.add(allocCall(session, address, mapped, block.sides[session->slot()].region, static_cast<bool>(fd)));
+  }
+  std::vector<std::pair<Session*, Side::Kind>> made;
+  const CUresult result = calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
   if (result != CUDA_SUCCESS) {
-    region.reset();
+    for (const auto& [session, kind] : made) (void)freeCall(session, address)->sync();
+    block = Block{0, 0, false};  // its regions end before the memory does
     munmap(got, mapped);
     givePlace(address);
     return result;
   }
-  const bool shared = call.reply().value<uint8_t>() != 0;
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
-  if (shared) {
-    all.shared.fetch_add(1);
-  } else {
-    all.exchanged.fetch_add(1);
-    all.unnamed.fetch_add(1);
+  Block& placed = all.blocks.insert_or_assign(address, std::move(block)).first->second;
+  for (const auto& [session, kind] : made) setKind(all, placed, session->slot(), kind);
+  for (const auto& [session, kind] : made) {
+    nameBesideShared(all, session->slot());
+    if (managed) (void)name(all, session->slot(), address);  // it is there for kernels
   }
-  all.blocks[address] = {
-      bytes, flags, shared ? Kind::kShared : Kind::kExchanged, managed, address, {}, std::move(region)};
-  nameBesideShared(all);
-  if (managed) (void)name(all, address);  // it is there for kernels
   *out = address;
   return CUDA_SUCCESS;
 }
 
 CUresult releaseBlock(uint64_t address, bool managed) {
   uint64_t mapped = 0;
+  std::vector<Session*> with;
   {
     Memory& all = memory();
     std::lock_guard lock(all.mutex);
     const auto found = all.blocks.find(address);
-    if (found == all.blocks.end() || found->second.kind == Kind::kRegistered || found->second.managed != managed)
+    if (found == all.blocks.end() || found->second.registered || found->second.managed != managed)
       return CUDA_ERROR_INVALID_VALUE;
     mapped = rounded(found->second.bytes, kGrain);
+    for (Session* const session : existingSessions()) {
+      if (found->second.sides[session->slot()].kind != Side::Kind::kNone) with.push_back(session);
+    }
   }
-  Call call(Operation::kHostFree);
-  call.value(address);
-  call.mayWait();
-  const CUresult result = call.sync();
-  if (result != CUDA_SUCCESS) return result;
+  InSessions calls;
+  for (Session* const session : with) calls.add(freeCall(session, address));
   Memory& all = memory();
-  transport::RegionPtr region;  // ends before the memory does, without the lock
-  {
+  const CUresult result = calls.finish([&](const Call& call) {
     std::lock_guard lock(all.mutex);
-    const auto found = all.blocks.find(address);
-    if (found == all.blocks.end()) return CUDA_ERROR_INVALID_VALUE;  // another thread was here first
-    Block& block = found->second;
-    region = std::move(block.region);
-    (block.kind == Kind::kShared ? all.shared : all.exchanged).fetch_sub(1);
-    if (block.kind == Kind::kExchanged && block.agreed.empty()) all.unnamed.fetch_sub(1);
-    all.blocks.erase(found);
+    if (const auto found = all.blocks.find(address); found != all.blocks.end())
+      setKind(all, found->second, call.session()->slot(), Side::Kind::kNone);
+  });
+  if (result != CUDA_SUCCESS) return result;
+  {
+    std::unique_lock lock(all.mutex);
+    auto block = all.blocks.extract(address);
+    if (block.empty()) return CUDA_ERROR_INVALID_VALUE;      // another thread was here first
+    for (const Session* const session : existingSessions())  // those that are lost
+      setKind(all, block.mapped(), session->slot(), Side::Kind::kNone);
+    lock.unlock();  // its regions end before the memory does, without the lock
   }
-  region.reset();
   munmap(reinterpret_cast<void*>(address), mapped);
   givePlace(address);
   return result;
 }
 
-void noteDeviceMemory(CUdeviceptr address, uint64_t bytes) {
+void noteDeviceMemory(const Session& session, CUdeviceptr address, uint64_t bytes) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
-  all.device[address] = bytes;
+  all.device[session.slot()][address] = bytes;
+}
+
+Session* sessionOfNoted(uint64_t address) {
+  const auto has = [address](const std::map<CUdeviceptr, uint64_t>& noted) {
+    const auto after = noted.upper_bound(address);
+    return after != noted.begin() && address - std::prev(after)->first < std::prev(after)->second;
+  };
+  Session* const current = existingSession();
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  if (current != nullptr && has(all.device[current->slot()])) return current;
+  for (Session* const session : existingSessions()) {
+    if (has(all.device[session->slot()])) return session;
+  }
+  return nullptr;
 }
 
 bool isDeviceMemory(uint64_t address) {
-  const Session* session = Session::existing();
-  if (session == nullptr) return false;
-  const Description& description = session->description();
-  if (address - description.va_base < description.va_size) return true;
+  if (existingSessions().empty()) return false;
   {
     Memory& all = memory();
     std::lock_guard lock(all.mutex);
     uint64_t base = 0;
     if (find(all, address, &base) != nullptr) return false;
-    const auto after = all.device.upper_bound(address);
-    if (after != all.device.begin() && address - std::prev(after)->first < std::prev(after)->second) return true;
   }
+  if (sessionOfAddress(address) != nullptr) return true;
   // Device memory of the driver's own is nothing that this process has mapped.
   unsigned char there = 0;
   const uint64_t page = address / kGrain * kGrain;
@@ -341,28 +439,34 @@ bool isPinned(const void* pointer, uint64_t bytes) {
   return block != nullptr && bytes <= block->bytes - (address - base);
 }
 
-bool isShared(const void* pointer, uint64_t bytes) {
+bool isShared(const Session& session, const void* pointer, uint64_t bytes) {
   Memory& all = memory();
-  if (all.shared.load(std::memory_order_relaxed) == 0) return false;
+  if (all.counts[session.slot()].shared.load(std::memory_order_relaxed) == 0) return false;
   const auto address = reinterpret_cast<uint64_t>(pointer);
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = find(all, address, &base);
-  return block != nullptr && block->kind == Kind::kShared && bytes <= block->bytes - (address - base);
+  return block != nullptr && block->isShared(session.slot()) && bytes <= block->bytes - (address - base);
 }
 
-bool isExchanged(uint64_t address) {
+bool isExchanged(const Session& session, uint64_t address) {
   Memory& all = memory();
-  if (address - kWindow >= kWindowBytes || all.exchanged.load(std::memory_order_relaxed) == 0) return false;
+  if (address - kWindow >= kWindowBytes || all.counts[session.slot()].exchanged.load(std::memory_order_relaxed) == 0)
+    return false;
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = findThere(all, address, &base);
-  return block != nullptr && isCopied(*block);
+  return block != nullptr && block->sides[session.slot()].kind == Side::Kind::kExchanged;
+}
+
+bool isExchanged(uint64_t address) {
+  const auto all = existingSessions();
+  return std::any_of(all.begin(), all.end(), [&](const Session* one) { return isExchanged(*one, address); });
 }
 
 uint64_t hereOf(uint64_t address) {
+  if (address - kWindow >= kWindowBytes) return address;
   Memory& all = memory();
-  if (address - kWindow >= kWindowBytes || all.exchanged.load(std::memory_order_relaxed) == 0) return address;
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = findThere(all, address, &base);
@@ -376,7 +480,7 @@ bool blockAt(uint64_t address, BlockInfo* found) {
   const Block* block = find(all, address, &base);
   if (block == nullptr) block = findThere(all, address, &base);
   if (block == nullptr) return false;
-  *found = {base, block->bytes, block->managed, block->kind == Kind::kRegistered, block->there};
+  *found = {base, block->bytes, block->managed, block->registered, block->there};
   return true;
 }
 
@@ -387,28 +491,29 @@ std::mutex& mirroring() {
   return *mutex;
 }
 
-// The worker's memory for what the program registered goes, after all that uses it.
+// The workers' memory for what the program registered goes, after all that uses it.
 CUresult dropMirror(uint64_t address) {
   std::lock_guard one(mirroring());
   Memory& all = memory();
   uint64_t there = 0;
+  std::vector<Session*> with;
   {
     std::lock_guard lock(all.mutex);
     const auto found = all.blocks.find(address);
-    if (found != all.blocks.end()) there = found->second.there;
+    if (found == all.blocks.end() || found->second.there == 0) return CUDA_SUCCESS;
+    there = found->second.there;
+    for (Session* const session : existingSessions()) {
+      if (found->second.sides[session->slot()].kind != Side::Kind::kNone) with.push_back(session);
+    }
   }
-  if (there == 0) return CUDA_SUCCESS;
-  Call call(Operation::kHostFree);
-  call.value(there);
-  call.mayWait();
-  if (const CUresult result = call.sync(); result != CUDA_SUCCESS) return result;
+  InSessions calls;
+  for (Session* const session : with) calls.add(freeCall(session, there));
+  if (const CUresult result = calls.finish([](const Call&) {}); result != CUDA_SUCCESS) return result;
   {
     std::lock_guard lock(all.mutex);
     Block& block = all.blocks.at(address);
-    all.exchanged.fetch_sub(1);
-    if (block.agreed.empty()) all.unnamed.fetch_sub(1);
+    for (const Session* const session : existingSessions()) setKind(all, block, session->slot(), Side::Kind::kNone);
     block.there = 0;
-    block.agreed.clear();
     all.mirrors.erase(there);
   }
   givePlace(there);
@@ -423,42 +528,50 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out) {
   {
     std::lock_guard lock(all.mutex);
     const Block* const block = find(all, address, &base);
-    if (block == nullptr || block->kind != Kind::kRegistered) return CUDA_ERROR_INVALID_VALUE;
+    if (block == nullptr || !block->registered) return CUDA_ERROR_INVALID_VALUE;
     *out = block->there + (address - base);
     if (block->there != 0) return CUDA_SUCCESS;
     bytes = block->bytes;
     there = takePlace(all, rounded(bytes, kAlign) + kAlign);
   }
   if (there == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  Call call(Operation::kHostAlloc);
-  call.value(there);
-  call.value(rounded(bytes, kGrain));
-  call.value(transport::RemoteKey{});
-  if (const CUresult result = call.sync(); result != CUDA_SUCCESS) {
+  InSessions calls;
+  for (Session* const session : sessions()) {
+    if (severalSessions() && contextIn(session) == 0) continue;  // mapPinned() when there is one
+    calls.add(allocCall(session, there, rounded(bytes, kGrain), nullptr, false));
+  }
+  std::vector<std::pair<Session*, Side::Kind>> made;
+  if (const CUresult result = calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
+      result != CUDA_SUCCESS) {
+    for (const auto& [session, kind] : made) (void)freeCall(session, there)->sync();
     givePlace(there);
     return result;
   }
   std::lock_guard lock(all.mutex);
   const auto found = all.blocks.find(base);
-  // A program that unregisters what it asks about in another thread has a block at the worker left over.
-  if (found == all.blocks.end() || found->second.kind != Kind::kRegistered) return CUDA_ERROR_INVALID_VALUE;
+  // A program that unregisters what it asks about in another thread has a block at the workers left over.
+  if (found == all.blocks.end() || !found->second.registered) return CUDA_ERROR_INVALID_VALUE;
   found->second.there = there;
   all.mirrors[there] = base;
-  all.exchanged.fetch_add(1);
-  all.unnamed.fetch_add(1);
-  nameBesideShared(all);
+  for (const auto& [session, kind] : made) {
+    setKind(all, found->second, session->slot(), kind);
+    nameBesideShared(all, session->slot());
+  }
   *out = there + (address - base);
   return CUDA_SUCCESS;
 }
 
-bool pinnedRegion(const void* pointer, uint64_t bytes, transport::RemoteKey* key, uint64_t* offset) {
+bool pinnedRegion(const Session& session, const void* pointer, uint64_t bytes, transport::RemoteKey* key,
+                  uint64_t* offset) {
   const auto address = reinterpret_cast<uint64_t>(pointer);
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = find(all, address, &base);
-  if (block == nullptr || block->region == nullptr || bytes > block->bytes - (address - base)) return false;
-  *key = block->region->key();
+  if (block == nullptr || bytes > block->bytes - (address - base)) return false;
+  const auto& region = block->sides[session.slot()].region;
+  if (region == nullptr) return false;
+  *key = region->key();
   *offset = address - base;
   return true;
 }
@@ -472,25 +585,56 @@ uint64_t blockBytes(uint64_t address) {
 }
 }  // namespace
 
-void noteAddresses(const void* words, uint64_t bytes) {
+void mapPinned(Session* session, uint64_t context) {
+  if (!severalSessions()) return;
   Memory& all = memory();
-  if (all.unnamed.load(std::memory_order_relaxed) == 0) return;
+  std::vector<std::unique_ptr<Call>> calls;
+  std::vector<uint64_t> missing;
+  {
+    std::lock_guard lock(all.mutex);
+    for (auto& [address, block] : all.blocks) {
+      const Side& side = block.sides[session->slot()];
+      if (block.there == 0 || side.kind != Side::Kind::kNone) continue;
+      missing.push_back(address);
+      calls.push_back(allocCall(session, block.there, rounded(block.bytes, kGrain), side.region, !block.registered));
+    }
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const uint64_t address = missing[i];
+    calls[i]->inContext(context);
+    const CUresult result = calls[i]->sync();
+    std::lock_guard lock(all.mutex);
+    const auto found = all.blocks.find(address);
+    if (calls[i]->answered() && found != all.blocks.end()) {
+      setKind(all, found->second, session->slot(), kindIn(*calls[i]));
+      nameBesideShared(all, session->slot());
+      if (found->second.managed) (void)name(all, session->slot(), found->second.there);
+    }
+    if (!calls[i]->answered())
+      base::logWarn("gpunode %s can't map pinned memory at %p (CUDA error %d): kernels there can't use it",
+                    session->gpunode().c_str(), reinterpret_cast<void*>(address), static_cast<int>(result));
+  }
+}
+
+void noteAddresses(const Session* session, const void* words, uint64_t bytes) {
+  Memory& all = memory();
+  if (session == nullptr || all.counts[session->slot()].unnamed.load(std::memory_order_relaxed) == 0) return;
   (void)eachAddress(words, bytes, [&](uint64_t address) {
     std::lock_guard lock(all.mutex);
-    return name(all, address);
+    return name(all, session->slot(), address);
   });
 }
 
-std::vector<uint64_t> sendPinned() {
-  if (memory().exchanged.load(std::memory_order_relaxed) == 0) return {};
-  (void)awaitNamed();
-  sendPinnedNow();
-  return namedBlocks();
+std::vector<uint64_t> sendPinned(Session* session) {
+  if (session == nullptr || memory().counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0) return {};
+  (void)awaitNamed(*session);
+  sendPinnedNow(session);
+  return namedBlocks(session);
 }
 
-void sendPinnedNow() {
+void sendPinnedNow(Session* session) {
   Memory& all = memory();
-  if (all.exchanged.load(std::memory_order_relaxed) == 0) return;
+  if (all.counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0) return;
   std::lock_guard order(all.send_mutex);
   std::vector<std::byte> runs;
   {
@@ -499,11 +643,11 @@ void sendPinnedNow() {
     for (bool again = true; again;) {
       again = false;
       for (auto& [base, block] : all.blocks) {
-        if (!block.agreed.empty()) again = takeChanges(all, base, block, runs) || again;
+        if (block.isNamed(session->slot())) again = takeChanges(all, session->slot(), base, block, runs) || again;
       }
     }
   }
-  if (!runs.empty()) sendRuns(runs);
+  if (!runs.empty()) sendRuns(session, runs);
 }
 
 uint64_t blockOf(uint64_t address, uint64_t bytes) {
@@ -515,73 +659,84 @@ uint64_t blockOf(uint64_t address, uint64_t bytes) {
   return block != nullptr && bytes <= block->bytes - (address - base) ? base : 0;
 }
 
-void noteNamed(uint64_t address) {
+void noteNamed(const Session* session, uint64_t address) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
-  (void)name(all, address);
+  if (session != nullptr) (void)name(all, session->slot(), address);
 }
 
-std::vector<uint64_t> namedBlocks() {
+std::vector<uint64_t> namedBlocks(const Session* session) {
   std::vector<uint64_t> named;
   Memory& all = memory();
+  if (session == nullptr || all.counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0) return named;
   std::lock_guard lock(all.mutex);
   for (const auto& [base, block] : all.blocks) {
-    if (!block.agreed.empty()) named.push_back(block.there);
+    if (block.isNamed(session->slot())) named.push_back(block.there);
   }
   return named;
 }
 
-CUresult awaitNamed() {
+CUresult awaitNamed(const Session& session) {
   std::vector<std::pair<uint64_t, uint64_t>> named;
   {
     Memory& all = memory();
     std::lock_guard lock(all.mutex);
     for (const auto& [base, block] : all.blocks) {
-      if (!block.agreed.empty()) named.emplace_back(base, block.bytes);
+      if (block.isNamed(session.slot())) named.emplace_back(base, block.bytes);
     }
   }
   for (const auto& [base, bytes] : named) {
-    if (const CUresult result = awaitMemory(base, bytes, true); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = awaitMemory(base, bytes, session, true); result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
 }
 
 namespace {
-// Whether kernels can reach the block there.
-bool isNamed(uint64_t address) {
+// Whether kernels of the session can reach the block there.
+bool isNamed(const Session& session, uint64_t address) {
   Memory& all = memory();
-  if (all.exchanged.load(std::memory_order_relaxed) == 0) return false;
+  if (all.counts[session.slot()].exchanged.load(std::memory_order_relaxed) == 0) return false;
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = find(all, address, &base);
-  return block != nullptr && !block->agreed.empty();
+  return block != nullptr && block->isNamed(session.slot());
 }
 }  // namespace
 
-CUresult awaitMemory(uint64_t address, uint64_t bytes, bool by_kernel) {
-  Session* const session = Session::existing();
-  if (session == nullptr) return CUDA_SUCCESS;
-  // What other threads launch from now on does not count.
-  const uint64_t changes = !by_kernel && isNamed(address) ? session->changesExpected() : 0;
-  const auto comes = [&] { return !session->changesAnswered(changes) || session->bytesOutstanding(address, bytes); };
-  if (!comes()) return CUDA_SUCCESS;
-  // Everything of the context: which stream it comes in nobody noted.
-  if (const CUresult result = ol_forward_generated_cuCtxSynchronize(); result != CUDA_SUCCESS) return result;
-  if (!comes()) return CUDA_SUCCESS;
-  base::warnOnce("await", "a copy reads pinned memory into which a copy of another context is still to write: refused");
-  return CUDA_ERROR_NOT_READY;
+CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bool by_kernel) {
+  for (Session* const session : existingSessions()) {
+    const bool own = session == &reader;
+    // What other threads launch from now on does not count.
+    const uint64_t changes = !(own && by_kernel) && isNamed(*session, address) ? session->changesExpected() : 0;
+    const auto comes = [&] { return !session->changesAnswered(changes) || session->bytesOutstanding(address, bytes); };
+    // What another session's GPU writes into memory that it shares nobody is told of.
+    const bool unseen = !own && isShared(*session, reinterpret_cast<const void*>(address), 1);
+    if (!unseen && !comes()) continue;
+    // Everything of the context: which stream it comes in nobody noted.
+    Call synchronize(api::Symbol::kCuCtxSynchronize, session);
+    synchronize.mayWait();
+    const CUresult result = synchronize.sync();
+    if (unseen && result == CUDA_ERROR_DEVICE_UNAVAILABLE) continue;  // lost: it writes no more
+    if (result != CUDA_SUCCESS) return result;
+    if (!comes()) continue;
+    base::warnOnce("await",
+                   "a copy reads pinned memory into which a copy of another context is still to write: refused");
+    return CUDA_ERROR_NOT_READY;
+  }
+  return CUDA_SUCCESS;
 }
 
-void takePinned(uint64_t address, std::span<const std::byte> bytes) {
+void takePinned(unsigned slot, uint64_t address, std::span<const std::byte> bytes) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   Block* block = findThere(all, address, &base);
-  if (block == nullptr || !isCopied(*block)) return;
+  if (block == nullptr || block->sides[slot].kind != Side::Kind::kExchanged) return;
   const uint64_t offset = address - block->there;
   if (bytes.size() > block->bytes - offset) return;
   std::memcpy(reinterpret_cast<void*>(base + offset), bytes.data(), bytes.size());
-  if (!block->agreed.empty()) std::memcpy(block->agreed.data() + offset, bytes.data(), bytes.size());
+  if (auto& agreed = block->sides[slot].agreed; !agreed.empty())
+    std::memcpy(agreed.data() + offset, bytes.data(), bytes.size());
 }
 
 }  // namespace olpager::forward
@@ -606,23 +761,23 @@ CUresult ol_forward_cuMemHostUnregister(void* pointer) {
   const auto address = reinterpret_cast<uint64_t>(pointer);
   const auto find = [&] {
     const auto found = all.blocks.find(address);
-    return found != all.blocks.end() && found->second.kind == Kind::kRegistered ? found : all.blocks.end();
+    return found != all.blocks.end() && found->second.registered ? found : all.blocks.end();
   };
-  olpager::transport::RegionPtr region;
   {
     std::lock_guard lock(all.mutex);
     if (find() == all.blocks.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
   // What asynchronous copies still move: those that bring bytes, and those that the worker has not come to.
-  (void)awaitMemory(address, blockBytes(address));
+  for (Session* const session : existingSessions()) (void)awaitMemory(address, blockBytes(address), *session);
   if (const CUresult result = dropMirror(address); result != CUDA_SUCCESS) return result;
-  Call call(Operation::kHostBytes);
-  (void)call.sync();
-  std::lock_guard lock(all.mutex);
+  InSessions calls;
+  for (Session* const session : existingSessions()) calls.add(std::make_unique<Call>(Operation::kHostBytes, session));
+  (void)calls.finish([](const Call&) {});
+  std::unique_lock lock(all.mutex);
   const auto found = find();
   if (found == all.blocks.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-  region = std::move(found->second.region);
-  all.blocks.erase(found);
+  const auto block = all.blocks.extract(found);
+  lock.unlock();  // its regions end without the lock
   return CUDA_SUCCESS;
 }
 

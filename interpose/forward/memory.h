@@ -11,19 +11,27 @@
 
 namespace olpager::forward {
 
-/// Device memory that is not in the pool's range (variables of modules).
-void noteDeviceMemory(CUdeviceptr address, uint64_t bytes);
+class Session;
+
+/// Device memory of a session that is not in its pool's range (variables of modules).
+void noteDeviceMemory(const Session& session, CUdeviceptr address, uint64_t bytes);
+/// The session that has noted it: the current context's before others; null: nobody.
+Session* sessionOfNoted(uint64_t address);
 /// Whether an address that may be either is device memory: in the pool's range, noted, or nothing of this process's.
 bool isDeviceMemory(uint64_t address);
 /// Whether [address, + bytes) is pinned: allocated by cuMemHostAlloc or registered.
 bool isPinned(const void* address, uint64_t bytes);
 
-/// Whether [address, + bytes) is one memory with the worker's, at the same address: the GPU copies from and to it by itself, in stream
-/// order, and nothing has to be waited for, sent or looked at.
-bool isShared(const void* address, uint64_t bytes);
+/// Pinned memory is every session's. A session whose first context was made after the memory maps it now, in that context.
+void mapPinned(Session* session, uint64_t context);
 
-/// Whether the address, as kernels use it, lies in a block of which the worker has a copy of its own.
+/// Whether [address, + bytes) is one memory with the session's worker, at the same address: the GPU copies from and to it by itself, in
+/// stream order, and nothing has to be waited for, sent or looked at.
+bool isShared(const Session& session, const void* address, uint64_t bytes);
+
+/// Whether the address, as kernels use it, lies in a block of which a worker has a copy of its own: of any session, or of this one.
 bool isExchanged(uint64_t address);
+bool isExchanged(const Session& session, uint64_t address);
 /// Where the program sees what kernels see there: of registered memory it is another address than theirs.
 uint64_t hereOf(uint64_t address);
 
@@ -41,34 +49,35 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
 /// After all that uses it. Fails for a block of the other sort.
 CUresult releaseBlock(uint64_t address, bool managed);
 
-/// Where kernels reach memory that the program registered: the worker gets memory for it there, which is exchanged as that of a block in the
+/// Where kernels reach memory that the program registered: the workers get memory for it there, which is exchanged as that of a block in the
 /// window, until it is unregistered.
 CUresult mirrored(uint64_t address, CUdeviceptr* out);
 
-/// Names pinned memory to the worker: valid until it is freed or unregistered. False: [address, + bytes) is not all pinned, or could
+/// Names pinned memory to a session's worker: valid until it is freed or unregistered. False: [address, + bytes) is not all pinned, or could
 /// not be registered.
-bool pinnedRegion(const void* address, uint64_t bytes, transport::RemoteKey* key, uint64_t* offset);
+bool pinnedRegion(const Session& session, const void* address, uint64_t bytes, transport::RemoteKey* key,
+                  uint64_t* offset);
 
 /// The start of the pinned block in the window, mapped here, that [address, + bytes) lies in; 0: in none.
 uint64_t blockOf(uint64_t address, uint64_t bytes);
-/// From now on what the program changes in the block, if it is an exchanged one, is looked for before graphs, and what they change comes back.
-void noteNamed(uint64_t block);
+/// From now on what the program changes in the block, if the session exchanges it, is looked for before the session's graphs, and what they change comes back.
+void noteNamed(const Session* session, uint64_t block);
 /// All such blocks, by the worker's addresses.
-std::vector<uint64_t> namedBlocks();
+std::vector<uint64_t> namedBlocks(const Session* session);
 /// awaitMemory() of them all, by kernel.
-CUresult awaitNamed();
+CUresult awaitNamed(const Session& session);
 /// Waits until nothing is to come any more for memory that is about to be read: a copy that was made before may not have brought its
 /// bytes yet. The driver would read them in stream order.
-/// `by_kernel`: what kernels wrote in it before is there for the next one anyway.
-CUresult awaitMemory(uint64_t address, uint64_t bytes, bool by_kernel = false);
+/// `reader`: whose copy or, with `by_kernel`, kernels read it: what its own kernels wrote is there for the next one anyway.
+CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bool by_kernel = false);
 
 /// A kernel reaches pinned memory by an address that the program has given it: in its parameters, or in bytes that went to the
-/// GPU before. Blocks that an address in [words, + bytes) lies in are named from now on.
-void noteAddresses(const void* words, uint64_t bytes);
+/// GPU before. Blocks that an address in [words, + bytes) lies in are named from now on, for kernels of that session.
+void noteAddresses(const Session* session, const void* words, uint64_t bytes);
 /// Before a launch: what the program changed in all blocks that were ever named goes to the worker, when nothing is to come for them
 /// any more. Returns these blocks: what the kernel changes in them has to come back.
-std::vector<uint64_t> sendPinned();
+std::vector<uint64_t> sendPinned(Session* session);
 /// The same without waiting: by who may not (a host function's thread).
-void sendPinnedNow();
+void sendPinnedNow(Session* session);
 
 }  // namespace olpager::forward

@@ -12,6 +12,7 @@
 #include "coherence/calls/digest.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/libraries.h"
 #include "interpose/forward/memory.h"
 
 namespace olpager::forward {
@@ -55,10 +56,18 @@ CUresult locate(const void* code, Load& load) {
 // A smaller image is sent without asking whether the worker has it: that would be another round trip.
 constexpr size_t kWorthAsking = 32 << 10;
 
-CUresult sendAs(Operation operation, ImageForm form, const calls::Digest& digest, const Load& load, void** out,
-                bool* unknown) {
-  Call call(operation);
+// Where an image goes, and the number that the library is to have; 0: the worker chooses.
+struct To {
+  Session* session;
+  uint64_t number = 0;
+};
+
+CUresult sendAs(Operation operation, const To& to, ImageForm form, const calls::Digest& digest, const Load& load,
+                void** out, bool* unknown) {
+  if (to.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  Call call(operation, to.session);
   call.beforeInit();
+  if (operation == Operation::kLoadLibrary) call.value(to.number);
   call.value(static_cast<uint32_t>(load.count));
   for (unsigned i = 0; i < load.count; ++i) {
     if (isDeep(load.options[i])) return refused("a module load with names of symbols in its options", false);
@@ -70,9 +79,7 @@ CUresult sendAs(Operation operation, ImageForm form, const calls::Digest& digest
   if (form == ImageForm::kDigest) {
     call.raw(digest.data(), digest.size());
   } else if (form == ImageForm::kRegion) {
-    const Session* const session = Session::get();
-    if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-    auto made = transport::registerMemory(session->domain(),
+    auto made = transport::registerMemory(to.session->domain(),
                                           {const_cast<std::byte*>(load.image.data()), load.image.size(), -1, 0},
                                           transport::kRemoteRead);
     if (!made.ok()) {
@@ -120,16 +127,16 @@ CUresult sendAs(Operation operation, ImageForm form, const calls::Digest& digest
 }
 
 // A client's modules are sent once: the worker keeps those of its key (gpunode/worker/module_cache.h).
-CUresult send(Operation operation, const Load& load, void** out) {
+CUresult send(Operation operation, const To& to, const Load& load, void** out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (load.image.size() > kMostImageBytes) return refused("a module above 1 GiB", false);
   const ImageForm whole = load.image.size() > kMostBytes ? ImageForm::kRegion : ImageForm::kKeep;
   calls::Digest digest{};
   bool unknown = false;
   if (load.image.size() < kWorthAsking || !calls::digestOf(load.image, digest))
-    return sendAs(operation, whole == ImageForm::kRegion ? whole : ImageForm::kBytes, digest, load, out, &unknown);
-  const CUresult result = sendAs(operation, ImageForm::kDigest, digest, load, out, &unknown);
-  return unknown ? sendAs(operation, whole, digest, load, out, &unknown) : result;
+    return sendAs(operation, to, whole == ImageForm::kRegion ? whole : ImageForm::kBytes, digest, load, out, &unknown);
+  const CUresult result = sendAs(operation, to, ImageForm::kDigest, digest, load, out, &unknown);
+  return unknown ? sendAs(operation, to, whole, digest, load, out, &unknown) : result;
 }
 
 CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options, void** values, void** out) {
@@ -139,7 +146,14 @@ CUresult load(Operation operation, const void* code, unsigned count, CUjit_optio
   one.options = options;
   one.values = values;
   if (const CUresult error = locate(code, one); error != CUDA_SUCCESS) return error;
-  return send(operation, one, out);
+  if (operation == Operation::kLoadLibrary && severalSessions())
+    return loadEverywhere(
+        [&](Session* session, uint64_t number) {
+          void* ignored = nullptr;
+          return send(operation, {session, number}, one, &ignored);
+        },
+        out);
+  return send(operation, {currentSession()}, one, out);
 }
 
 CUresult loadFile(Operation operation, const char* path, unsigned count, CUjit_option* options, void** values,
@@ -158,7 +172,8 @@ CUresult findGlobal(Ask ask, CUdeviceptr* address, size_t* bytes, Owner owner, c
   CUdeviceptr found = 0;
   size_t size = 0;
   if (const CUresult result = ask(&found, &size, owner, name); result != CUDA_SUCCESS) return result;
-  noteDeviceMemory(found, size);
+  if (const Session* const session = Route().handle(owner).session(); session != nullptr)
+    noteDeviceMemory(*session, found, size);
   if (address != nullptr) *address = found;
   if (bytes != nullptr) *bytes = size;
   return CUDA_SUCCESS;

@@ -15,7 +15,7 @@ CUresult clusters(ClusterQuestion question, int* answer, CUfunction function, co
   if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   LaunchHead head = headOf(*config, function);
   if (head.attributes > kMostAttributes) return CUDA_ERROR_INVALID_VALUE;
-  Call call(Operation::kClusters);
+  Call call(Operation::kClusters, Route().handle(config->hStream).handle(function));
   call.value(question);
   call.value(head);
   for (uint32_t i = 0; i < head.attributes; ++i) {

@@ -9,8 +9,8 @@
 
 namespace olpager::forward {
 
-/// Bytes of a block that a kernel changed, from the worker. What names no block is dropped.
-void takePinned(uint64_t address, std::span<const std::byte> bytes);
+/// Bytes of a block that a kernel changed, from the worker of the session in `slot`. What names no block is dropped.
+void takePinned(unsigned slot, uint64_t address, std::span<const std::byte> bytes);
 
 /// Bytes that the driver writes for an attribute.
 constexpr uint64_t attributeBytes(CUpointer_attribute attribute) {

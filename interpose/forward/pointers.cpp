@@ -95,6 +95,14 @@ void settle(const BlockInfo& block, CUpointer_attribute attribute, void* data) {
   }
 }
 
+// A device's number.
+void countAsProgram(const Session& session, void* data) {
+  CUdevice device = 0;
+  std::memcpy(&device, data, sizeof device);
+  fromWorker(session, device);
+  put(data, device);
+}
+
 CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes, void* const* data,
              CUdeviceptr address) {
   BlockInfo block;
@@ -103,7 +111,7 @@ CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes,
   const uint64_t offset = address - (mirror ? block.there : block.base);
   if (known && block.registered && block.there == 0) return askHere(plural, count, attributes, data, block, address);
   if (known) address = block.there + offset;
-  Call call(Operation::kPointerAttribute);
+  Call call(Operation::kPointerAttribute, Route().address(address));
   call.value(static_cast<uint8_t>(plural));
   call.value(address);
   call.value(count);
@@ -114,6 +122,7 @@ CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes,
     const auto value = call.reply().raw(attributeBytes(attributes[i]));
     if (data[i] == nullptr || value.empty()) continue;
     std::memcpy(data[i], value.data(), value.size());
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) countAsProgram(*call.session(), data[i]);
     if (!known) continue;
     settle(block, attributes[i], data[i]);
     if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) put(data[i], block.base + offset);

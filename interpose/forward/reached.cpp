@@ -1,26 +1,29 @@
 #include "interpose/forward/reached.h"
 
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/copies_between.h"
 #include "interpose/forward/memory.h"
 
 namespace olpager::forward {
 
 CUresult reaching(const Reaching& where, const std::function<CUresult()>& make) {
   CUdeviceptr any = 0;
+  Session* const session = Route().handle(where.stream).session();
   for (const CUdeviceptr address : where.addresses) {
-    if (!isExchanged(address)) continue;
-    noteNamed(address);
+    if (session == nullptr || !isExchanged(*session, address)) continue;
+    noteNamed(session, address);
     any = address;
   }
   if (any == 0) return make();
   // What is captured is exchanged at each launch of its graph.
   const bool captured = capturing() && captures(where.stream, where.per_thread);
-  if (!captured) (void)sendPinned();
+  if (!captured) (void)sendPinned(session);
   const CUresult result = make();
   if (result != CUDA_SUCCESS || captured) return result;
-  changesBehind(where.stream, where.per_thread);
-  return where.async ? result : awaitMemory(hereOf(any), 1);
+  changesBehind(session, where.stream, where.per_thread);
+  return where.async ? result : awaitMemory(hereOf(any), 1, *session);
 }
 
 }  // namespace olpager::forward
@@ -73,6 +76,7 @@ OL_FILL(32, unsigned)
 
 CUresult ol_forward_cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
                                  size_t bytes) {
+  if (ofTwoSessions(to, from)) return copyBetween({to, to_context}, {from, from_context}, bytes, false);
   return reaching({{to, from}},
                   [&] { return ol_forward_generated_cuMemcpyPeer(to, to_context, from, from_context, bytes); });
 }
@@ -86,6 +90,7 @@ CUresult ol_forward_cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset,
 #define OL_IN_STREAM(suffix, per_thread)                                                                             \
   CUresult ol_forward_cuMemcpyPeerAsync##suffix(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,              \
                                                 CUcontext from_context, size_t bytes, CUstream stream) {             \
+    if (ofTwoSessions(to, from)) return copyBetweenBehind(to, from, bytes, streamAt(stream, per_thread));            \
     return reaching({{to, from}, stream, per_thread, true}, [&] {                                                    \
       return ol_forward_generated_cuMemcpyPeerAsync##suffix(to, to_context, from, from_context, bytes, stream);      \
     });                                                                                                              \

@@ -1,8 +1,7 @@
-// The session's states: none -> up (connect) -> ended (lost, or the program's end); final. In a forked child a session of its
+// The session's states: made -> up (open, start) -> ended (lost, or the program's end); final. In a forked child a session of its
 // parent is out of reach, and one is made anew only where the parent had not called cuInit yet.
 #include "interpose/forward/session.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/connection.h"
+#include "interpose/forward/crossings.h"
 #include "interpose/forward/device_memory.h"
 #include "interpose/forward/kernel_attributes.h"
 #include "interpose/forward/launch.h"
@@ -32,89 +32,47 @@ constexpr auto kBatch = 50us;   // what nobody waits for is sent after so long
 constexpr auto kAwake = 2ms;    // without calls before the attendant sleeps
 constexpr size_t kMostRemembered = 65536;
 
-struct Root {
-  std::mutex mutex;
-  base::Settings settings;
-  bool configured = false;
-  bool tried = false;
-};
-Root& root() {
-  static Root* instance = new Root;
-  return *instance;
-}
-std::atomic<Session*> g_session{nullptr};
-std::atomic<bool> g_forked{false};
+std::atomic<uint32_t> g_threads{0};       // that have called
 thread_local bool t_in_function = false;  // in the thread that runs the program's host functions
 
-void childAfterFork() {
-  Session* const parents = g_session.exchange(nullptr);
-  // The parent's lock may be held by a thread that the child does not have: a root of its own.
-  new (&root().mutex) std::mutex;
-  root().tried = false;
-  if (parents != nullptr) parents->leaveToParent();
-  if (parents != nullptr && parents->initialized()) g_forked.store(true);
-}
-
-// After the program's own exit handlers and destructors, which may still call. Nothing of ours is destroyed.
-__attribute__((destructor)) void end() {
-  if (Session* session = g_session.load(); session != nullptr && !g_forked.load()) session->atExit();
+// The calling thread's number, from 1: in every session the same.
+uint32_t thisThread() {
+  static thread_local uint32_t number = 0;
+  if (number == 0) number = g_threads.fetch_add(1) + 1;
+  return number;
 }
 
 }  // namespace
 
-bool Session::inForkedChild() { return g_forked.load(std::memory_order_relaxed); }
+Session::Session(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots)
+    : gpunode_(std::move(gpunode)),
+      slot_(slot),
+      slots_(slots),
+      connection_(std::make_unique<Connection>(settings, gpunode_, slot, slots)),
+      next_number_(firstNumber(slot)) {}
 
-Session* Session::existing() { return g_session.load(std::memory_order_acquire); }
+Session::~Session() = default;
 
-bool Session::configure(const base::Settings& settings) {
-  Root& state = root();
-  std::lock_guard lock(state.mutex);
-  state.settings = settings;
-  state.configured = true;
-  return true;
-}
+bool Session::othersCall() const { return g_threads.load(std::memory_order_relaxed) > 1 || has_functions_.load(); }
 
-Session* Session::get() {
-  if (Session* made = g_session.load(std::memory_order_acquire)) return made;
-  if (inForkedChild()) return nullptr;
-  Root& state = root();
-  std::lock_guard lock(state.mutex);
-  if (Session* made = g_session.load()) return made;
-  if (!state.configured || state.tried) return nullptr;
-  state.tried = true;
-  auto* const made = new Session;
-  const Status connected = made->connect(state.settings);
-  if (!connected.ok()) {
-    if (base::logLevel() != base::LogLevel::kOff) base::logError("%s", connected.error().message.c_str());
-    return nullptr;  // what it began stays: threads may still use it
-  }
-  static const bool handlers = [] {
-    pthread_atfork(nullptr, nullptr, childAfterFork);
-    return true;
-  }();
-  (void)handlers;
-  g_session.store(made, std::memory_order_release);
-  return made;
-}
+Status Session::open() { return connection_->open(channel_); }
 
-Status Session::connect(const base::Settings& settings) {
-  connection_ = std::make_unique<Connection>(settings);
-  if (auto opened = connection_->open(channel_); !opened.ok()) return opened;
+Status Session::start() {
   Writer writer;
   writer.value(CallHead{static_cast<uint16_t>(Operation::kDescribe), 0, 0, 0, 0, 0});
   Wait wait;
   if (call(writer.bytes, {}, wait) != CUDA_SUCCESS)
-    return Error{"gpunode " + settings.gpunode + ": " + (why_lost_.empty() ? "the worker can't start" : why_lost_)};
+    return Error{"gpunode " + gpunode_ + ": " + (why_lost_.empty() ? "the worker can't start" : why_lost_)};
   Reader reader(wait.record);
   (void)reader.value<AnswerHead>();
   description_ = reader.value<Description>();
   const auto offered = reader.raw(api::kSymbolCount);
   if (!reader.ok() || description_.specification != kSpecification)
-    return Error{"gpunode " + settings.gpunode + " is of another version than this one"};
+    return Error{"gpunode " + gpunode_ + " is of another version than this one"};
   offered_.assign(offered.begin(), offered.end());
   std::thread([this] { attend(); }).detach();
   std::thread([this] { runFunctions(); }).detach();
-  base::logInfo("forwarded mode: gpunode %s, worker %s, %d device(s), CUDA %d.%d", settings.gpunode.c_str(),
+  base::logInfo("forwarded mode: gpunode %s, worker %s, %d device(s), CUDA %d.%d", gpunode_.c_str(),
                 connection_->address().c_str(), description_.devices, description_.driver_version / 1000,
                 description_.driver_version % 1000 / 10);
   return {};
@@ -123,23 +81,13 @@ Status Session::connect(const base::Settings& settings) {
 const transport::DomainPtr& Session::domain() const { return connection_->domain(); }
 bool Session::sharesMemory() const { return connection_->sharesMemory(); }
 
-uint32_t Session::thisThread() {
-  static thread_local uint32_t number = 0;
-  static thread_local Session* of = nullptr;
-  if (of != this) {
-    number = threads_.fetch_add(1) + 1;
-    of = this;
-  }
-  return number;
-}
-
 // --- calls -------------------------------------------------------------------------------------------------------------
 
 bool Session::begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait, bool flush) {
   auto& head = *reinterpret_cast<CallHead*>(record.data());
   head.thread = thisThread();
   if (othersCall()) head.flags |= kOthersCall;
-  noteCall(head.function);
+  noteCall(*this, head.function);
   {
     std::lock_guard lock(waits_mutex_);
     if (ended_) return false;
@@ -158,7 +106,7 @@ bool Session::begin(std::vector<std::byte>& record, std::span<const std::byte> b
 CUresult Session::finish(Wait& wait) {
   const auto begun = std::chrono::steady_clock::now();
   receiveFor(wait);
-  noteTrip(wait.function, std::chrono::steady_clock::now() - begun);
+  noteTrip(slot_, wait.function, std::chrono::steady_clock::now() - begun);
   return wait.result;
 }
 
@@ -171,7 +119,7 @@ CUresult Session::post(std::vector<std::byte>& record, std::span<const std::byte
   auto& head = *reinterpret_cast<CallHead*>(record.data());
   head.thread = thisThread();
   head.reply = 0;
-  noteCall(head.function);
+  noteCall(*this, head.function);
   if (ended_.load(std::memory_order_relaxed)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   if (!channel_.write({record, bulk}, flush)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   posts_.fetch_add(1, std::memory_order_relaxed);
@@ -216,10 +164,10 @@ void Session::receiveFor(Wait& wait) {
 
 Status Session::resume() {
   const std::string why = channel_.reason();
-  base::logWarn("gpunode: disconnected (%s); connecting again", why.c_str());
+  base::logWarn("gpunode %s: disconnected (%s); connecting again", gpunode_.c_str(), why.c_str());
   Status again = connection_->reopen(channel_);
   if (!again.ok()) return Error{again.error().message};
-  base::logWarn("gpunode: connected again");
+  base::logWarn("gpunode %s: connected again", gpunode_.c_str());
   return {};
 }
 
@@ -231,10 +179,20 @@ void Session::lost(const std::string& why) {
     turn_.notify_all();
   }
   channel_.close(why);
-  base::logError("the session on the gpunode is lost: %s; every CUDA call of this program fails from now on",
-                 why.c_str());
-  std::lock_guard lock(functions_mutex_);
-  function_due_.notify_all();
+  if (slots_ > 1) {
+    base::logError("the session on gpunode %s is lost: %s; every CUDA call for its devices fails from now on",
+                   gpunode_.c_str(), why.c_str());
+  } else {
+    base::logError("the session on the gpunode is lost: %s; every CUDA call of this program fails from now on",
+                   why.c_str());
+  }
+  decltype(notices_) notices;
+  {
+    std::lock_guard lock(functions_mutex_);
+    function_due_.notify_all();
+    notices.swap(notices_);
+  }
+  for (const auto& [number, told] : notices) told(CUDA_ERROR_DEVICE_UNAVAILABLE);
 }
 
 void Session::dispatch(std::vector<std::byte>& record) {
@@ -303,7 +261,7 @@ void Session::dispatch(std::vector<std::byte>& record) {
       while (reader.ok() && reader.left() > 0) {
         const auto address = reader.value<uint64_t>();
         const auto bytes = reader.raw(reader.value<uint64_t>());
-        if (!bytes.empty()) takePinned(address, bytes);
+        if (!bytes.empty()) takePinned(slot_, address, bytes);
       }
       // One for each launch, at most as many as are expected.
       const auto answered = std::min<uint64_t>(head.number, changes_expected_.load() - changes_answered_.load());
@@ -316,7 +274,15 @@ void Session::dispatch(std::vector<std::byte>& record) {
         std::lock_guard lock(waits_mutex_);
         ++received_;
       }
-      std::lock_guard lock(functions_mutex_);
+      std::function<void(CUresult)> told;
+      std::unique_lock lock(functions_mutex_);
+      if (auto notice = notices_.extract(head.number); !notice.empty()) told = std::move(notice.mapped());
+      if (told) {
+        lock.unlock();
+        comes_.fetch_sub(1);
+        told(CUDA_SUCCESS);
+        break;
+      }
       due_.emplace_back(head.number, static_cast<CUresult>(head.result));
       function_due_.notify_one();
       break;
@@ -336,7 +302,7 @@ CUresult Session::takeFailure() {
   if (!any_failure_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
   const uint32_t thread = thisThread();
   std::lock_guard lock(waits_mutex_);
-  if (const auto broken = broken_.find(currentContext()); broken != broken_.end()) return broken->second;
+  if (const auto broken = broken_.find(contextIn(this)); broken != broken_.end()) return broken->second;
   const auto found = failures_.find(thread);
   if (found == failures_.end()) return CUDA_SUCCESS;
   const CUresult result = found->second;
@@ -347,6 +313,7 @@ CUresult Session::takeFailure() {
 
 void Session::contextGone(uint64_t context) {
   forgetDeviceMemory(context);
+  forgetOwnStreams(slot_);
   std::lock_guard lock(waits_mutex_);
   broken_.erase(context);
 }
@@ -402,6 +369,50 @@ uint32_t Session::expectFunction(std::function<void(CUresult)> run, bool again) 
   return number;
 }
 
+uint32_t Session::expectNotice(std::function<void(CUresult)> told) {
+  uint32_t number = 0;
+  {
+    std::lock_guard lock(functions_mutex_);
+    if (ended_) return 0;
+    number = next_function_++;
+    notices_.emplace(number, std::move(told));
+    has_functions_.store(true);
+  }
+  somethingComes();
+  return number;
+}
+
+void Session::forgetNotice(uint32_t number) {
+  std::lock_guard lock(functions_mutex_);
+  if (notices_.erase(number) != 0) comes_.fetch_sub(1);
+}
+
+uint32_t Session::newGate() {
+  std::lock_guard lock(functions_mutex_);
+  has_functions_.store(true);  // other calls end what is behind it
+  return next_function_++;
+}
+
+void Session::openGate(uint32_t number) { say(Operation::kOpenGate, number); }
+
+// Of none of the program's threads.
+void Session::say(Operation operation, uint32_t number) {
+  Writer said;
+  said.value(CallHead{static_cast<uint16_t>(operation), 0, 0, 0, 0, 0});
+  said.value(number);
+  (void)channel_.write({said.bytes}, true);
+}
+
+void Session::breakContext(uint64_t context, CUresult why) {
+  std::lock_guard lock(waits_mutex_);
+  if (!broken_.emplace(context, why).second) return;
+  any_failure_.store(true);
+  base::logError(
+      "what a stream waited for at another gpunode failed or is lost (CUDA error %d): every call that uses its context "
+      "on gpunode %s fails from now on",
+      static_cast<int>(why), gpunode_.c_str());
+}
+
 bool Session::functionsOutstanding() const {
   return !t_in_function && (functions_outstanding_.load() != 0 || graphs_with_functions_.load());
 }
@@ -421,13 +432,9 @@ void Session::runFunctions() {
     if (!again) functions_.erase(found);
     lock.unlock();
     run(status);
-    sendPinnedNow();  // what it changed is there for what is behind it in the stream
-    Writer done;
-    done.value(CallHead{static_cast<uint16_t>(Operation::kHostFunctionDone), 0, 0, 0, 0, 0});
-    done.value(number);
-    auto& head = *reinterpret_cast<CallHead*>(done.bytes.data());
-    head.thread = 0;
-    (void)channel_.write({done.bytes}, true);
+    // What it changed is there for what is behind it in the stream, and in streams of other sessions that wait for this one.
+    for (Session* const session : existingSessions()) sendPinnedNow(session);
+    say(Operation::kHostFunctionDone, number);
     if (!again) functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
     lock.lock();
   }
@@ -551,7 +558,7 @@ void Session::atExit() {
   Writer goodbye;
   goodbye.value(CallHead{static_cast<uint16_t>(Operation::kGoodbye), 0, 0, 0, 0, 0});
   Wait wait;
-  if (base::logs(base::LogLevel::kDebug)) tellTrips();
+  if (base::logs(base::LogLevel::kDebug)) tellTrips(slot_, gpunode_);
   (void)call(goodbye.bytes, {}, wait);
   std::lock_guard lock(waits_mutex_);
   ended_.store(true);

@@ -1,7 +1,7 @@
-// The client's session with a worker: calls go out in one order, whoever waits for an answer receives by itself.
+// A session with a worker: calls go out in one order, whoever waits for an answer receives by itself.
 //
-// Thread-safety: everything from any thread. One session in a process, made at first need, never destroyed; a forked child has
-// none. Errors: one line on standard error when the session can't be had or is lost, then results of CUDA.
+// Thread-safety: everything from any thread. Made by sessions.h, one for each gpunode, never destroyed. Errors: one line on standard error
+// when the session is lost, then results of CUDA.
 //
 // Locks: Session::waits_mutex_ (who waits, who receives); the channel's own below it. No lock is held while a callback runs.
 #pragma once
@@ -37,13 +37,18 @@ struct Wait {
 
 class Session {
  public:
-  /// The process's session, connected; null when it can't be had (told once), when it has ended, or in a forked child.
-  static Session* get();
-  /// The same without connecting.
-  static Session* existing();
-  static bool configure(const base::Settings& settings);
-  static bool inForkedChild();
+  /// With the gpunode at `gpunode`: the program's session number `slot` of `slots`.
+  Session(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots);
+  /// Gets a session of the gpunode and connects to its worker. Then start() asks who it is; nothing else before. Once each.
+  Status open();
+  Status start();
 
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  unsigned slot() const { return slot_; }
+  const std::string& gpunode() const { return gpunode_; }
   const Description& description() const { return description_; }
   bool offers(size_t symbol) const { return symbol < offered_.size() && offered_[symbol] != std::byte{0}; }
 
@@ -75,6 +80,15 @@ class Session {
   bool memoryComes() const { return bytes_come_.load() != 0 || !changesAnswered(changesExpected()); }
   /// A function that the worker calls in stream order, once. `run` gets the stream's state.
   uint32_t expectFunction(std::function<void(CUresult)> run, bool again = false);
+  /// A place in a stream that the worker gives notice of by this number when the stream comes to it. `told` is called once, by a thread
+  /// that receives, and must not wait: with CUDA_SUCCESS, or with why the stream will never come there. 0: the session has ended.
+  uint32_t expectNotice(std::function<void(CUresult status)> told);
+  void forgetNotice(uint32_t number);
+  /// The number of a place in a stream that waits until openGate().
+  uint32_t newGate();
+  void openGate(uint32_t number);
+  /// From now on calls in the context that wait return this.
+  void breakContext(uint64_t context, CUresult why);
   /// A graph may have host functions in it, whose ends nobody counts.
   void graphLaunched() { graphs_with_functions_.store(graphs_with_functions_ || functions_in_graphs_); }
   /// Whether a host function may still be to run, which may change what this thread is about to read. False in a host function itself.
@@ -96,7 +110,8 @@ class Session {
 
   bool initialized() const { return initialized_.load(std::memory_order_acquire); }
   void setInitialized() { initialized_.store(true, std::memory_order_release); }
-  bool othersCall() const { return threads_.load(std::memory_order_relaxed) > 1 || has_functions_.load(); }
+  /// Whether other calls than this thread's may end what this thread waits for.
+  bool othersCall() const;
   void atExit();
   /// The context is gone, broken or not.
   void contextGone(uint64_t context);
@@ -104,16 +119,13 @@ class Session {
   void leaveToParent();
 
  private:
-  friend class Registry;
-  Session() = default;
-  Status connect(const base::Settings& settings);
   Status resume();
+  void say(Operation operation, uint32_t number);
   void lost(const std::string& why);
   void dispatch(std::vector<std::byte>& record);
   void receiveFor(Wait& wait);
   void attend();
   void runFunctions();
-  uint32_t thisThread();
 
   struct Expected {
     void* into;
@@ -124,13 +136,14 @@ class Session {
     bool again;
   };
 
+  const std::string gpunode_;
+  const unsigned slot_, slots_;
   calls::Channel channel_;
   std::unique_ptr<class Connection> connection_;
   Description description_{};
   std::vector<std::byte> offered_;
-  std::atomic<uint64_t> next_number_{kFirstNumber};
+  std::atomic<uint64_t> next_number_;
   std::atomic<bool> initialized_{false};
-  std::atomic<uint32_t> threads_{0};
   std::atomic<bool> has_functions_{false};
   std::atomic<uint32_t> functions_outstanding_{0};  // those that run once
   std::atomic<bool> functions_in_graphs_{false}, graphs_with_functions_{false};
@@ -165,6 +178,7 @@ class Session {
   std::mutex functions_mutex_;
   std::condition_variable function_due_;
   std::unordered_map<uint32_t, Function> functions_;
+  std::unordered_map<uint32_t, std::function<void(CUresult)>> notices_;
   std::vector<std::pair<uint32_t, CUresult>> due_;
   uint32_t next_function_ = 1;
 };

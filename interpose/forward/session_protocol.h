@@ -7,8 +7,9 @@
 
 namespace olpager::forward {
 
+inline constexpr uint32_t kMostSlots = 16;
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 5;
+inline constexpr uint32_t kSessionVersion = 6;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,
@@ -26,8 +27,10 @@ struct SessionRequest {
   char program[40] = {};       // kOpen: printable, NUL-terminated
   uint32_t sees_some = 0;      // kOpen: `visible` is the program's CUDA_VISIBLE_DEVICES; else it sees all devices
   char visible[508] = {};      // NUL-terminated
+  uint32_t slot = 0;           // kOpen: which of the program's sessions it is, below `slots`
+  uint32_t slots = 1;          // kOpen: how many the program has, at most kMostSlots
 };
-static_assert(sizeof(SessionRequest) == 584);
+static_assert(sizeof(SessionRequest) == 592);
 
 struct SessionReply {
   uint32_t magic = kSessionMagic;
@@ -39,6 +42,9 @@ struct SessionReply {
   char text[192] = {};
 };
 static_assert(sizeof(SessionReply) == 248);
+
+/// GPUs of two machines may have one PCI address: to a program with several gpunodes the domain says which one's they are.
+constexpr uint32_t pciDomainOf(unsigned slot, uint32_t domain) { return (domain + slot * 0x1000) & 0xffff; }
 
 /// The name of every session's key.
 inline constexpr char kSessionKeyName[] = "session";

@@ -24,13 +24,12 @@ class TableHost final : public interpose::PrivateTableHost {
   }
   std::vector<interpose::DeviceIdentity> devices() override {
     std::vector<interpose::DeviceIdentity> all;
-    const Session* session = Session::get();
-    for (int i = 0; session != nullptr && i < session->description().devices; ++i) {
+    for (int i = 0; !sessions().empty() && i < deviceCount(); ++i) {
       interpose::DeviceIdentity identity{};
       CUuuid uuid{};
       (void)ol_forward_generated_cuDeviceGetUuid(&uuid, i);
       std::copy(std::begin(uuid.bytes), std::end(uuid.bytes), reinterpret_cast<char*>(identity.uuid.data()));
-      (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_domain, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, i);
+      (void)ol_forward_cuDeviceGetAttribute(&identity.pci_domain, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, i);
       (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_bus, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, i);
       (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_device, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, i);
       all.push_back(identity);
@@ -39,21 +38,22 @@ class TableHost final : public interpose::PrivateTableHost {
   }
   CUcontext currentContext() override { return reinterpret_cast<CUcontext>(forward::currentContext()); }
   CUresult primaryContextHandle(CUdevice device, CUcontext* context) override {
-    const Session* session = Session::get();
-    if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-    if (device < 0 || device >= session->description().devices) return CUDA_ERROR_INVALID_DEVICE;
-    *context = reinterpret_cast<CUcontext>(primaryHandle(device));
+    if (sessions().empty()) return CUDA_ERROR_NOT_INITIALIZED;
+    Session* session = nullptr;
+    CUdevice at_worker = 0;
+    if (!placeOf(device, &session, &at_worker)) return CUDA_ERROR_INVALID_DEVICE;
+    *context = reinterpret_cast<CUcontext>(primaryHandle(session->slot(), at_worker));
     return CUDA_SUCCESS;
   }
   CUresult contextId(CUcontext context, uint64_t* id) override {
     unsigned long long found = 0;
-    const CUresult result = ol_forward_generated_cuCtxGetId(context, &found);
+    const CUresult result = ol_forward_cuCtxGetId(context, &found);
     *id = found;
     return result;
   }
   CUresult streamId(CUcontext /*context*/, CUstream stream, uint64_t* id) override {
     unsigned long long found = 0;
-    const CUresult result = ol_forward_generated_cuStreamGetId(stream, &found);
+    const CUresult result = ol_forward_cuStreamGetId(stream, &found);
     *id = found;
     return result;
   }
@@ -87,8 +87,9 @@ CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function
 void* resolve(api::Symbol symbol) {
   if (!api::isDeclared(symbol)) return nullptr;
   // cuInit says why there is no session; until then everything has a function.
-  const Session* session = Session::get();
-  if (session != nullptr && !session->offers(static_cast<size_t>(symbol))) return nullptr;
+  for (const Session* const session : sessions()) {
+    if (!session->offers(static_cast<size_t>(symbol))) return nullptr;
+  }
   return forwardFunction(symbol);
 }
 
@@ -112,9 +113,10 @@ extern "C" {
 
 CUresult ol_forward_cuDriverGetVersion(int* version) {
   if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const Session* session = Session::get();
+  const auto all = sessions();
   // Without a session a runtime is to come as far as cuInit, which says what is wrong.
-  *version = session != nullptr ? std::min(session->description().driver_version, kKnownVersion) : CUDA_VERSION;
+  *version = all.empty() ? CUDA_VERSION : kKnownVersion;
+  for (const Session* const session : all) *version = std::min(*version, session->description().driver_version);
   return CUDA_SUCCESS;
 }
 

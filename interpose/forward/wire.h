@@ -42,7 +42,10 @@ enum class Operation : uint16_t {
   kClusters,             // how many, or how large, for a launch
   kGraphNodeParameters,  // of a kernel, a copy or a host function
   kGraphKernelNodeAttribute,
-  kCopyPeer,  // a box between places of the worker, in two contexts
+  kCopyPeer,    // a box between places of the worker, in two contexts
+  kNameKernel,  // a library's kernel gets a number of the client's
+  kGate,        // a place in a stream that the client is told of, that waits for it, or both
+  kOpenGate,
 };
 
 /// At the head of a record of the client's.
@@ -104,13 +107,22 @@ enum class ImageForm : uint8_t { kBytes = 0, kDigest = 1, kKeep = 2, kRegion = 3
 /// In place of a load's result: the worker has no image with that digest.
 inline constexpr int32_t kImageUnknown = -1;
 
-/// Marks a handle of a session; the numbers below 2^40 are the client's, those with kWorkersHandle the worker's.
+/// Marks a handle of the program's. Below the mark: whether the worker made the number, the slot of the session that it belongs to, and
+/// the number itself, of 40 bits.
 inline constexpr uint64_t kHandleMark = 0x5a5aull << 48;
 inline constexpr uint64_t kWorkersHandle = 1ull << 46;
 inline constexpr bool isMarked(uint64_t handle) { return handle >> 48 == 0x5a5a; }
-/// Of a device's primary context.
-inline constexpr uint64_t primaryHandle(int device) { return kHandleMark | (1 + static_cast<uint64_t>(device)); }
-inline constexpr uint64_t kFirstNumber = kHandleMark | 0x1000;  // what the client counts from
+inline constexpr unsigned kSlotShift = 40, kSlotMask = 63;
+inline constexpr uint64_t slotBits(unsigned slot) { return static_cast<uint64_t>(slot) << kSlotShift; }
+inline constexpr unsigned slotOf(uint64_t handle) { return static_cast<unsigned>(handle >> kSlotShift) & kSlotMask; }
+/// In place of a session's: the handle means the same in each of the program's sessions (libraries and their kernels).
+inline constexpr unsigned kCommonSlot = kSlotMask;
+/// Of the primary context of a device of the worker's.
+inline constexpr uint64_t primaryHandle(unsigned slot, int device) {
+  return kHandleMark | slotBits(slot) | (1 + static_cast<uint64_t>(device));
+}
+/// What the client counts from.
+inline constexpr uint64_t firstNumber(unsigned slot) { return kHandleMark | slotBits(slot) | 0x1000; }
 
 inline constexpr uint64_t kMostBytes = 48ull << 20;      // of one call's arguments or answer
 inline constexpr uint64_t kMostImageBytes = 1ull << 30;  // of a module's image

@@ -25,7 +25,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "coherence/transport/from_settings.h"
-#include "interpose/forward/session.h"
+#include "interpose/forward/sessions.h"
 #include "interpose/local/driver_loader.h"
 #include "interpose/local/ipc_exports.h"
 #include "pager/counters/counters.h"
@@ -134,8 +134,8 @@ CUresult loadUnderLock(Root& state) {
   state.settings = std::move(settings).value();
   base::setLogLevel(state.settings.log);
   for (const std::string& warning : state.settings.warnings) base::logWarn("%s", warning.c_str());
-  if (!state.settings.gpunode.empty()) {
-    forward::Session::configure(state.settings);
+  if (!state.settings.gpunodes.empty()) {
+    forward::configureSessions(state.settings);
     g_forwarded.store(true, std::memory_order_release);
     return CUDA_ERROR_NO_DEVICE;
   }

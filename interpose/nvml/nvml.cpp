@@ -1,4 +1,4 @@
-// libolnvml.so, whose SONAME is libnvidia-ml.so.1: NVML of a gpunode's devices for programs that are forwarded to it (nvidia-smi, pynvml,
+// libolnvml.so, whose SONAME is libnvidia-ml.so.1: NVML of gpunodes' devices for programs that are forwarded to them (nvidia-smi, pynvml,
 // PyTorch, NCCL). What does not change is asked for once; memory, utilisation, processes anew, at most five times a second.
 //
 // Errors: the gpunode can't be reached by nvmlInit: NVML_ERROR_UNKNOWN; it is gone later: NVML_ERROR_GPU_IS_LOST; one line on
@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/log.h"
+#include "base/settings.h"
 #include "interpose/nvml/nvml_abi.h"
 #include "interpose/nvml/unsupported.h"
 #include "interpose/nvml/view.h"
@@ -19,12 +20,12 @@ namespace olpager::nvml {
 namespace {
 
 using status::Device;
-using Snapshot = std::shared_ptr<const status::Status>;
+using Snapshot = std::shared_ptr<const Seen>;
 
 std::atomic<int> g_users{0};  // nvmlInit without nvmlShutdown
 
 // A handle is the address of one of these; what it names is looked up anew each time.
-char g_handles[status::kMaxDevices];
+char g_handles[size_t{base::kMostGpunodes} * status::kMaxDevices];
 
 DeviceHandle handleOf(size_t index) { return reinterpret_cast<DeviceHandle>(&g_handles[index]); }
 bool indexOf(DeviceHandle handle, size_t& index) {
@@ -51,8 +52,9 @@ Return with(DeviceHandle handle, const void* out, Freshness freshness, Call call
     size_t index = 0;
     if (!indexOf(handle, index) || out == nullptr) return kInvalidArgument;
     const Snapshot now = look(freshness);
-    if (!now || index >= now->devices.size()) return kGpuIsLost;
-    return call(now->devices[index], *now, index);
+    if (!now || index >= now->status.devices.size() || (freshness == Freshness::kNow && now->lost[index]))
+      return kGpuIsLost;
+    return call(now->status.devices[index], now->status, index);
   });
 }
 
@@ -117,8 +119,8 @@ Return find(DeviceHandle* out, const char* wanted, bool (*is)(const Device&, con
     if (out == nullptr || wanted == nullptr) return kInvalidArgument;
     const Snapshot now = look(Freshness::kAny);
     if (!now) return kGpuIsLost;
-    for (size_t i = 0; i < now->devices.size(); ++i) {
-      if (!is(now->devices[i], wanted)) continue;
+    for (size_t i = 0; i < now->status.devices.size(); ++i) {
+      if (!is(now->status.devices[i], wanted)) continue;
       *out = handleOf(i);
       return kSuccess;
     }
@@ -214,13 +216,15 @@ extern "C" __attribute__((visibility("default"))) const char* nvmlErrorString(Re
 OL_NVML nvmlSystemGetDriverVersion(char* version, unsigned length) {
   return guarded([&]() -> Return {
     const auto now = look(Freshness::kAny);
-    return now ? text(driverVersion(*now), version, length) : kUnknown;
+    return now ? text(driverVersion(now->status), version, length) : kUnknown;
   });
 }
 OL_NVML nvmlSystemGetNVMLVersion(char* version, unsigned length) {
   return guarded([&]() -> Return {
     const auto now = look(Freshness::kAny);
-    return now ? text(std::to_string(now->cuda_version / 1000) + "." + driverVersion(*now), version, length) : kUnknown;
+    return now ? text(std::to_string(now->status.cuda_version / 1000) + "." + driverVersion(now->status), version,
+                      length)
+               : kUnknown;
   });
 }
 OL_NVML nvmlSystemGetCudaDriverVersion(int* version) {
@@ -228,7 +232,7 @@ OL_NVML nvmlSystemGetCudaDriverVersion(int* version) {
     const auto now = look(Freshness::kAny);
     if (version == nullptr) return kInvalidArgument;
     if (!now) return kUnknown;
-    *version = static_cast<int>(now->cuda_version);
+    *version = static_cast<int>(now->status.cuda_version);
     return kSuccess;
   });
 }
@@ -238,7 +242,7 @@ OL_NVML nvmlSystemGetProcessName(unsigned pid, char* name, unsigned length) {
     if (name == nullptr || length == 0) return kInvalidArgument;
     const auto now = look(Freshness::kNow);
     if (!now) return kUnknown;
-    for (const auto& session : now->sessions) {
+    for (const auto& session : now->status.sessions) {
       if (session.process != pid || session.connected == 0) continue;
       std::snprintf(name, length, "%s", session.program.c_str());
       return kSuccess;
@@ -279,7 +283,7 @@ OL_NVML nvmlDeviceGetCount_v2(unsigned* count) {
     if (count == nullptr) return kInvalidArgument;
     const auto now = look(Freshness::kAny);
     if (!now) return kUnknown;
-    *count = static_cast<unsigned>(now->devices.size());
+    *count = static_cast<unsigned>(now->status.devices.size());
     return kSuccess;
   });
 }
@@ -288,7 +292,7 @@ OL_NVML nvmlDeviceGetHandleByIndex_v2(unsigned index, DeviceHandle* device) {
   return guarded([&]() -> Return {
     const auto now = look(Freshness::kAny);
     if (!now) return kGpuIsLost;
-    if (device == nullptr || index >= now->devices.size()) return kInvalidArgument;
+    if (device == nullptr || index >= now->status.devices.size()) return kInvalidArgument;
     *device = handleOf(index);
     return kSuccess;
   });

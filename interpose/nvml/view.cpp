@@ -2,16 +2,19 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "base/log.h"
 #include "base/settings.h"
 #include "base/text.h"
 #include "coherence/status/ask.h"
 #include "coherence/transport/from_settings.h"
+#include "interpose/forward/session_protocol.h"
 
 namespace olpager::nvml {
 namespace {
@@ -23,11 +26,16 @@ constexpr auto kFresh = 200ms;
 constexpr auto kRetry = 1s;
 constexpr uint32_t kPatienceMs = 3000;
 
+// Of one gpunode.
+struct Known {
+  std::shared_ptr<const status::Status> last;
+  bool failed = false;
+};
 struct View {
   std::mutex mutex;
-  std::shared_ptr<const status::Status> last;
+  std::vector<Known> nodes;  // in the order of the settings
+  std::shared_ptr<const Seen> seen;
   Clock::time_point asked{};
-  bool failed = false;
 };
 View& view() {
   static View* const instance = new View;  // used until the process ends
@@ -37,14 +45,8 @@ View& view() {
 // The lock may have been held by a thread that the child does not have.
 void inChild() { new (&view().mutex) std::mutex; }
 
-Result<status::Status> ask() {
-  const auto settings = base::loadSettings();
-  if (!settings.ok()) return settings.error();
-  const std::string& address = settings.value().gpunode;
-  if (address.empty())
-    return Error{
-        "no gpunode is named (OL_GPUNODE): this is olpager's libnvidia-ml.so.1, for programs under olrun --gpunode"};
-  auto network = transport::optionsFrom(settings.value());
+Result<status::Status> ask(const base::Settings& settings, const std::string& address) {
+  auto network = transport::optionsFrom(settings);
   if (!network.ok()) return network.error();
   network.value().connect_ms = kPatienceMs;
   network.value().choice = transport::Choice::kTcp;
@@ -57,37 +59,94 @@ Result<status::Status> ask() {
   return std::move(told.value().status);
 }
 
+// All gpunodes' devices one after another; each session has figures for all, 0 for those of other gpunodes.
+std::shared_ptr<const Seen> merged(const std::vector<Known>& nodes) {
+  auto all = std::make_shared<Seen>();
+  for (unsigned slot = 0; slot < nodes.size(); ++slot) {
+    if (!nodes[slot].last) return nullptr;
+    const status::Status& one = *nodes[slot].last;
+    const size_t first = all->status.devices.size();
+    if (slot == 0) {
+      all->status = one;
+      all->lost.assign(one.devices.size(), nodes[slot].failed);
+      continue;
+    }
+    for (status::Device device : one.devices) {
+      device.pci_domain = forward::pciDomainOf(slot, device.pci_domain);
+      device.peers = first < 64 ? device.peers << first : 0;
+      all->status.devices.push_back(std::move(device));
+      all->lost.push_back(nodes[slot].failed);
+    }
+    for (auto session : one.sessions) {
+      session.budgets.insert(session.budgets.begin(), first, 0);
+      session.bytes.insert(session.bytes.begin(), first, 0);
+      all->status.sessions.push_back(std::move(session));
+    }
+    all->status.cuda_version = std::min(all->status.cuda_version, one.cuda_version);
+  }
+  return all;
+}
+
+void askAll(View& state) {
+  const auto settings = base::loadSettings();
+  Status status = settings.ok() ? Status{} : Status{settings.error()};
+  if (status.ok() && settings.value().gpunodes.empty())
+    status = Error{
+        "no gpunode is named (OL_GPUNODE): this is olpager's libnvidia-ml.so.1, for programs under olrun --gpunode"};
+  if (status.ok()) {
+    state.nodes.resize(settings.value().gpunodes.size());
+  } else if (state.nodes.empty()) {
+    state.nodes.resize(1);
+  }
+  for (size_t i = 0; i < state.nodes.size(); ++i) {
+    Known& node = state.nodes[i];
+    Result<status::Status> told = status.ok() ? Result<status::Status>(Error{"no memory for it"}) : status.error();
+    try {
+      if (status.ok()) told = ask(settings.value(), settings.value().gpunodes[i]);
+    } catch (const std::exception& failure) {
+      told = Error{failure.what()};
+    }
+    if (told.ok()) {
+      node = {std::make_shared<const status::Status>(std::move(told).value()), false};
+      continue;
+    }
+    if (!node.failed && base::logs(base::LogLevel::kError))
+      base::logError("NVML: %s", base::printable(told.error().message).c_str());
+    node.failed = true;
+  }
+}
+
 }  // namespace
 
-std::shared_ptr<const status::Status> look(Freshness freshness) {
+std::shared_ptr<const Seen> look(Freshness freshness) {
   static const int registered = pthread_atfork(nullptr, nullptr, inChild);
   (void)registered;
   View& state = view();
   std::lock_guard lock(state.mutex);
+  const auto failed = [&](auto which) {
+    return !state.nodes.empty() &&
+           which(state.nodes.begin(), state.nodes.end(), [](const Known& one) { return one.failed; });
+  };
+  const auto any = [](auto... range) { return std::any_of(range...); };
+  const auto every = [](auto... range) { return std::all_of(range...); };
   const auto age = Clock::now() - state.asked;
-  if (state.failed && age < kRetry) return freshness == Freshness::kAny ? state.last : nullptr;
-  if (!state.failed && state.last && (freshness == Freshness::kAny || age < kFresh)) return state.last;
-  Result<status::Status> told = Error{"no memory for it"};
-  try {
-    told = ask();
-  } catch (const std::exception& failure) {
-    told = Error{failure.what()};
+  const bool settled = failed(any) ? age < kRetry : state.seen && (freshness == Freshness::kAny || age < kFresh);
+  if (!settled) {
+    try {
+      askAll(state);
+      state.seen = merged(state.nodes);
+    } catch (const std::exception& failure) {
+      base::logError("NVML: %s", failure.what());
+    }
+    state.asked = Clock::now();
   }
-  state.asked = Clock::now();
-  if (!told.ok()) {
-    if (!state.failed && base::logs(base::LogLevel::kError))
-      base::logError("NVML: %s", base::printable(told.error().message).c_str());
-    state.failed = true;
-    return freshness == Freshness::kAny ? state.last : nullptr;
-  }
-  state.failed = false;
-  state.last = std::make_shared<const status::Status>(std::move(told).value());
-  return state.last;
+  return freshness == Freshness::kNow && failed(every) ? nullptr : state.seen;
 }
 
 void lookAgain() {
   std::lock_guard lock(view().mutex);
-  view().failed = false;
+  for (Known& node : view().nodes) node.failed = false;
+  view().asked = {};
 }
 
 }  // namespace olpager::nvml

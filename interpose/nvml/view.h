@@ -1,10 +1,11 @@
-// What libolnvml.so knows of the gpunode's devices: asked for when it is needed, kept for a moment.
+// What libolnvml.so knows of the gpunodes' devices: asked for when it is needed, kept for a moment.
 //
 // Nothing of it lives between two questions but the last answer: no thread, no connection. A program may fork at any time.
-// Thread-safety: any thread. Blocks for at most some seconds, where the gpunode does not answer; asked again after a second then.
+// Thread-safety: any thread. Blocks for at most some seconds, where a gpunode does not answer; asked again after a second then.
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "coherence/status/status.h"
 
@@ -15,10 +16,16 @@ enum class Freshness : uint8_t {
   kNow,  // not older than a fifth of a second
 };
 
-/// The gpunode's status; nullptr when it can't be had now, or never (told once, on standard error).
-std::shared_ptr<const status::Status> look(Freshness freshness);
+/// What all gpunodes told, as if they were one: their devices one after another.
+struct Seen {
+  status::Status status;
+  std::vector<bool> lost;  // by device: its gpunode does not answer any more
+};
 
-/// nvmlInit: forgets that the gpunode could not be asked.
+/// nullptr when a gpunode was never heard of, or none answers now (told once, on standard error).
+std::shared_ptr<const Seen> look(Freshness freshness);
+
+/// nvmlInit: forgets that a gpunode could not be asked.
 void lookAgain();
 
 }  // namespace olpager::nvml

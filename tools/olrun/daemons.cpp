@@ -36,16 +36,16 @@ DaemonAnswer askMemserver(const transport::Options& network, const std::string& 
   return answer;
 }
 
-DaemonAnswer askNode(const base::Settings& settings) {
-  DaemonAnswer answer{"gpunode", settings.gpunode, "", ""};
+DaemonAnswer askNode(const base::Settings& settings, const std::string& address) {
+  DaemonAnswer answer{"gpunode", address, "", ""};
   forward::SessionRequest request;
   request.ask = forward::SessionAsk::kWouldOpen;
   request.specification = forward::kSpecification;
-  const auto reply = forward::askGpunode(settings, request, kConnectMs, kAnswerMs);
+  const auto reply = forward::askGpunode(settings, address, request, kConnectMs, kAnswerMs);
   if (!reply.ok()) {
     answer.problem = reply.error().message;
   } else if (reply.value().refused != 0) {
-    answer.problem = fmt::format("gpunode {} refuses: {}", settings.gpunode, forward::textOf(reply.value()));
+    answer.problem = fmt::format("gpunode {} refuses: {}", address, forward::textOf(reply.value()));
   } else {
     answer.text = forward::textOf(reply.value());
   }
@@ -57,13 +57,14 @@ DaemonAnswer askNode(const base::Settings& settings) {
 Result<std::vector<DaemonAnswer>> askDaemons(const base::Settings& settings) {
   auto network = transport::optionsFrom(settings);
   if (!network.ok()) return network.error();
-  if (!settings.gpunode.empty()) return std::vector<DaemonAnswer>{askNode(settings)};
   network.value().connect_ms = kConnectMs;
   std::vector<std::future<DaemonAnswer>> asked;
-  asked.reserve(settings.memservers.size());
-  for (const std::string& address : settings.memservers) {
-    asked.push_back(
-        std::async(std::launch::async, [&network, &address] { return askMemserver(network.value(), address); }));
+  for (const std::string& address : settings.gpunodes)
+    asked.push_back(std::async(std::launch::async, [&settings, &address] { return askNode(settings, address); }));
+  if (settings.gpunodes.empty()) {
+    for (const std::string& address : settings.memservers)
+      asked.push_back(
+          std::async(std::launch::async, [&network, &address] { return askMemserver(network.value(), address); }));
   }
   std::vector<DaemonAnswer> answers;
   answers.reserve(asked.size());

@@ -1,4 +1,4 @@
-// The daemons that the settings name: the memservers, or the gpunode where there is one. Asked before the program starts, so that
+// The daemons that the settings name: the memservers, or the gpunodes where there are some. Asked before the program starts, so that
 // one that is not there, or does not take the key, is a line of olrun's and not a failing cuInit inside the program.
 #pragma once
 

@@ -240,7 +240,7 @@ std::vector<Finding> checkMachine(const base::Settings& settings, const std::str
   Findings findings;
   checkInstallation(findings, library, link_folder);
   checkDaemons(findings, settings);
-  if (!settings.gpunode.empty()) {
+  if (!settings.gpunodes.empty()) {
     findings.push_back({Kind::kNote, "here", "a forwarded program needs neither a GPU nor a driver of this machine"});
     return findings;
   }

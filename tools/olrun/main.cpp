@@ -63,9 +63,13 @@ struct CommandLine {
       {"--memserver", "memserver", "OL_MEMSERVER", "HOST:PORT,...",
        "Memory of other machines (olmemserver): below host RAM. As often as there are machines; none: without"},
       {"--replicas", "replicas", "OL_REPLICAS", "N", "Memservers that hold each page: 1 or 2 (default: 1)"},
-      {"--gpunode", "gpunode", "OL_GPUNODE", "HOST:PORT",
-       "Run all GPU work on another machine (olgpunode): no GPU and no driver is needed here; none: not", Mode::kBoth},
-      {"--transport", "transport", "OL_TRANSPORT", "HOW", "To the gpunode: auto, tcp or shm (default: auto)",
+      {"--gpunode", "gpunode", "OL_GPUNODE", "HOST:PORT,...",
+       "Run all GPU work on another machine (olgpunode): no GPU and no driver is needed here. As often as there are "
+       "machines; none: not",
+       Mode::kBoth},
+      {"--view", "view", "OL_VIEW", "VIEW", "Of the gpunodes' GPUs: discrete, each is a device of its own (default)",
+       Mode::kForwarded},
+      {"--transport", "transport", "OL_TRANSPORT", "HOW", "To the gpunodes: auto, tcp or shm (default: auto)",
        Mode::kForwarded},
       {"--key", "key", "OL_KEY", "FILE", "Key for memservers and gpunodes (olctl keygen)", Mode::kBoth},
       {"--tls", "tls", "OL_TLS", "WHAT", "What goes to them encrypted: all, control or off (default: all)",
@@ -93,7 +97,7 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
   app.prefix_command();
   for (auto& setting : line.settings) {
     CLI::Option* const option = app.add_option(setting.option, setting.text, setting.help)->type_name(setting.type);
-    if (setting.key == std::string_view("memserver"))
+    if (setting.key == std::string_view("memserver") || setting.key == std::string_view("gpunode"))
       option->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
   }
   app.add_option("--config", line.config,
@@ -175,16 +179,16 @@ std::string absolute(const std::string& path) {
 }
 
 // What was asked for by an option and can't be had is no setting to ignore. (Files and variables may name settings of both.)
-Status checkOptions(const std::vector<SettingOption>& options, const std::string& gpunode) {
-  const Mode other = gpunode.empty() ? Mode::kForwarded : Mode::kLocal;
+Status checkOptions(const std::vector<SettingOption>& options, const std::vector<std::string>& gpunodes) {
+  const Mode other = gpunodes.empty() ? Mode::kForwarded : Mode::kLocal;
   for (const auto& option : options) {
     if (option.text.empty() || option.text == "none" || option.mode != other) continue;
     return Error{
-        gpunode.empty()
+        gpunodes.empty()
             ? fmt::format("{}: of no effect without a gpunode (--gpunode)", option.option)
             : fmt::format("{}: of no effect with the gpunode {}, whose own settings hold (man olgpunode); leave it "
                           "out, or run here: --gpunode none",
-                          option.option, gpunode)};
+                          option.option, gpunodes.front())};
   }
   return {};
 }
@@ -234,7 +238,7 @@ int run(int argc, char** argv) {
   const auto loaded = base::loadSettings({.environment = environment.entries()});
   if (!loaded.ok()) return refuse(loaded.error().message);
   const base::Settings& settings = loaded.value();
-  if (auto status = checkOptions(line.settings, settings.gpunode); !status.ok()) return refuse(status.error().message);
+  if (auto status = checkOptions(line.settings, settings.gpunodes); !status.ok()) return refuse(status.error().message);
 
   const std::string self = base::currentExecutable();
   const std::string library = base::locateLibrary(self, "libolpager.so");
@@ -242,7 +246,7 @@ int run(int argc, char** argv) {
   std::string driver = settings.driver;
   if (driver == "sim") driver = base::locateLibrary(self, "libolsimcuda.so");
   if (settings.driver.empty()) driver = "libcuda.so.1";
-  const bool forwarded = !settings.gpunode.empty();
+  const bool forwarded = !settings.gpunodes.empty();
   if (line.check) return printFindings(tools::checkMachine(settings, library, link_folder, driver));
 
   const tools::Program program = tools::findProgram(line.program.front(), environment.get("PATH"));

@@ -42,6 +42,7 @@ def arguments():
     parser.add_argument("--olrun")
     parser.add_argument("--olgpunode")
     parser.add_argument("--transport", default="auto", help="in mode forward: auto, tcp or shm")
+    parser.add_argument("--gpunodes", type=int, default=1, help="in mode forward: how many, each with one device unless --env says more")
     parser.add_argument("--sim-native", required=True, help="folder with the simulated GPU's libcuda.so.1")
     parser.add_argument("program")
     return parser.parse_args()
@@ -110,12 +111,13 @@ def budget(options):
     return options.vram or (options.bytes // 4 if options.mode == "paged" else 2 * options.bytes + 64 * MIB)
 
 
-def command(options, gpunode=None):
+def command(options, gpunodes=()):
     program = [options.program, "--bytes", str(options.bytes), "--seed", str(options.seed)]
     if options.mode == "native":
         return program
     if options.mode == "forward":
-        return [options.olrun, "--gpunode", gpunode.address, "--transport", options.transport, "--"] + program
+        named = [word for gpunode in gpunodes for word in ("--gpunode", gpunode.address)]
+        return [options.olrun] + named + ["--transport", options.transport, "--"] + program
     vram = budget(options)
     run = [options.olrun, "--driver", "sim", "--vram", str(vram), "--host", str(options.host), "--reach", options.reach]
     if options.va_base:
@@ -135,11 +137,14 @@ def main():
     options = arguments()
     with tempfile.TemporaryDirectory(prefix="olpager-app-") as scratch:
         env = environment(options, scratch)
-        gpunode = Gpunode(options, env, budget(options)) if options.mode == "forward" else None
-        if gpunode is not None and gpunode.address is None:
-            print("the gpunode did not start:\n" + gpunode.text())
-            return 1
-        argv = command(options, gpunode)
+        gpunodes = [Gpunode(options, env, budget(options)) for _ in range(options.gpunodes)] if options.mode == "forward" else []
+        for gpunode in gpunodes:
+            if gpunode.address is None:
+                print("the gpunode did not start:\n" + gpunode.text())
+                for one in gpunodes:
+                    one.process.kill()
+                return 1
+        argv = command(options, gpunodes)
         started = time.monotonic()
         child = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True, errors="replace", start_new_session=True)
@@ -151,8 +156,9 @@ def main():
             os.killpg(child.pid, signal.SIGKILL)  # the session that this call started, and nothing else
             output, errors = child.communicate()
         took = time.monotonic() - started
-        wrong = gpunode.end() if gpunode is not None else None
-        if gpunode is not None:
+        ends = [gpunode.end() for gpunode in gpunodes]
+        wrong = next((end for end in ends if end), None)
+        for gpunode in gpunodes:
             errors += gpunode.text()
     print("$ " + " ".join(argv))
     sys.stdout.write(output)

@@ -125,16 +125,16 @@ TEST_CASE("what a file names can be left out for one run", "[base][settings]") {
   const auto all = loadSettings(files.sources({}));
   REQUIRE(all.ok());
   CHECK(all.value().memservers == std::vector<std::string>{"a:1", "unix:/b"});
-  CHECK(all.value().gpunode == "c:1");
+  CHECK(all.value().gpunodes == std::vector<std::string>{"c:1"});
   const auto none = loadSettings(files.sources({"OL_MEMSERVER=none", "OL_GPUNODE=none"}));
   REQUIRE(none.ok());
   CHECK(none.value().memservers.empty());
-  CHECK(none.value().gpunode.empty());
+  CHECK(none.value().gpunodes.empty());
   files.write("xdg/olpager/olpager.toml", "memserver = []\n");
   const auto emptied = loadSettings(files.sources({"OL_GPUNODE="}));
   REQUIRE(emptied.ok());
   CHECK(emptied.value().memservers.empty());
-  CHECK(emptied.value().gpunode == "c:1");
+  CHECK(emptied.value().gpunodes == std::vector<std::string>{"c:1"});
 }
 
 TEST_CASE("a wrong variable says which", "[base][settings]") {

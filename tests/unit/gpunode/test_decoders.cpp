@@ -106,7 +106,7 @@ TEST_CASE("what a call owes is answered whichever way it ends", "[gpunode]") {
     CHECK(in.arguments().ok());  // a handle of nothing is no nonsense: the session goes on
     return worker.channel().unsent();
   };
-  constexpr uint64_t kNoStream = forward::kFirstNumber + 77;
+  constexpr uint64_t kNoStream = forward::firstNumber(0) + 77;
   for (const uint32_t number : {0u, 5u}) {
     forward::Writer copy, launch, changes;
     forward::CopyHead copy_head;
@@ -174,6 +174,7 @@ TEST_CASE("images of no length, or of more than an image may have, are nonsense"
       forward::CallHead head{};
       head.function = static_cast<uint16_t>(operation);
       forward::Writer writer;
+      if (operation == forward::Operation::kLoadLibrary) writer.value(uint64_t{0});  // any number
       writer.value(uint32_t{0});
       writer.value(forward::ImageForm::kRegion);
       writer.value(transport::RemoteKey{77, length, 1, 0});
@@ -198,17 +199,17 @@ TEST_CASE("handles mean what they were given for", "[gpunode]") {
   CHECK(table.numberOf(HandleKind::kStream, 0) == 0);
 
   // Numbers of the client's own: once.
-  CHECK(table.bind(forward::kFirstNumber, HandleKind::kEvent, 0x2000));
-  CHECK_FALSE(table.bind(forward::kFirstNumber, HandleKind::kEvent, 0x3000));
+  CHECK(table.bind(forward::firstNumber(0), HandleKind::kEvent, 0x2000));
+  CHECK_FALSE(table.bind(forward::firstNumber(0), HandleKind::kEvent, 0x3000));
   CHECK_FALSE(table.bind(stream, HandleKind::kEvent, 0x3000));  // the worker's
   CHECK_FALSE(table.bind(7, HandleKind::kEvent, 0x3000));       // not marked
-  CHECK(table.numberOf(HandleKind::kEvent, 0x2000) == forward::kFirstNumber);
+  CHECK(table.numberOf(HandleKind::kEvent, 0x2000) == forward::firstNumber(0));
 
-  table.gone(forward::kFirstNumber);
-  CHECK_FALSE(table.find(forward::kFirstNumber, HandleKind::kEvent, &value));
+  table.gone(forward::firstNumber(0));
+  CHECK_FALSE(table.find(forward::firstNumber(0), HandleKind::kEvent, &value));
   // The same place for a new object: a new number.
   const uint64_t again = table.numberOf(HandleKind::kEvent, 0x2000);
-  CHECK(again != forward::kFirstNumber);
+  CHECK(again != forward::firstNumber(0));
   // Behind a library that is gone its kernels' handles may be others'; what there was keeps its number.
   const uint64_t library = table.numberOf(HandleKind::kLibrary, 0x5000);
   const uint64_t kernel = table.numberOf(HandleKind::kFunction, 0x6000);

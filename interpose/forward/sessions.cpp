@@ -1,0 +1,166 @@
+#include "interpose/forward/sessions.h"
+
+#include <pthread.h>
+
+#include <array>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "base/log.h"
+#include "interpose/forward/contexts.h"
+#include "interpose/forward/devices.h"
+#include "interpose/forward/memory.h"
+#include "interpose/forward/session.h"
+
+namespace olpager::forward {
+
+namespace detail {
+std::atomic<uint32_t> g_session_count{0};
+}
+
+namespace {
+
+struct Root {
+  std::mutex mutex;
+  base::Settings settings;
+  bool configured = false;
+  bool tried = false;
+};
+Root& root() {
+  static Root* instance = new Root;
+  return *instance;
+}
+std::array<Session*, kMostSessions> g_sessions{};  // the first g_session_count
+std::atomic<bool> g_forked{false};
+
+std::span<Session* const> firstOf(uint32_t count) { return {g_sessions.data(), count}; }
+
+void childAfterFork() {
+  const auto parents = existingSessions();
+  detail::g_session_count.store(0);
+  // The parent's lock may be held by a thread that the child does not have: a root of its own.
+  new (&root().mutex) std::mutex;
+  root().tried = false;
+  for (Session* const session : parents) {
+    session->leaveToParent();
+    if (session->initialized()) g_forked.store(true);
+  }
+  forgetDevices();
+}
+
+// After the program's own exit handlers and destructors, which may still call. Nothing of ours is destroyed.
+__attribute__((destructor)) void end() {
+  if (g_forked.load()) return;
+  for (Session* const session : existingSessions()) session->atExit();
+}
+
+// Parts of one range, or nobody could tell whose an address is.
+Status checkRanges(std::span<Session* const> all) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const Description &a = all[i]->description(), &b = all[j]->description();
+      if (a.va_base < b.va_base + b.va_size && b.va_base < a.va_base + a.va_size)
+        return Error{"gpunodes " + all[j]->gpunode() + " and " + all[i]->gpunode() +
+                     " use the same addresses: their settings va_base and va_size have to be the same"};
+    }
+  }
+  return {};
+}
+
+// All at once: the drivers start meanwhile.
+Status connectAll(const base::Settings& settings, std::vector<Session*>& all) {
+  const auto slots = static_cast<unsigned>(settings.gpunodes.size());
+  std::vector<std::future<Status>> opened;
+  for (unsigned slot = 0; slot < slots; ++slot) {
+    all.push_back(new Session(settings, settings.gpunodes[slot], slot, slots));
+    // What was begun stays when another fails: threads may still use it.
+    if (slot > 0) opened.push_back(std::async(std::launch::async, [session = all.back()] { return session->open(); }));
+  }
+  Status status = all.front()->open();
+  for (auto& one : opened) {
+    if (Status other = one.get(); status.ok()) status = std::move(other);
+  }
+  for (Session* const session : all) {
+    if (status.ok()) status = session->start();
+  }
+  if (status.ok()) status = checkRanges(all);
+  if (status.ok()) status = findDevices(all);
+  return status;
+}
+
+}  // namespace
+
+void configureSessions(const base::Settings& settings) {
+  Root& state = root();
+  std::lock_guard lock(state.mutex);
+  state.settings = settings;
+  state.configured = true;
+}
+
+bool inForkedChild() { return g_forked.load(std::memory_order_relaxed); }
+
+std::span<Session* const> existingSessions() {
+  return firstOf(detail::g_session_count.load(std::memory_order_acquire));
+}
+
+std::span<Session* const> sessions() {
+  if (const auto made = existingSessions(); !made.empty()) return made;
+  if (inForkedChild()) return {};
+  Root& state = root();
+  std::lock_guard lock(state.mutex);
+  if (const auto made = existingSessions(); !made.empty()) return made;
+  if (!state.configured || state.tried) return {};
+  state.tried = true;
+  std::vector<Session*> all;
+  if (const Status connected = connectAll(state.settings, all); !connected.ok()) {
+    if (base::logLevel() != base::LogLevel::kOff) base::logError("%s", connected.error().message.c_str());
+    return {};
+  }
+  static const bool handlers = [] {
+    pthread_atfork(nullptr, nullptr, childAfterFork);
+    return true;
+  }();
+  (void)handlers;
+  std::copy(all.begin(), all.end(), g_sessions.begin());
+  detail::g_session_count.store(static_cast<uint32_t>(all.size()), std::memory_order_release);
+  return existingSessions();
+}
+
+Session* sessionOfHandle(uint64_t handle) {
+  if (!isMarked(handle)) return nullptr;
+  const auto all = existingSessions();
+  const unsigned slot = slotOf(handle);
+  return slot < all.size() ? all[slot] : nullptr;
+}
+
+Session* sessionOfAddress(uint64_t address) {
+  for (Session* const session : existingSessions()) {
+    const Description& description = session->description();
+    if (address - description.va_base < description.va_size) return session;
+  }
+  return sessionOfNoted(address);
+}
+
+Session* existingSession() {
+  const auto all = existingSessions();
+  if (all.size() > 1) {
+    if (Session* const current = sessionOfHandle(currentContext())) return current;
+  }
+  return all.empty() ? nullptr : all.front();
+}
+
+Session* currentSession() {
+  if (Session* const session = existingSession()) return session;
+  (void)sessions();
+  return existingSession();
+}
+
+void Route::toDevice(CUdevice device) {
+  CUdevice at_worker = 0;
+  (void)placeOf(device, &session_, &at_worker);
+}
+
+}  // namespace olpager::forward
