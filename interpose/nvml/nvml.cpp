@@ -425,6 +425,16 @@ OL_NVML nvmlDeviceGetTemperature(DeviceHandle handle, unsigned sensor, unsigned*
     return sensor == kTemperatureGpu ? figure(device.temperature, degrees) : kInvalidArgument;
   });
 }
+OL_NVML nvmlDeviceGetTemperatureV(DeviceHandle handle, Temperature* temperature) {
+  if (temperature != nullptr && temperature->version != structVersion(sizeof *temperature, 1))
+    return kArgumentVersionMismatch;
+  unsigned degrees = 0;
+  const Return result =
+      nvmlDeviceGetTemperature(handle, temperature != nullptr ? static_cast<unsigned>(temperature->sensor) : 0,
+                               temperature != nullptr ? &degrees : nullptr);
+  if (result == kSuccess) temperature->degrees = static_cast<int>(degrees);
+  return result;
+}
 OL_NVML nvmlDeviceGetPowerUsage(DeviceHandle handle, unsigned* milliwatts) {
   return with(handle, milliwatts, Freshness::kNow, [&](const status::Device& device, const status::Status&, size_t) {
     return figure(device.power_mw, milliwatts);
@@ -476,6 +486,21 @@ OL_NVML nvmlDeviceGetMPSComputeRunningProcesses_v2(DeviceHandle handle, unsigned
 }
 OL_NVML nvmlDeviceGetMPSComputeRunningProcesses_v3(DeviceHandle handle, unsigned* count, void* /*infos*/) {
   return none(handle, count);
+}
+
+// --- events ------------------------------------------------------------------------------------------------------------
+
+// A set of them can be made (nvidia-smi makes one and waits for nothing); no device offers any.
+OL_NVML nvmlEventSetCreate(void** set) {
+  return guarded([&]() -> Return {
+    static char none_of_them;
+    if (set == nullptr) return kInvalidArgument;
+    *set = &none_of_them;
+    return kSuccess;
+  });
+}
+OL_NVML nvmlEventSetFree(void* set) {
+  return guarded([&] { return set != nullptr ? kSuccess : kInvalidArgument; });
 }
 
 // --- between devices -----------------------------------------------------------------------------------------------------

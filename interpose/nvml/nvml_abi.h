@@ -41,6 +41,10 @@ struct MemoryV2 {
   unsigned long long total, reserved, free, used;
 };
 static_assert(sizeof(MemoryV2) == 40);
+struct Temperature {  // version 1
+  unsigned version;
+  int sensor, degrees;
+};
 struct Utilization {
   unsigned gpu, memory;
 };

@@ -89,6 +89,8 @@ def nvml(bench):
     own = subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout.strip()
     assert pid in (own, str(client.process.pid)) and name == "holder" and int(used) >= 16 * MIB, told
     assert probe.ask("processes 1") == "ok 0"
+    assert probe.ask("private 0") == (f"ok other=6 bytes=2160 bus=0000:01:00.0 processes=1 {told[2]} processes=0 processes=0 log=0 unknown=3")
+    assert probe.ask("private 1") == "ok other=6 bytes=2160 bus=0000:02:00.0 processes=0 processes=0 processes=0 log=0 unknown=3"
     assert probe.ask("pair 0 1").startswith("ok ") and probe.ask("pair 0 0") == "ok 0 0 5"
     lacking = fields(probe.ask("lacking 0"))
     assert lacking == {"ecc": "!3", "link": "!3", "fabric": "!3", "limit": "3", "none": "13", "handle": "2", "beyond": "2"}, lacking

@@ -6,6 +6,7 @@
 //   device N      what device N is
 //   state N       memory, utilisation, temperature, power, clocks
 //   processes N   "ok COUNT PID:NAME:BYTES..."
+//   private N     as nvidia-smi: the private table, bus id and processes of device N by it
 //   pair A B      P2P status of reads, writes and NVLink
 //   lacking N     functions that have no answer: their results
 //   fork N        state N, asked by a forked child
@@ -149,6 +150,39 @@ std::string state(unsigned index) {
   return answer.text;
 }
 
+// Words of the private table, as nvidia-smi of driver 580 uses them.
+std::string byPrivateTable(unsigned index) {
+  Answer answer;
+  static const unsigned char id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
+                                       0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
+  static const unsigned char other[16] = {1};
+  const void* const* table = nullptr;
+  answer.add("other", std::to_string(call("nvmlInternalGetExportTable", &table, static_cast<const void*>(other))));
+  if (!answer.ask("nvmlInternalGetExportTable", &table, static_cast<const void*>(id))) return answer.text;
+  answer.add("bytes", std::to_string(reinterpret_cast<size_t>(table[0])));
+  const Device device = deviceOf(answer, index);
+  char bus[34] = {};
+  const int told = reinterpret_cast<int (*)(unsigned, char*, unsigned)>(table[81])(index, bus, sizeof bus);
+  answer.add("bus", told == 0 ? bus : "!" + std::to_string(told));
+  struct Entry {
+    unsigned pid, unknown0;
+    unsigned long long used;
+    unsigned instances[2], unknown1[2];
+    char command[4096];
+  };
+  std::vector<Entry> all(4);
+  for (const size_t word : {213, 214, 215}) {
+    unsigned count = 4;
+    const int result = reinterpret_cast<int (*)(Device, unsigned*, Entry*)>(table[word])(device, &count, all.data());
+    answer.add("processes", result == 0 ? std::to_string(count) : "!" + std::to_string(result));
+    for (unsigned i = 0; i < count && i < all.size(); ++i)
+      answer.text += " " + std::to_string(all[i].pid) + ":" + all[i].command + ":" + std::to_string(all[i].used);
+  }
+  answer.add("log", std::to_string(reinterpret_cast<int (*)(const char*, ...)>(table[26])("%s", "text")));
+  answer.add("unknown", std::to_string(reinterpret_cast<int (*)(Device)>(table[100])(device)));
+  return answer.text;
+}
+
 std::string processes(unsigned index) {
   Answer answer;
   const Device device = deviceOf(answer, index);
@@ -250,6 +284,8 @@ int main() {
       said = state(a);
     } else if (command == "processes") {
       said = processes(a);
+    } else if (command == "private") {
+      said = byPrivateTable(a);
     } else if (command == "pair") {
       said = pair(a, b);
     } else if (command == "lacking") {
