@@ -26,9 +26,8 @@ struct SetAttributes {
   }
   void note(const Key& key, int value) {
     std::lock_guard lock(mutex);
-    const auto [kind, attribute, handle, device] = key;
     std::erase_if(values, [&](const auto& entry) {
-      return std::get<0>(entry.first) != kind && std::get<1>(entry.first) == attribute;
+      return std::get<0>(entry.first) != std::get<0>(key) && std::get<1>(entry.first) == std::get<1>(key);
     });
     values[key] = value;
   }

@@ -137,6 +137,23 @@ TEST_CASE("what a file names can be left out for one run", "[base][settings]") {
   CHECK(emptied.value().gpunodes == std::vector<std::string>{"c:1"});
 }
 
+TEST_CASE("a program may have several gpunodes, each once", "[base][settings]") {
+  Files files;
+  files.write("etc.toml", "gpunode = ['a:1', '[::1]:2']\nview = 'discrete'\n");
+  const auto listed = loadSettings(files.sources({}));
+  REQUIRE(listed.ok());
+  CHECK(listed.value().gpunodes == std::vector<std::string>{"a:1", "[::1]:2"});
+  const auto named = loadSettings(files.sources({"OL_GPUNODE=b:1,c:2,d:3"}));
+  REQUIRE(named.ok());
+  CHECK(named.value().gpunodes == std::vector<std::string>{"b:1", "c:2", "d:3"});
+  CHECK(failureOf(files.sources({"OL_GPUNODE=b:1,b:1"})).find("b:1 is named twice") != std::string::npos);
+  CHECK(failureOf(files.sources({"OL_GPUNODE=b:1,,c:1"})).find("host:port") != std::string::npos);
+  CHECK(failureOf(files.sources({"OL_VIEW=unified"})).find("not there yet") != std::string::npos);
+  std::string many = "a:1";
+  for (unsigned i = 2; i <= kMostGpunodes + 1; ++i) many += ",a:" + std::to_string(i);
+  CHECK(failureOf(files.sources({"OL_GPUNODE=" + many})).find("17 gpunodes") != std::string::npos);
+}
+
 TEST_CASE("a wrong variable says which", "[base][settings]") {
   Files files;
   CHECK(failureOf(files.sources({"OL_VRAM=lots"})).rfind("OL_VRAM: 'lots' is not a size", 0) == 0);
