@@ -126,7 +126,7 @@ CUresult gate(Invocation& in) {
   const auto notice = in.value<uint32_t>();  // 0: the client is told nothing
   const auto number = in.value<uint32_t>();  // 0: the stream waits for nothing
   // Whatever comes of it, the client is told: it would wait for ever.
-  Owed owed(in.worker(), forward::Answer::kHostFunction, notice);
+  Owed owed(in.worker(), forward::Answer::kHostFunction, notice, CUDA_ERROR_INVALID_HANDLE);
   const CUstream stream = in.streamOf(given, per_thread);
   if (!in.ok()) return in.refusal();
   if (isCapturing(in, stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

@@ -11,12 +11,13 @@ namespace olpager::gpunode {
 
 class Owed {
  public:
-  /// `number` 0: nothing is owed.
-  Owed(Worker& worker, forward::Answer kind, uint32_t number) : worker_(worker), kind_(kind), number_(number) {}
+  /// `number` 0: nothing is owed. `instead`: what is told where nothing will come.
+  Owed(Worker& worker, forward::Answer kind, uint32_t number, CUresult instead = CUDA_SUCCESS)
+      : worker_(worker), kind_(kind), number_(number), instead_(instead) {}
   Owed(const Owed&) = delete;
   Owed& operator=(const Owed&) = delete;
   ~Owed() {
-    if (number_ != 0) worker_.tell(kind_, number_, CUDA_SUCCESS, {}, true);
+    if (number_ != 0) worker_.tell(kind_, number_, instead_, {}, true);
   }
   /// Somebody else will send it.
   void comes() { number_ = 0; }
@@ -25,6 +26,7 @@ class Owed {
   Worker& worker_;
   const forward::Answer kind_;
   uint32_t number_;
+  const CUresult instead_;
 };
 
 }  // namespace olpager::gpunode

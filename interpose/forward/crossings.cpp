@@ -79,7 +79,7 @@ CUresult runInStream(const StreamAt& at, std::function<CUresult()> job) {
   const uint64_t context = contextIn(at.session);
   const uint32_t gate = at.session->newGate();
   const uint32_t notice = at.session->expectNotice([session = at.session, context, gate, job](CUresult status) {
-    if (status != CUDA_SUCCESS) return;  // the stream is lost
+    if (status != CUDA_SUCCESS) return;  // the stream is lost, or was none
     runByCourier([session, context, gate, job] {
       const CUresult done = job();
       if (done != CUDA_SUCCESS) session->breakContext(context, done);

@@ -280,7 +280,7 @@ void Session::dispatch(std::vector<std::byte>& record) {
       if (told) {
         lock.unlock();
         comes_.fetch_sub(1);
-        told(CUDA_SUCCESS);
+        told(static_cast<CUresult>(head.result));
         break;
       }
       due_.emplace_back(head.number, static_cast<CUresult>(head.result));

@@ -43,6 +43,7 @@ def arguments():
     parser.add_argument("--olgpunode")
     parser.add_argument("--transport", default="auto", help="in mode forward: auto, tcp or shm")
     parser.add_argument("--gpunodes", type=int, default=1, help="in mode forward: how many, each with one device unless --env says more")
+    parser.add_argument("--visible", help="in mode forward: CUDA_VISIBLE_DEVICES of the program alone")
     parser.add_argument("--sim-native", required=True, help="folder with the simulated GPU's libcuda.so.1")
     parser.add_argument("program")
     return parser.parse_args()
@@ -146,7 +147,8 @@ def main():
                 return 1
         argv = command(options, gpunodes)
         started = time.monotonic()
-        child = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        own = dict(env, CUDA_VISIBLE_DEVICES=options.visible) if options.visible is not None else env
+        child = subprocess.Popen(argv, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True, errors="replace", start_new_session=True)
         try:
             output, errors = child.communicate(timeout=options.timeout)

@@ -108,7 +108,7 @@ TEST_CASE("what a call owes is answered whichever way it ends", "[gpunode]") {
   };
   constexpr uint64_t kNoStream = forward::firstNumber(0) + 77;
   for (const uint32_t number : {0u, 5u}) {
-    forward::Writer copy, launch, changes;
+    forward::Writer copy, launch, changes, gate;
     forward::CopyHead copy_head;
     copy_head.stream = kNoStream;
     copy_head.number = number;
@@ -126,6 +126,11 @@ TEST_CASE("what a call owes is answered whichever way it ends", "[gpunode]") {
     changes.value(uint8_t{0});
     changes.value(uint32_t{0});
     CHECK(told(forward::Operation::kHostChanges, changes));
+    gate.value(kNoStream);
+    gate.value(uint8_t{0});
+    gate.value(number);
+    gate.value(uint32_t{3});
+    CHECK(told(forward::Operation::kGate, gate) == (number != 0));
   }
 }
 
