@@ -44,6 +44,11 @@ void HandleTable::gone(uint64_t number) {
   });
 }
 
+void HandleTable::forEach(const std::function<void(uint64_t, HandleKind)>& each) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [number, entry] : entries_) each(number, entry.kind);
+}
+
 size_t HandleTable::size() const {
   std::lock_guard lock(mutex_);
   return entries_.size();

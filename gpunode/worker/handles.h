@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <unordered_map>
 
@@ -109,6 +110,8 @@ class HandleTable {
   /// module or a library that is gone, what the driver names anew has a new number.
   void gone(uint64_t number);
   size_t size() const;
+  /// Every number that means something, with its kind. `each` asks nothing of the table.
+  void forEach(const std::function<void(uint64_t number, HandleKind kind)>& each) const;
 
  private:
   struct Entry {

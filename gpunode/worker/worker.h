@@ -96,13 +96,15 @@ class Worker {
   void callClient(uint32_t number, CUresult status);
   void clientFunctionDone(uint32_t number);
 
+  /// Makes one call: the leader's part, public for tests.
+  void make(const std::vector<std::byte>& record);
   void nonsense(const forward::CallHead& head);
+  bool ended() const { return ended_; }
   void goodbye() { ended_.store(true); }
 
  private:
   void lead(uint64_t self);
   bool rejoin();
-  void make(const std::vector<std::byte>& record);
   void makeTimed(const std::vector<std::byte>& record);
   bool isStillThere(const forward::CallHead& head, forward::Reader arguments) const;
   void startThread();

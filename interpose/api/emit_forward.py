@@ -433,3 +433,53 @@ Serve generatedService(size_t function) {{ return function < api::kSymbolCount ?
 
 }}  // namespace olpager::gpunode
 """
+
+
+def _sample_function(symbol):
+    form = symbol.form
+    mode = how(symbol)
+    out = f"void sample_{symbol.name}(Sampler& out) {{\n"
+    for p in encoded_order(form):
+        count = count_of(p)
+        number = guarded(count) if count else "1"
+        if is_value(p):
+            draw = f"handle<{p.type}>" if is_translated(p) else "address" if p.base_type == "CUdeviceptr" else f"value<{p.type}>"
+            out += f"  [[maybe_unused]] const auto {p.name} = out.{draw}();\n"
+        elif p.get("string") and p.get("in"):
+            out += "  out.string();\n"
+        elif is_numbered(form, p) and mode == "oneWay":
+            out += f"  out.number<{p.base_type}>();\n"
+        elif p.get("in") or p.get("inout"):
+            kind = "handles" if is_translated(p) else "array"
+            out += f"  [[maybe_unused]] auto* {p.name} = out.{kind}<{_element(p)}>({number});\n"
+        else:
+            out += "  out.wants();\n"
+    return out + "}\n"
+
+
+def forward_samples_cpp(spec):
+    generic = generic_symbols(spec)
+    functions = "\n".join(_sample_function(s) for s in generic)
+    names = {s.name for s in generic}
+    rows = ""
+    for name in spec.all_names():
+        rows += f"    &sample_{name.name},\n" if name.name in names else "    nullptr,\n"
+    return f"""{NOTE}// Arguments of calls as clients send them, drawn from a Sampler: for the fuzzing of the worker.
+#define __CUDA_API_VERSION_INTERNAL
+#include "tests/fuzz/rig/sampler.h"
+
+namespace olpager::fuzz {{
+namespace {{
+
+using api::extract::saturatingProduct;
+
+{functions}
+constexpr Sample kSamples[api::kSymbolCount] = {{
+{rows}}};
+
+}}  // namespace
+
+Sample sampleOf(size_t function) {{ return function < api::kSymbolCount ? kSamples[function] : nullptr; }}
+
+}}  // namespace olpager::fuzz
+"""

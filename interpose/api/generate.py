@@ -34,6 +34,7 @@ OUTPUTS = {
     "forward_functions.h": emit_forward.forward_functions_h,
     "forward_client.cpp": emit_forward.forward_client_cpp,
     "forward_worker.cpp": emit_forward.forward_worker_cpp,
+    "forward_samples.cpp": emit_forward.forward_samples_cpp,
     "coverage.md": emit_docs.coverage_md,
 }
 
