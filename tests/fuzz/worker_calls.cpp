@@ -28,7 +28,7 @@ using gpunode::HandleKind;
 
 constexpr unsigned kMostSeconds = 60;
 constexpr size_t kMostCalls = 300;
-constexpr uint64_t kPrimary = forward::primaryHandle(0);
+constexpr uint64_t kPrimary = forward::primaryHandle(0, 0);
 
 const char* const kModule = R"(
 .version 7.0
@@ -316,8 +316,9 @@ class Session {
       named.text("add");
       call(static_cast<uint16_t>(api::Symbol::kCuModuleGetFunction), named, kPrimary, 0);
     }
+    // Behind the last are gates, which wait for the client.
     constexpr auto kFirst = static_cast<uint16_t>(Operation::kParameters);
-    constexpr auto kLast = static_cast<uint16_t>(Operation::kCopyPeer);
+    constexpr auto kLast = static_cast<uint16_t>(Operation::kNameKernel);
     for (size_t i = 0; i < kMostCalls && !input.empty() && !worker_.ended(); ++i) {
       const uint8_t how = input.byte();
       if (how % 3 == 0) {

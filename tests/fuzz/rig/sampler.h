@@ -40,7 +40,7 @@ class Input {
 struct Known {
   std::map<gpunode::HandleKind, std::vector<uint64_t>> handles;  // the gone ones stay
   std::vector<uint64_t> addresses;                               // of device memory
-  uint64_t next = forward::kFirstNumber;                         // of the client's own count
+  uint64_t next = forward::firstNumber(0);                       // of the client's own count
 };
 
 class Sampler {
