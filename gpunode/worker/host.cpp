@@ -63,9 +63,8 @@ CUresult hostFree(Invocation& in) {
 
 CUresult hostBytes(Invocation& in) {
   while (in.ok() && in.arguments().left() > 0) {
-    const auto address = in.value<uint64_t>();
-    const auto bytes = in.arguments().raw(in.value<uint64_t>());
-    if (!in.ok() || !in.worker().hostMemory().apply(address, bytes)) {
+    forward::Run run;
+    if (!forward::readRun(in.arguments(), &run) || !in.worker().hostMemory().apply(run)) {
       in.arguments().fail();
       return in.refusal();
     }

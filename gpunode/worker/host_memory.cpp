@@ -7,7 +7,6 @@
 
 #include "base/log.h"
 #include "base/size.h"
-#include "interpose/forward/runs.h"
 #include "interpose/forward/wire.h"
 
 namespace olpager::gpunode {
@@ -79,14 +78,14 @@ bool HostMemory::has(uint64_t address, uint64_t bytes) {
   return block != nullptr && bytes <= block->bytes - (address - base);
 }
 
-bool HostMemory::apply(uint64_t address, std::span<const std::byte> bytes) {
+bool HostMemory::apply(const forward::Run& run) {
   std::lock_guard lock(mutex_);
   uint64_t base = 0;
-  Block* block = find(address, &base);
-  if (block == nullptr || block->shared || bytes.size() > block->bytes - (address - base)) return false;
+  Block* block = find(run.address, &base);
+  if (block == nullptr || block->shared || run.length > block->bytes - (run.address - base)) return false;
   if (block->agreed.empty()) block->agreed.resize(block->bytes);
-  std::memcpy(block->agreed.data() + (address - base), bytes.data(), bytes.size());
-  std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
+  run.copyTo(block->agreed.data() + (run.address - base));
+  run.copyTo(reinterpret_cast<std::byte*>(run.address));
   return true;
 }
 

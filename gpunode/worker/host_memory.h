@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "coherence/transport/transport.h"
+#include "interpose/forward/runs.h"
 
 namespace olpager::gpunode {
 
@@ -31,8 +32,8 @@ class HostMemory {
   bool unmap(uint64_t address);
   bool has(uint64_t address, uint64_t bytes);
   /// What the client changed in an exchanged block.
-  bool apply(uint64_t address, std::span<const std::byte> bytes);
-  /// What was changed since in `bytes` of an exchanged block from `offset` on, as runs of address, length, bytes, appended to `into`; from now on
+  bool apply(const forward::Run& run);
+  /// What was changed since in `bytes` of an exchanged block from `offset` on, as runs, appended to `into`; from now on
   /// agreed on. False: the block ends before, or is none.
   bool changes(uint64_t block, uint64_t offset, uint64_t bytes, std::vector<std::byte>& into);
 

@@ -29,7 +29,7 @@
 namespace olpager::forward {
 namespace {
 
-constexpr uint64_t kGrain = 4096;        // of what is compared and sent
+constexpr uint64_t kPage = 4096;
 constexpr uint64_t kAlign = 2ull << 20;  // of blocks in the window, with a guard behind each
 
 // What there is of a block in one session.
@@ -228,9 +228,9 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
 
 // A program may free what it has registered, as long as no kernel uses it.
 bool isMapped(uint64_t address, uint64_t bytes) {
-  const uint64_t first = address / kGrain * kGrain;
-  const uint64_t length = rounded(address + bytes - first, kGrain);
-  std::vector<unsigned char> pages(length / kGrain);
+  const uint64_t first = address / kPage * kPage;
+  const uint64_t length = rounded(address + bytes - first, kPage);
+  std::vector<unsigned char> pages(length / kPage);
   return mincore(reinterpret_cast<void*>(first), length, pages.data()) == 0;
 }
 
@@ -243,8 +243,9 @@ bool takeChanges(Memory& all, unsigned slot, uint64_t base, Block& block, std::v
   bool any = false;
   for (Reader reader(std::span<const std::byte>(runs).subspan(before)); reader.left() > 0;) {
     // A run is what differs: of an address maybe a part.
-    const uint64_t address = reader.value<uint64_t>() - block.there + base;
-    const uint64_t length = reader.raw(reader.value<uint64_t>()).size();
+    Run run;
+    if (!readRun(reader, &run)) break;
+    const uint64_t address = run.address - block.there + base, length = run.length;
     const uint64_t begin = std::max(base, (address - (sizeof(uint64_t) - 1)) / 4 * 4);
     const uint64_t end = std::min(base + block.bytes, address + length + sizeof(uint64_t));
     any = eachAddress(reinterpret_cast<const void*>(begin), end - begin,
@@ -257,16 +258,13 @@ bool takeChanges(Memory& all, unsigned slot, uint64_t base, Block& block, std::v
 // Whole runs to a call, as many as it holds.
 void sendRuns(Session* session, const std::vector<std::byte>& runs) {
   for (Reader reader(runs); reader.left() > 0;) {
+    const size_t begin = runs.size() - reader.left();
+    size_t end = begin;
+    for (Run run; end - begin < kMostBytes / 2 && reader.left() > 0 && readRun(reader, &run);)
+      end = runs.size() - reader.left();
+    if (!reader.ok()) return;
     Call call(Operation::kHostBytes, session);
-    uint64_t sent = 0;
-    while (reader.left() > 0 && sent < kMostBytes / 2) {
-      const auto address = reader.value<uint64_t>();
-      const auto bytes = reader.raw(reader.value<uint64_t>());
-      call.value(address);
-      call.value(static_cast<uint64_t>(bytes.size()));
-      call.raw(bytes.data(), bytes.size());
-      sent += bytes.size() + 16;
-    }
+    call.raw(runs.data() + begin, end - begin);
     (void)call.oneWay();
   }
 }
@@ -313,7 +311,7 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
   const auto with = sessions();
   if (with.empty()) return CUDA_ERROR_NOT_INITIALIZED;
   if (with.size() > 1 && currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  const uint64_t mapped = rounded(bytes, kGrain);
+  const uint64_t mapped = rounded(bytes, kPage);
   uint64_t address = 0;
   {
     Memory& all = memory();
@@ -367,7 +365,7 @@ CUresult releaseBlock(uint64_t address, bool managed) {
     const auto found = all.blocks.find(address);
     if (found == all.blocks.end() || found->second.registered || found->second.managed != managed)
       return CUDA_ERROR_INVALID_VALUE;
-    mapped = rounded(found->second.bytes, kGrain);
+    mapped = rounded(found->second.bytes, kPage);
     for (Session* const session : existingSessions()) {
       if (found->second.sides[session->slot()].kind != Side::Kind::kNone) with.push_back(session);
     }
@@ -426,8 +424,8 @@ bool isDeviceMemory(uint64_t address) {
   if (sessionOfAddress(address) != nullptr) return true;
   // Device memory of the driver's own is nothing that this process has mapped.
   unsigned char there = 0;
-  const uint64_t page = address / kGrain * kGrain;
-  return mincore(reinterpret_cast<void*>(page), kGrain, &there) != 0;
+  const uint64_t page = address / kPage * kPage;
+  return mincore(reinterpret_cast<void*>(page), kPage, &there) != 0;
 }
 
 bool isPinned(const void* pointer, uint64_t bytes) {
@@ -538,7 +536,7 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out) {
   InSessions calls;
   for (Session* const session : sessions()) {
     if (severalSessions() && contextIn(session) == 0) continue;  // mapPinned() when there is one
-    calls.add(allocCall(session, there, rounded(bytes, kGrain), nullptr, false));
+    calls.add(allocCall(session, there, rounded(bytes, kPage), nullptr, false));
   }
   std::vector<std::pair<Session*, Side::Kind>> made;
   if (const CUresult result = calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
@@ -596,7 +594,7 @@ void mapPinned(Session* session, uint64_t context) {
       const Side& side = block.sides[session->slot()];
       if (block.there == 0 || side.kind != Side::Kind::kNone) continue;
       missing.push_back(address);
-      calls.push_back(allocCall(session, block.there, rounded(block.bytes, kGrain), side.region, !block.registered));
+      calls.push_back(allocCall(session, block.there, rounded(block.bytes, kPage), side.region, !block.registered));
     }
   }
   for (size_t i = 0; i < calls.size(); ++i) {
@@ -726,17 +724,16 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
   return CUDA_SUCCESS;
 }
 
-void takePinned(unsigned slot, uint64_t address, std::span<const std::byte> bytes) {
+void takePinned(unsigned slot, const Run& run) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
-  Block* block = findThere(all, address, &base);
+  Block* block = findThere(all, run.address, &base);
   if (block == nullptr || block->sides[slot].kind != Side::Kind::kExchanged) return;
-  const uint64_t offset = address - block->there;
-  if (bytes.size() > block->bytes - offset) return;
-  std::memcpy(reinterpret_cast<void*>(base + offset), bytes.data(), bytes.size());
-  if (auto& agreed = block->sides[slot].agreed; !agreed.empty())
-    std::memcpy(agreed.data() + offset, bytes.data(), bytes.size());
+  const uint64_t offset = run.address - block->there;
+  if (run.length > block->bytes - offset) return;
+  run.copyTo(reinterpret_cast<std::byte*>(base + offset));
+  if (auto& agreed = block->sides[slot].agreed; !agreed.empty()) run.copyTo(agreed.data() + offset);
 }
 
 }  // namespace olpager::forward

@@ -5,12 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
+
+#include "interpose/forward/runs.h"
 
 namespace olpager::forward {
 
 /// Bytes of a block that a kernel changed, from the worker of the session in `slot`. What names no block is dropped.
-void takePinned(unsigned slot, uint64_t address, std::span<const std::byte> bytes);
+void takePinned(unsigned slot, const Run& run);
 
 /// Bytes that the driver writes for an attribute.
 constexpr uint64_t attributeBytes(CUpointer_attribute attribute) {

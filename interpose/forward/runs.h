@@ -1,46 +1,42 @@
 // What changed in memory of which both ends of a session have a copy: exactly the bytes that did, since the others may change at
 // the other end at the same time.
+//
+// On the wire: a RunHead; if it is masked, a bit for each byte of the stretch, 8 to a byte, the lowest bit first; then the bytes.
+// Thread-safety: functions of their arguments alone. The memory may change while it is looked at.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
 
+#include "interpose/forward/wire.h"
+
 namespace olpager::forward {
 
-/// Appends runs (u64 address, u64 length, at most 4 KiB of bytes) of what differs between `now`, which lies at `base`, and `agreed`; agreed on
-/// after that.
-inline void appendChanges(uint64_t base, const std::byte* now, std::span<std::byte> agreed,
-                          std::vector<std::byte>& into) {
-  constexpr size_t kGrain = 4096;
-  const auto append = [&](const void* from, size_t bytes) {
-    const auto* const begin = static_cast<const std::byte*>(from);
-    into.insert(into.end(), begin, begin + bytes);
-  };
-  for (size_t grain = 0; grain < agreed.size(); grain += kGrain) {
-    const size_t end = std::min(agreed.size(), grain + kGrain);
-    if (std::memcmp(now + grain, agreed.data() + grain, end - grain) == 0) continue;
-    for (size_t at = grain; at < end;) {
-      if (now[at] == agreed[at]) {
-        ++at;
-        continue;
-      }
-      size_t stop = at;
-      while (stop < end && now[stop] != agreed[stop]) {
-        agreed[stop] = now[stop];
-        ++stop;
-      }
-      const uint64_t address = base + at;
-      const uint64_t length = stop - at;
-      append(&address, sizeof address);
-      append(&length, sizeof length);
-      append(agreed.data() + at, length);
-      at = stop;
-    }
-  }
-}
+inline constexpr size_t kGrain = 4096;  // of what is compared; the longest run
+
+struct RunHead {
+  uint64_t address;
+  uint32_t length;  // of the stretch, at most kGrain; its last byte is among those that follow
+  uint32_t masked;  // 0: all of its bytes follow
+};
+static_assert(sizeof(RunHead) == 16);
+
+/// Some or all bytes of a stretch of memory. What it points to is the record's.
+struct Run {
+  uint64_t address = 0;
+  uint64_t length = 0;
+  std::span<const std::byte> mask;  // empty: all of them
+  std::span<const std::byte> bytes;
+  /// Into memory that has `length` bytes.
+  void copyTo(std::byte* to) const;
+};
+
+/// The next run; false: what is there is none, and the reader has failed.
+bool readRun(Reader& reader, Run* run);
+
+/// Appends runs of what differs between `now`, which is said to lie at `base`, and `agreed`; agreed on after that.
+void appendChanges(uint64_t base, const std::byte* now, std::span<std::byte> agreed, std::vector<std::byte>& into);
 
 }  // namespace olpager::forward

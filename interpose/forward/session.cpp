@@ -259,9 +259,7 @@ void Session::dispatch(std::vector<std::byte>& record) {
         ++received_;
       }
       while (reader.ok() && reader.left() > 0) {
-        const auto address = reader.value<uint64_t>();
-        const auto bytes = reader.raw(reader.value<uint64_t>());
-        if (!bytes.empty()) takePinned(slot_, address, bytes);
+        if (Run run; readRun(reader, &run)) takePinned(slot_, run);
       }
       // One for each launch, at most as many as are expected.
       const auto answered = std::min<uint64_t>(head.number, changes_expected_.load() - changes_answered_.load());

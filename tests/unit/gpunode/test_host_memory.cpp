@@ -44,8 +44,8 @@ TEST_CASE("what one side changed does not undo what the other did", "[gpunode]")
   HostMemory memory;
   REQUIRE(memory.map(kBlock, 8192));
   const std::byte word[] = {std::byte{1}, std::byte{2}, std::byte{3}, std::byte{4}};
-  REQUIRE(memory.apply(kBlock + 100, word));  // the client's
-  *at(104) = std::byte{9};                    // a kernel's, right beside it
+  REQUIRE(memory.apply({kBlock + 100, sizeof word, {}, word}));  // the client's
+  *at(104) = std::byte{9};                                       // a kernel's, right beside it
   *at(4095) = std::byte{8}, *at(4096) = std::byte{7};
   std::vector<std::byte> runs;
   CHECK_FALSE(memory.changes(kBlock + 4096, 0, 8192, runs));
@@ -54,10 +54,10 @@ TEST_CASE("what one side changed does not undo what the other did", "[gpunode]")
   CHECK(memory.changes(kBlock, 4096, 8192, runs));
   std::vector<std::pair<uint64_t, std::vector<std::byte>>> found;
   for (forward::Reader reader(runs); reader.left() > 0;) {
-    const auto address = reader.value<uint64_t>();
-    const auto bytes = reader.raw(reader.value<uint64_t>());
-    REQUIRE(reader.ok());
-    found.emplace_back(address, std::vector<std::byte>(bytes.begin(), bytes.end()));
+    forward::Run run;
+    REQUIRE(forward::readRun(reader, &run));
+    REQUIRE(run.mask.empty());
+    found.emplace_back(run.address, std::vector<std::byte>(run.bytes.begin(), run.bytes.end()));
   }
   REQUIRE(found.size() == 3);
   CHECK(found[0] == std::pair{kBlock + 104, std::vector{std::byte{9}}});
@@ -65,8 +65,8 @@ TEST_CASE("what one side changed does not undo what the other did", "[gpunode]")
   CHECK(found[2] == std::pair{kBlock + 4096, std::vector{std::byte{7}}});
   runs.clear();
   CHECK(memory.changes(kBlock, 0, 8192, runs));
-  CHECK(runs.empty());                             // agreed on
-  CHECK_FALSE(memory.apply(kBlock + 8190, word));  // beyond its end
+  CHECK(runs.empty());                                                // agreed on
+  CHECK_FALSE(memory.apply({kBlock + 8190, sizeof word, {}, word}));  // beyond its end
   CHECK(memory.unmap(kBlock));
 }
 
@@ -98,7 +98,7 @@ TEST_CASE("a shared block is the client's memory and is never compared", "[gpuno
   CHECK_FALSE(memory.changes(kBlock, 0, kBytes, runs));
   CHECK(runs.empty());
   const std::byte word[] = {std::byte{1}};
-  CHECK_FALSE(memory.apply(kBlock, word));  // the client has no changes to send
+  CHECK_FALSE(memory.apply({kBlock, sizeof word, {}, word}));  // the client has no changes to send
   CHECK(memory.unmap(kBlock));
   CHECK(memory.bytes() == 0);
   // What can only be read is no memory for a GPU to write.
