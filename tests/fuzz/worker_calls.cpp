@@ -158,6 +158,8 @@ void operation(Operation what, Sampler& out) {
       const uint8_t how = out.input().byte();
       if (how < 16) text.resize(how * 8);
       if (how >= 16 && how < 32) text[how * 7] = static_cast<char>(out.input().byte());
+      if (what == Operation::kLoadLibrary)  // its number is the client's
+        writer.value(forward::firstNumber(forward::kCommonSlot) + (out.known().next++ & 0xfff));
       writer.value(uint32_t{0});
       writer.value(how < 250 ? forward::ImageForm::kBytes : static_cast<forward::ImageForm>(how % 5));
       writer.value(static_cast<uint64_t>(text.size()));
