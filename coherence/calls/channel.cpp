@@ -27,7 +27,9 @@ Channel::Channel(const ChannelOptions& options) : options_(options) {}
 Channel::~Channel() { close("ended"); }
 
 Status Channel::attach(transport::LinkPtr link, transport::QueuePtr queue, uint64_t peer_taken) {
-  std::scoped_lock both(receive_mutex_, write_mutex_);
+  const std::lock_guard receiving(receive_mutex_);
+  std::unique_lock lock(write_mutex_);
+  sent_all_.wait(lock, [&] { return !sending_; });  // over a link that is down: soon
   if (closed_) return Error{reason_};
   const uint64_t oldest = kept_.empty() ? next_number_ : kept_.front().number;
   if (peer_taken >= next_number_ || peer_taken + 1 < oldest)
@@ -45,11 +47,12 @@ Status Channel::attach(transport::LinkPtr link, transport::QueuePtr queue, uint6
   // What arrived whole over the old link and was not read is read still; the peer sends on from there.
   last_received_ = std::max(last_received_, taken_.load());
   message_bytes_ = link_->maxMessageBytes() - sizeof(MessageHead);
-  sent_ = 0;
+  sent_ = kept_.size();
   dropTaken(peer_taken);
+  sent_ = 0;
   reason_.clear();
   attached_.store(true, std::memory_order_release);
-  sendKept();
+  sendKept(lock);
   issueWaiting();
   room_.notify_all();
   return {};
@@ -97,6 +100,7 @@ bool Channel::write(std::initializer_list<std::span<const std::byte>> parts, boo
   for (const auto& part : parts) length += part.size();
   std::unique_lock lock(write_mutex_);
   if (!waitForRoom(lock)) return false;
+  bool full = false;  // a message; sent when the record is whole, since others may write meanwhile
   const auto append = [&](std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const size_t room = message_bytes_ - std::min(message_bytes_, open_.size());
@@ -105,16 +109,16 @@ bool Channel::write(std::initializer_list<std::span<const std::byte>> parts, boo
       bytes = bytes.subspan(count);
       if (open_.size() >= message_bytes_) {
         seal();
-        sendKept();
+        full = true;
       }
     }
   };
   const auto announced = static_cast<uint32_t>(length);
   append({reinterpret_cast<const std::byte*>(&announced), sizeof announced});
   for (const auto& part : parts) append(part);
-  if (flush_now) {
-    seal();
-    sendKept();
+  if (flush_now || full) {
+    if (flush_now) seal();
+    sendKept(lock);
   } else if (!open_.empty()) {
     unsent_.store(true, std::memory_order_relaxed);
   }
@@ -122,10 +126,10 @@ bool Channel::write(std::initializer_list<std::span<const std::byte>> parts, boo
 }
 
 bool Channel::flush() {
-  std::lock_guard lock(write_mutex_);
+  std::unique_lock lock(write_mutex_);
   if (closed_) return false;
   seal();
-  sendKept();
+  sendKept(lock);
   return true;
 }
 
@@ -140,15 +144,32 @@ void Channel::seal() {
   }
 }
 
-void Channel::sendKept() {
-  while (attached_.load(std::memory_order_relaxed) && sent_ < kept_.size()) {
-    const Kept& next = kept_[sent_];
-    const MessageHead head{next.number, taken_.load()};
-    // kNoCredit: whoever receives is told when there is room again. kLinkDown: it is told that as well.
-    if (link_->send(MessageClass::kStream, bytesOf(head), next.bytes) != Outcome::kOk) break;
-    ack_due_ = false;
-    ++sent_;
+// Without the mutex while the link sends, which may take as long as a system call and a wake-up: others write meanwhile. One at a time,
+// who looks again when somebody else wanted to send.
+void Channel::sendKept(std::unique_lock<std::mutex>& lock) {
+  if (sending_) {
+    send_again_ = true;
+    return;
   }
+  sending_ = true;
+  do {
+    send_again_ = false;
+    while (attached_.load(std::memory_order_relaxed) && sent_ < kept_.size()) {
+      const Kept& next = kept_[sent_];  // stays in its place: only what was sent is dropped
+      const MessageHead head{next.number, taken_.load()};
+      const transport::LinkPtr link = link_;
+      lock.unlock();
+      // kNoCredit: whoever receives is told when there is room again. kLinkDown: it is told that as well.
+      const Outcome outcome = link->send(MessageClass::kStream, bytesOf(head), next.bytes);
+      lock.lock();
+      if (outcome != Outcome::kOk) break;
+      ack_due_ = false;
+      ++sent_;
+      dropTaken(peer_taken_);
+    }
+  } while (send_again_);
+  sending_ = false;
+  sent_all_.notify_all();
   unsent_.store(sent_ < kept_.size() || !open_.empty(), std::memory_order_relaxed);
 }
 
@@ -159,14 +180,15 @@ void Channel::sendTaken() {
 }
 
 void Channel::dropTaken(uint64_t taken) {
-  while (!kept_.empty() && kept_.front().number <= taken) {
+  peer_taken_ = std::max(peer_taken_, taken);
+  while (sent_ > 0 && !kept_.empty() && kept_.front().number <= peer_taken_) {
     kept_bytes_ -= kept_.front().bytes.size();
     if (spare_.size() < kSpare) {
       kept_.front().bytes.clear();
       spare_.push_back(std::move(kept_.front().bytes));
     }
     kept_.pop_front();
-    if (sent_ > 0) --sent_;
+    --sent_;
   }
 }
 
@@ -223,10 +245,10 @@ void Channel::receive(std::chrono::microseconds timeout) {
         break;
       }
       case Completion::Kind::kCredit: {
-        std::lock_guard lock(write_mutex_);
+        std::unique_lock lock(write_mutex_);
         if (completion.link != link_) break;
         if (ack_due_) sendTaken();
-        sendKept();
+        sendKept(lock);
         break;
       }
       case Completion::Kind::kDown: {

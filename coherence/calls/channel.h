@@ -134,7 +134,7 @@ class Channel {
   };
 
   void seal();
-  void sendKept();
+  void sendKept(std::unique_lock<std::mutex>& lock);
   void sendTaken();
   void dropTaken(uint64_t taken);
   bool receiveMeanwhile(std::unique_lock<std::mutex>& lock);
@@ -160,7 +160,11 @@ class Channel {
   std::vector<std::vector<std::byte>> spare_;
   uint64_t kept_bytes_ = 0;
   uint64_t next_number_ = 1;
-  size_t sent_ = 0;                  // of kept_, given to the link
+  size_t sent_ = 0;          // of kept_, given to the link
+  uint64_t peer_taken_ = 0;  // the last of our messages that the peer said it has
+  bool sending_ = false;     // somebody is in the link's send(), without the mutex
+  bool send_again_ = false;  // and looks again
+  std::condition_variable sent_all_;
   size_t message_bytes_ = 32 << 10;  // the longest that the link takes, less the head
   bool ack_due_ = false;
   bool closed_ = false;
