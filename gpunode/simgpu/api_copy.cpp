@@ -88,7 +88,7 @@ CUresult endBatch(bool during_call, CUstream stream, bool per_thread) {
   return per_thread ? cuStreamSynchronize_ptsz(stream) : cuStreamSynchronize(stream);
 }
 
-/// One that is waited for comes behind all work of both contexts.
+/// One without a stream comes behind all work of both contexts, and before all that comes later there.
 template <typename Call>
 CUresult peersBehindAll(CUcontext dst, CUcontext src, Call call) {
   return peers(dst, src, [&] {
@@ -97,7 +97,9 @@ CUresult peersBehindAll(CUcontext dst, CUcontext src, Call call) {
       if (context == nullptr) continue;
       if (const CUresult result = context->synchronize(); result != CUDA_SUCCESS) return result;
     }
-    return call();
+    const CUresult result = call();
+    const auto here = currentContext();
+    return result == CUDA_SUCCESS && here != nullptr ? here->synchronize() : result;
   });
 }
 

@@ -155,12 +155,20 @@ bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
     const uint64_t waits = waits_;
     const bool waiting = leader_waits_;
     // While calls wait now and then, by the clock: to be woken for each of them would cost more than they do.
-    const bool looks = waiting || waits != seen;
+    const uint64_t call = lead_call_.load();
+    const bool looks = waiting || waits != seen || functions_ != 0;
     seen = waits;
     asleep_ += looks ? 0 : 1;
     lead_free_.wait_for(lock, looks ? kLook : kSlice);
     asleep_ -= looks ? 0 : 1;
     if (leader_ != 0 && leader_waits_ && waiting && waits_ == waits) break;
+    // In a call that was not expected to wait, and that may wait for a host function all the same: the driver loads a kernel, or has no
+    // room for a launch more, while the function is not over.
+    if (functions_ != 0 && call != 0 && lead_call_.load() == call && !leader_waits_) {
+      lock.unlock();
+      readAhead(call);
+      lock.lock();
+    }
   }
   --followers_;
   if (ended_) return false;
@@ -176,7 +184,7 @@ void Worker::lead(uint64_t self) {
   while (takeLead(lock, self)) {
     while (!ended_ && leader_ == self) {
       lock.unlock();
-      const auto got = channel_.read(record, exchange_.owes() ? Exchange::kLatest : kSlice);
+      const auto got = next(record, exchange_.owes() ? Exchange::kLatest : kSlice);
       if (exchange_.owes() && exchange_.isLate()) exchange_.settle();
       if (got == calls::Channel::Read::kDown && !ended_ && !rejoin()) {
         lock.lock();
@@ -192,7 +200,9 @@ void Worker::lead(uint64_t self) {
       CallHead head{};
       if (record.size() >= sizeof head) std::memcpy(&head, record.data(), sizeof head);
       if ((head.flags & forward::kMayWait) == 0) {
+        lead_call_.store(++lead_calls_);
         makeTimed(record);
+        lead_call_.store(0);
         lock.lock();
         continue;
       }
@@ -225,6 +235,53 @@ void Worker::nonsense(const CallHead& head) {
     if (why_.empty()) why_ = "the client sends nonsense (function " + std::to_string(head.function) + ")";
   }
   ended_.store(true);
+}
+
+// Records that were read ahead come first.
+calls::Channel::Read Worker::next(std::vector<std::byte>& record, std::chrono::microseconds timeout) {
+  const std::lock_guard reading(reading_mutex_);
+  if (ahead_.empty()) return channel_.read(record, timeout);
+  record = std::move(ahead_.front());
+  ahead_.pop_front();
+  ahead_bytes_ -= record.size();
+  return calls::Channel::Read::kRecord;
+}
+
+// While the leader stays in that call: takes what comes, and makes of it what ends host functions and opens gates. All else
+// waits for the leader, in its order.
+void Worker::readAhead(uint64_t stuck) {
+  constexpr size_t kMost = 64 << 20;
+  const std::unique_lock reading(reading_mutex_, std::try_to_lock);
+  if (!reading.owns_lock()) return;
+  std::vector<std::byte> record;
+  while (lead_call_.load() == stuck && !ended_ && ahead_bytes_ < kMost) {
+    const auto got = channel_.read(record, kLook);
+    if (got == calls::Channel::Read::kDown && !rejoin()) return;
+    if (got != calls::Channel::Read::kRecord) continue;
+    CallHead head{};
+    if (record.size() >= sizeof head) std::memcpy(&head, record.data(), sizeof head);
+    const auto operation = static_cast<forward::Operation>(head.function);
+    if (operation == forward::Operation::kHostFunctionDone || operation == forward::Operation::kHostBytes) {
+      makeAhead(record);
+    } else {
+      ahead_bytes_ += record.size();
+      ahead_.push_back(std::move(record));
+    }
+  }
+}
+
+// What needs no driver.
+void Worker::makeAhead(const std::vector<std::byte>& record) {
+  forward::Reader reader(record);
+  const auto head = reader.value<CallHead>();
+  Invocation in(*this, head, reader);
+  calls_.fetch_add(1, std::memory_order_relaxed);
+  moved_.fetch_add(record.size(), std::memory_order_relaxed);
+  try {
+    (void)writtenService(head.function)(in);
+  } catch (const std::exception& error) {
+    base::logError("a call failed: %s", error.what());
+  }
 }
 
 void Worker::makeTimed(const std::vector<std::byte>& record) {
@@ -344,11 +401,21 @@ void Worker::contextGone(uint64_t context) {
 }
 
 void Worker::callClient(uint32_t number, CUresult status) {
+  const auto waits = [&](uint32_t more, uint32_t fewer) {
+    std::lock_guard lock(lead_mutex_);
+    functions_ += more;
+    functions_ -= fewer;
+  };
+  waits(1, 0);
+  lead_free_.notify_one();  // looks whether the leader is in a call for long
   tell(Answer::kHostFunction, number, status, {}, true);
-  std::unique_lock lock(client_mutex_);
-  // Without the client the stream must go on, or nothing of the session could be taken down.
-  while (!ended_ && done_[number] == 0) client_done_.wait_for(lock, kSlice);
-  if (done_[number] != 0) --done_[number];
+  {
+    std::unique_lock lock(client_mutex_);
+    // Without the client the stream must go on, or nothing of the session could be taken down.
+    while (!ended_ && done_[number] == 0) client_done_.wait_for(lock, kSlice);
+    if (done_[number] != 0) --done_[number];
+  }
+  waits(0, 1);
 }
 
 void Worker::clientFunctionDone(uint32_t number) {

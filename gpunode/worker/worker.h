@@ -5,7 +5,9 @@
 // call still waits after a few milliseconds, the lead is taken from it. Calls that were taken before are made before: a call of
 // the leader's is over, or waits, when the next one is taken.
 //
-// Locks: lead_mutex_ (who leads); rejoin_mutex_ (who waits for the client's next link); the tables' own; none is held while the driver
+// While host functions run, any call may wait for them: then another thread reads on, and makes of what comes only what ends them.
+//
+// Locks: lead_mutex_ (who leads); reading_mutex_ (who takes records), before rejoin_mutex_ (who waits for the client's next link); the tables' own; none is held while the driver
 // is called.
 #pragma once
 
@@ -14,6 +16,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -106,6 +109,9 @@ class Worker {
   void lead(uint64_t self);
   bool rejoin();
   void makeTimed(const std::vector<std::byte>& record);
+  calls::Channel::Read next(std::vector<std::byte>& record, std::chrono::microseconds timeout);
+  void readAhead(uint64_t stuck);
+  void makeAhead(const std::vector<std::byte>& record);
   bool isStillThere(const forward::CallHead& head, forward::Reader arguments) const;
   void startThread();
   bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);
@@ -139,7 +145,14 @@ class Worker {
   bool leader_waits_ = false;  // in a call that may wait
   uint64_t waits_ = 0;
   uint32_t followers_ = 0, threads_ = 0;
-  uint32_t asleep_ = 0;  // followers that do not look at the clock
+  uint32_t asleep_ = 0;                 // followers that do not look at the clock
+  std::atomic<uint64_t> lead_call_{0};  // the leader's call that was not expected to wait, by number; 0: it is in none
+  uint64_t lead_calls_ = 0;             // of the leader alone
+  uint32_t functions_ = 0;              // host functions that the client has not answered
+  // Who takes records from the channel, and these. Never with lead_mutex_; before rejoin_mutex_ and the channel's.
+  std::mutex reading_mutex_;
+  std::deque<std::vector<std::byte>> ahead_;  // read while the leader was in a call, to be made by it in their order
+  size_t ahead_bytes_ = 0;
   uint64_t next_thread_ = 1;
   std::atomic<bool> ended_{false};
   std::atomic<uint64_t> calls_{0}, moved_{0};

@@ -459,7 +459,8 @@ void Session::attend() {
       if (idle) {
         receiving_ = true;
         lock.unlock();
-        const auto got = channel_.read(record, 1ms);
+        // While calls come, for no longer than they may wait for their flush.
+        const auto got = channel_.read(record, now - active < kAwake ? kBatch : 1ms);
         if (got == calls::Channel::Read::kRecord) dispatch(record);
         if (got == calls::Channel::Read::kDown && !ended_) {
           if (auto up = resume(); !up.ok()) lost(up.error().message);

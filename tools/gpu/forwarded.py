@@ -1,10 +1,12 @@
 """Steps of bench-h200 in forwarded mode: an olgpunode with this machine's GPU, and programs that see no driver (needs root)."""
+import argparse
 import os
 import re
 import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -146,4 +148,21 @@ def together(failed, argv, transports=("shm", "tcp"), env=None):
                 if out.result() != native:
                     raise failed(f"differs over {transport}: {out.result().split()[-6:]}, natively {native.split()[-6:]}")
         return f"equal; {len(transports)} programs at once in {time.monotonic() - begin:.1f} s"
+    return action
+
+
+def several(failed, argv, devices=2, transports=("shm", "tcp")):
+    """A program with a GPU of each of several olgpunodes, each of which has one of this machine's: it has to say what it says natively."""
+    def action(context):
+        native = context.run(argv)
+        nodes = [Gpunode(context.build, context.log, ("--device", str(device))) for device in range(devices)]
+        with ExitStack() as stack:
+            for node in nodes:
+                stack.enter_context(node)
+            all_of_them = argparse.Namespace(address=",".join(node.address for node in nodes))
+            for transport in transports:
+                out = run(context, all_of_them, argv, transport)
+                if out != native:
+                    raise failed(f"differs over {transport}: {out.split()[-8:]}, natively {native.split()[-8:]}")
+        return f"equal on {devices} gpunodes: {' '.join(native.split())}"
     return action

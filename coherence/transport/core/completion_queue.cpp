@@ -183,7 +183,7 @@ EventQueue::Sources EventQueue::sources() {
   return all;
 }
 
-size_t EventQueue::spin(std::span<Completion> into, const Sources& sources) {
+size_t EventQueue::spin(std::span<Completion> into, const Sources& sources, Clock::time_point latest) {
   uint32_t limit = spin_us_.load(std::memory_order_relaxed);
   static thread_local uint32_t waits = 0;
   if (limit == 0) {
@@ -191,7 +191,8 @@ size_t EventQueue::spin(std::span<Completion> into, const Sources& sources) {
     limit = max_spin_us_;  // now and then, to notice when it pays again
   }
   if (!sources[0]) return 0;
-  const auto end = Clock::now() + std::chrono::microseconds(limit);
+  const auto whole = Clock::now() + std::chrono::microseconds(limit);
+  const auto end = std::min(latest, whole);
   do {
     for (auto& source : sources) {
       if (source && source->pending()) source->drive();
@@ -202,7 +203,7 @@ size_t EventQueue::spin(std::span<Completion> into, const Sources& sources) {
     }
     __builtin_ia32_pause();
   } while (Clock::now() < end);
-  spin_us_.store(limit / 4, std::memory_order_relaxed);
+  if (end == whole) spin_us_.store(limit / 4, std::memory_order_relaxed);
   return 0;
 }
 
@@ -215,7 +216,7 @@ size_t EventQueue::wait(std::span<Completion> into, std::chrono::microseconds ti
   Sources all;
   for (bool first = true;; first = false) {
     all = sources();
-    if (first && (got = spin(into, all)) != 0) break;
+    if (first && (got = spin(into, all, end)) != 0) break;
     sleepers_.fetch_add(1);
     bool ready = size_.load() != 0;
     for (auto& source : all) ready = (source && source->prepareSleep()) || ready;

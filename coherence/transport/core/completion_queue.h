@@ -62,7 +62,7 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
 
   void signal();
   Sources sources();
-  size_t spin(std::span<Completion> into, const Sources& sources);
+  size_t spin(std::span<Completion> into, const Sources& sources, std::chrono::steady_clock::time_point latest);
 
   std::mutex mutex_;
   std::deque<Completion> completions_;

@@ -1,6 +1,6 @@
 """Small PyTorch workloads with fixed seeds; what one prints must be equal with and without the pager.
 
-torch_suite.py available|zeros|gemm|resnet|llm|llama|training|graph|compile|overhead|loader|expandable|recover|illegal
+torch_suite.py available|zeros|gemm|resnet|llm|llama|training|graph|compile|overhead|loader|expandable|recover|illegal|two
 """
 import os
 import sys
@@ -162,7 +162,38 @@ def expandable():  # with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
     print(sum(parts).sum().item())
 
 
-WORKLOADS = {f.__name__: f for f in (available, zeros, gemm, resnet, llm, llama, training, graph, compile, overhead, loader, expandable, recover, illegal)}
+def two():  # two GPUs: copies between them both ways, streams that wait for one another, a model with a half on each
+    assert torch.cuda.device_count() >= 2, "two GPUs are needed"
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    print(torch.cuda.get_device_properties(0).uuid != torch.cuda.get_device_properties(1).uuid)
+    a = torch.randn(2048, 2048, device=first)
+    there = a.to(second)
+    print(torch.equal(there.to(first), a), (there @ there).norm().item() == (a @ a).norm().item())
+    pinned = torch.arange(1 << 20).pin_memory()
+    print([pinned.to(device, non_blocking=True).sum().item() for device in (first, second)])
+    event, stream = torch.cuda.Event(), torch.cuda.Stream(second)
+    total = torch.zeros(1 << 20, device=first)
+    for _ in range(100):
+        total += 1
+    event.record(torch.cuda.current_stream(first))
+    with torch.cuda.device(second), torch.cuda.stream(stream):
+        stream.wait_event(event)
+        moved = total.to(second, non_blocking=True) * 2
+    stream.synchronize()
+    print(moved.sum().item())
+    torch.manual_seed(0)
+    lower, upper = torch.nn.Linear(512, 1024).to(first), torch.nn.Linear(1024, 10).to(second)
+    optimizer = torch.optim.SGD([*lower.parameters(), *upper.parameters()], 1e-2)
+    x, y = torch.randn(64, 512, device=first), torch.randint(0, 10, (64,), device=second)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(upper(torch.relu(lower(x)).to(second)), y)
+        loss.backward()
+        optimizer.step()
+    print(f"{loss.item():.5f}")
+
+
+WORKLOADS = {f.__name__: f for f in (available, zeros, gemm, resnet, llm, llama, training, graph, compile, overhead, loader, expandable, recover, illegal, two)}
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in WORKLOADS:
