@@ -1,6 +1,7 @@
 // Nodes of graphs whose parameters a client sends: kernels with their block of parameters, copies, its own functions.
 #include "gpunode/worker/block_ranges.h"
 #include "gpunode/worker/services.h"
+#include "gpunode/worker/structures.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/launch_wire.h"
 
@@ -34,15 +35,6 @@ Target readTarget(Invocation& in) {
 CUresult made(Invocation& in, const Target& target, CUresult result, const CUgraphNode& node) {
   if (result == CUDA_SUCCESS && target.what == NodeCall::kAdd) in.results().value(in.numberFor(node));
   return result;
-}
-
-bool settleSide(Invocation& in, CUmemorytype type, CUarray& array) {
-  if (type == CU_MEMORYTYPE_ARRAY) {
-    array = in.translated<CUarray>(bitsOf(array));
-    return array != nullptr;
-  }
-  array = nullptr;
-  return type == CU_MEMORYTYPE_HOST || type == CU_MEMORYTYPE_DEVICE;
 }
 
 }  // namespace
@@ -112,8 +104,8 @@ CUresult graphMemcpyNode(Invocation& in) {
   if (!in.ok()) return in.refusal();
   box.reserved0 = nullptr;
   box.reserved1 = nullptr;
-  if (!settleSide(in, box.srcMemoryType, box.srcArray) || !settleSide(in, box.dstMemoryType, box.dstArray) ||
-      !inBlocks(in.worker().hostMemory(), box))
+  if (!settleSide(in, box.srcMemoryType, CU_MEMORYTYPE_HOST, box.srcArray) ||
+      !settleSide(in, box.dstMemoryType, CU_MEMORYTYPE_HOST, box.dstArray) || !inBlocks(in.worker().hostMemory(), box))
     return CUDA_ERROR_INVALID_VALUE;
   const api::DriverTable& driver = in.driver();
   CUgraphNode node = nullptr;

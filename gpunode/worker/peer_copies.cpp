@@ -1,21 +1,10 @@
 // Boxes between places here, in two contexts.
 #include "gpunode/worker/services.h"
+#include "gpunode/worker/structures.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/copies.h"
 
 namespace olpager::gpunode {
-namespace {
-
-bool settleSide(Invocation& in, CUmemorytype type, CUarray& array) {
-  if (type == CU_MEMORYTYPE_ARRAY) {
-    array = in.translated<CUarray>(bitsOf(array));
-    return array != nullptr;
-  }
-  array = nullptr;
-  return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED;
-}
-
-}  // namespace
 
 CUresult copyPeer(Invocation& in) {
   auto head = in.value<forward::CopyHead>();
@@ -24,7 +13,8 @@ CUresult copyPeer(Invocation& in) {
   const CUstream stream = in.streamOf(head.stream, head.per_thread != 0);
   if (!in.ok()) return in.refusal();
   CUDA_MEMCPY3D& box = head.box;
-  if (!settleSide(in, box.srcMemoryType, box.srcArray) || !settleSide(in, box.dstMemoryType, box.dstArray))
+  if (!settleSide(in, box.srcMemoryType, CU_MEMORYTYPE_UNIFIED, box.srcArray) ||
+      !settleSide(in, box.dstMemoryType, CU_MEMORYTYPE_UNIFIED, box.dstArray))
     return CUDA_ERROR_INVALID_VALUE;
   if (!in.ok()) return in.refusal();
   CUDA_MEMCPY3D_PEER copy{};

@@ -30,6 +30,12 @@ inline void unsettle(Invocation& in, CUDA_RESOURCE_DESC* about) {
     about->res.mipmap.hMipmappedArray = handleFrom<CUmipmappedArray>(in.numberFor(about->res.mipmap.hMipmappedArray));
 }
 
+/// One side of a box: its array, where it has one. False: that means nothing, or the memory is neither device memory nor `other`.
+inline bool settleSide(Invocation& in, CUmemorytype type, CUmemorytype other, CUarray& array) {
+  array = type == CU_MEMORYTYPE_ARRAY ? in.translated<CUarray>(bitsOf(array)) : nullptr;
+  return array != nullptr || type == CU_MEMORYTYPE_DEVICE || type == other;
+}
+
 inline void settle(Invocation& in, CUDA_GRAPH_INSTANTIATE_PARAMS* about) {
   if (about == nullptr) return;
   about->hUploadStream = in.streamOf(bitsOf(about->hUploadStream), false);

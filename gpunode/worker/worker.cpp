@@ -24,6 +24,23 @@ constexpr auto kLook = 3ms;  // how long a call may wait with the lead
 
 void* resolveIn(void* handle, const char* name) { return dlsym(handle, name); }
 
+// What a record begins with; of one that is too short nothing.
+CallHead headOf(const std::vector<std::byte>& record) {
+  CallHead head{};
+  if (record.size() >= sizeof head) std::memcpy(&head, record.data(), sizeof head);
+  return head;
+}
+
+CUresult served(Serve service, Invocation& in) {
+  if (service == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  try {
+    return service(in);
+  } catch (const std::exception& error) {
+    base::logError("a call failed: %s", error.what());
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+}
+
 // The current context as the last call of this thread left it.
 thread_local CUcontext t_current = nullptr;
 thread_local bool t_current_known = false;
@@ -197,8 +214,7 @@ void Worker::lead(uint64_t self) {
         lock.lock();
         continue;
       }
-      CallHead head{};
-      if (record.size() >= sizeof head) std::memcpy(&head, record.data(), sizeof head);
+      const CallHead head = headOf(record);
       if ((head.flags & forward::kMayWait) == 0) {
         lead_call_.store(++lead_calls_);
         makeTimed(record);
@@ -247,8 +263,8 @@ calls::Channel::Read Worker::next(std::vector<std::byte>& record, std::chrono::m
   return calls::Channel::Read::kRecord;
 }
 
-// While the leader stays in that call: takes what comes, and makes of it what ends host functions and opens gates. All else
-// waits for the leader, in its order.
+// While the leader stays in that call: takes what comes, and makes of it what ends host functions, and what they changed in memory. All
+// else waits for the leader, in its order.
 void Worker::readAhead(uint64_t stuck) {
   constexpr size_t kMost = 64 << 20;
   const std::unique_lock reading(reading_mutex_, std::try_to_lock);
@@ -258,8 +274,7 @@ void Worker::readAhead(uint64_t stuck) {
     const auto got = channel_.read(record, kLook);
     if (got == calls::Channel::Read::kDown && !rejoin()) return;
     if (got != calls::Channel::Read::kRecord) continue;
-    CallHead head{};
-    if (record.size() >= sizeof head) std::memcpy(&head, record.data(), sizeof head);
+    const CallHead head = headOf(record);
     const auto operation = static_cast<forward::Operation>(head.function);
     if (operation == forward::Operation::kHostFunctionDone || operation == forward::Operation::kHostBytes) {
       makeAhead(record);
@@ -275,13 +290,13 @@ void Worker::makeAhead(const std::vector<std::byte>& record) {
   forward::Reader reader(record);
   const auto head = reader.value<CallHead>();
   Invocation in(*this, head, reader);
+  count(record);
+  (void)served(writtenService(head.function), in);
+}
+
+void Worker::count(const std::vector<std::byte>& record) {
   calls_.fetch_add(1, std::memory_order_relaxed);
   moved_.fetch_add(record.size(), std::memory_order_relaxed);
-  try {
-    (void)writtenService(head.function)(in);
-  } catch (const std::exception& error) {
-    base::logError("a call failed: %s", error.what());
-  }
 }
 
 void Worker::makeTimed(const std::vector<std::byte>& record) {
@@ -291,8 +306,7 @@ void Worker::makeTimed(const std::vector<std::byte>& record) {
   }
   const auto begun = std::chrono::steady_clock::now();
   make(record);
-  CallHead head{};
-  if (record.size() >= sizeof head) std::memcpy(&head, record.data(), sizeof head);
+  const CallHead head = headOf(record);
   made_.note(head.function, std::chrono::steady_clock::now() - begun);
 }
 
@@ -300,15 +314,13 @@ void Worker::make(const std::vector<std::byte>& record) {
   forward::Reader reader(record);
   const auto head = reader.value<CallHead>();
   Invocation in(*this, head, reader);
-  calls_.fetch_add(1, std::memory_order_relaxed);
-  moved_.fetch_add(record.size(), std::memory_order_relaxed);
+  count(record);
   if (!reader.ok()) {
     nonsense(head);
     return;
   }
   const bool operation = head.function >= static_cast<uint16_t>(forward::Operation::kDescribe);
   const Serve service = operation ? writtenService(head.function) : generatedService(head.function);
-  CUresult result = CUDA_SUCCESS;
   // The context that was current in the client's thread.
   uint64_t context = 0;
   if (head.context != 0 && !handles_.find(head.context, HandleKind::kContext, &context)) {
@@ -318,16 +330,7 @@ void Worker::make(const std::vector<std::byte>& record) {
   const uint64_t ends = operation ? 0 : contextThatEnds(head, reader, options_.slot);
   if (exchange_.owes() && Exchange::settlesBefore(head)) exchange_.settle();
   setCurrent(handleFrom<CUcontext>(context));
-  if (service == nullptr) {
-    result = CUDA_ERROR_NOT_SUPPORTED;
-  } else {
-    try {
-      result = service(in);
-    } catch (const std::exception& error) {
-      base::logError("a call failed: %s", error.what());
-      result = CUDA_ERROR_OUT_OF_MEMORY;
-    }
-  }
+  const CUresult result = served(service, in);
   if (ends != 0 && result == CUDA_SUCCESS && !isStillThere(head, reader)) contextGone(ends);
   if (head.reply == 0) {
     if (result != CUDA_SUCCESS && head.thread != 0) {

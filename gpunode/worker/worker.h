@@ -112,6 +112,7 @@ class Worker {
   calls::Channel::Read next(std::vector<std::byte>& record, std::chrono::microseconds timeout);
   void readAhead(uint64_t stuck);
   void makeAhead(const std::vector<std::byte>& record);
+  void count(const std::vector<std::byte>& record);
   bool isStillThere(const forward::CallHead& head, forward::Reader arguments) const;
   void startThread();
   bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);

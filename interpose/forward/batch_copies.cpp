@@ -91,7 +91,33 @@ CUresult elementBytes(const CUmemcpy3DOperand& operand, uint64_t* bytes) {
   return result;
 }
 
+// One side of a box.
+struct Side {
+  CUmemorytype type{};
+  CUarray array = nullptr;
+  size_t x = 0, y = 0, z = 0;
+  CUdeviceptr address = 0;
+  size_t pitch = 0, height = 0;
+};
+
 // Lengths of operands are in elements, those of boxes in bytes. Unified: memory of either side.
+Side sideOf(const CUmemcpy3DOperand& operand, const CUextent3D& extent, uint64_t element) {
+  Side side{};
+  if (operand.type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {
+    const auto& array = operand.op.array;
+    side.type = CU_MEMORYTYPE_ARRAY;
+    side.array = array.array;
+    side.x = array.offset.x * element, side.y = array.offset.y, side.z = array.offset.z;
+    return side;
+  }
+  const auto& memory = operand.op.ptr;
+  side.type = CU_MEMORYTYPE_UNIFIED;
+  side.address = memory.ptr;
+  side.pitch = (memory.rowLength != 0 ? memory.rowLength : extent.width) * element;
+  side.height = memory.layerHeight != 0 ? memory.layerHeight : extent.height;
+  return side;
+}
+
 CUresult toBox(const CUDA_MEMCPY3D_BATCH_OP& op, CUDA_MEMCPY3D* box) {
   const auto known = [](CUmemcpy3DOperandType type) {
     return type == CU_MEMCPY_OPERAND_TYPE_POINTER || type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
@@ -107,30 +133,15 @@ CUresult toBox(const CUDA_MEMCPY3D_BATCH_OP& op, CUDA_MEMCPY3D* box) {
   box->WidthInBytes = op.extent.width * element;
   box->Height = op.extent.height;
   box->Depth = op.extent.depth;
-  if (op.src.type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {
-    const auto& array = op.src.op.array;
-    box->srcMemoryType = CU_MEMORYTYPE_ARRAY;
-    box->srcArray = array.array;
-    box->srcXInBytes = array.offset.x * element;
-    box->srcY = array.offset.y, box->srcZ = array.offset.z;
-  } else {
-    box->srcMemoryType = CU_MEMORYTYPE_UNIFIED;
-    box->srcDevice = op.src.op.ptr.ptr;
-    box->srcPitch = (op.src.op.ptr.rowLength != 0 ? op.src.op.ptr.rowLength : op.extent.width) * element;
-    box->srcHeight = op.src.op.ptr.layerHeight != 0 ? op.src.op.ptr.layerHeight : op.extent.height;
-  }
-  if (op.dst.type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {
-    const auto& array = op.dst.op.array;
-    box->dstMemoryType = CU_MEMORYTYPE_ARRAY;
-    box->dstArray = array.array;
-    box->dstXInBytes = array.offset.x * element;
-    box->dstY = array.offset.y, box->dstZ = array.offset.z;
-  } else {
-    box->dstMemoryType = CU_MEMORYTYPE_UNIFIED;
-    box->dstDevice = op.dst.op.ptr.ptr;
-    box->dstPitch = (op.dst.op.ptr.rowLength != 0 ? op.dst.op.ptr.rowLength : op.extent.width) * element;
-    box->dstHeight = op.dst.op.ptr.layerHeight != 0 ? op.dst.op.ptr.layerHeight : op.extent.height;
-  }
+  const Side from = sideOf(op.src, op.extent, element), to = sideOf(op.dst, op.extent, element);
+  box->srcMemoryType = from.type, box->dstMemoryType = to.type;
+  box->srcArray = from.array, box->dstArray = to.array;
+  box->srcXInBytes = from.x, box->dstXInBytes = to.x;
+  box->srcY = from.y, box->dstY = to.y;
+  box->srcZ = from.z, box->dstZ = to.z;
+  box->srcDevice = from.address, box->dstDevice = to.address;
+  box->srcPitch = from.pitch, box->dstPitch = to.pitch;
+  box->srcHeight = from.height, box->dstHeight = to.height;
   return CUDA_SUCCESS;
 }
 

@@ -63,6 +63,15 @@ CopyHead headOf(const Where& where, const Far& far, uint64_t at, uint64_t bytes)
   return head;
 }
 
+// Of one between two addresses that the worker has.
+CopyHead headBetween(const Where& where, uint64_t to, uint64_t from, uint64_t bytes) {
+  CopyHead head = headOf(where);
+  head.device = to;
+  head.offset = from;
+  head.bytes = bytes;
+  return head;
+}
+
 CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& where);
 
 // A copy in a stream that captures: with memory that both sides have, or not at all.
@@ -84,12 +93,8 @@ CUresult captureBetween(uint64_t to, uint64_t from, uint64_t bytes, const Where&
     return refused("a captured copy between memory that is not of cuMemHostAlloc", false);
   noteNamed(where.session, to);
   noteNamed(where.session, from);
-  CopyHead head = headOf(where);
-  head.device = to;
-  head.offset = from;
-  head.bytes = bytes;
   Call call(Operation::kCopyDevice, where.session);
-  call.value(head);
+  call.value(headBetween(where, to, from, bytes));
   return call.oneWay();
 }
 
@@ -283,12 +288,8 @@ CUresult copyDevice(uint64_t to, uint64_t from, uint64_t bytes, const Where& giv
     return given.async ? copyBetweenBehind(to, from, bytes, streamAt(given.stream, given.per_thread))
                        : copyBetween({to}, {from}, bytes, given.per_thread);
   const Where where = given.in(Route().address(to).address(from).handle(given.stream).session());
-  CopyHead head = headOf(where);
-  head.device = to;
-  head.offset = from;
-  head.bytes = bytes;
   Call call(Operation::kCopyDevice, where.session);
-  call.value(head);
+  call.value(headBetween(where, to, from, bytes));
   if (where.async) return call.oneWay();
   call.mayWait();
   return call.sync();

@@ -147,6 +147,13 @@ inline void add(void* buffer, size_t bytes, uint32_t value, cudaStream_t stream 
   RUNTIME_OK(cudaGetLastError());
 }
 
+/// Skips the program where there is one device only.
+inline void needTwoDevices() {
+  int devices = 0;
+  RUNTIME_OK(cudaGetDeviceCount(&devices));
+  if (devices < 2) skip("one device only");
+}
+
 /// Compares host words with fill(seed) followed by add(value).
 inline void verifyHost(const uint32_t* got, size_t bytes, uint32_t seed, uint32_t value, const char* what) {
   for (size_t i = 0; i < bytes / 4; ++i) {

@@ -312,9 +312,7 @@ void threads() {
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   seed = uint32_t(options.seed);
-  int devices = 0;
-  RUNTIME_OK(cudaGetDeviceCount(&devices));
-  if (devices < kDevices) apps::skip("one device only");
+  apps::needTwoDevices();
   whatTheyAre();
   notMixed();
   defaultStreams();

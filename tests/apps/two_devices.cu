@@ -65,9 +65,7 @@ void fillOwn() {
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   seed = uint32_t(options.seed);
-  int devices = 0;
-  RUNTIME_OK(cudaGetDeviceCount(&devices));
-  if (devices < kDevices) apps::skip("one device only");
+  apps::needTwoDevices();
   const size_t pieces = options.bytes / kPiece / 2 > 1 ? options.bytes / kPiece / 2 : 2;
   for (int d = 0; d < kDevices; ++d) {
     use(d);

@@ -1,7 +1,5 @@
 // cuSOLVER: a system of equations by LU with pivots; the residual is small.
-#include <cusolverDn.h>
-
-#include "toolkit.h"
+#include "cusolver.h"
 
 using toolkit::Device;
 
@@ -40,17 +38,8 @@ double solve(cusolverDnHandle_t handle, cudaStream_t stream, int n, int right, t
 }  // namespace
 
 int main() {
-  toolkit::g_name = "cusolver_lu";
-  cusolverDnHandle_t handle = nullptr;
-  cudaStream_t stream = nullptr;
-  MUST(cusolverDnCreate(&handle));
-  MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  MUST(cusolverDnSetStream(handle, stream));
-  toolkit::started();
-  toolkit::Hash hash;
-  const double residual = solve(handle, stream, 300, 5, hash);
-  if (!(residual < 1e-10)) toolkit::wrong("the residual is %g", residual);
-  MUST(cusolverDnDestroy(handle));
-  MUST(cudaStreamDestroy(stream));
-  toolkit::ok("300 equations, %016llx", hash.value());
+  toolkit::withSolver("cusolver_lu", "300 equations", 1e-10,
+                      [](cusolverDnHandle_t handle, cudaStream_t stream, toolkit::Hash& hash) {
+                        return solve(handle, stream, 300, 5, hash);
+                      });
 }

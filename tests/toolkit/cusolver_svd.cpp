@@ -1,7 +1,5 @@
 // cuSOLVER: a singular value decomposition; its product is the matrix again.
-#include <cusolverDn.h>
-
-#include "toolkit.h"
+#include "cusolver.h"
 
 using toolkit::Device;
 
@@ -38,17 +36,8 @@ double decompose(cusolverDnHandle_t handle, cudaStream_t stream, int m, int n, t
 }  // namespace
 
 int main() {
-  toolkit::g_name = "cusolver_svd";
-  cusolverDnHandle_t handle = nullptr;
-  cudaStream_t stream = nullptr;
-  MUST(cusolverDnCreate(&handle));
-  MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  MUST(cusolverDnSetStream(handle, stream));
-  toolkit::started();
-  toolkit::Hash hash;
-  const double residual = decompose(handle, stream, 96, 64, hash);
-  if (!(residual < 1e-4)) toolkit::wrong("the residual is %g", residual);
-  MUST(cusolverDnDestroy(handle));
-  MUST(cudaStreamDestroy(stream));
-  toolkit::ok("96 x 64, %016llx", hash.value());
+  toolkit::withSolver("cusolver_svd", "96 x 64", 1e-4,
+                      [](cusolverDnHandle_t handle, cudaStream_t stream, toolkit::Hash& hash) {
+                        return decompose(handle, stream, 96, 64, hash);
+                      });
 }

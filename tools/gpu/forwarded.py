@@ -49,14 +49,26 @@ def run(context, node, argv, transport="auto", env=None, limit=None, check=True)
                         "--log", "info", "--", *argv], env, limit, check)
 
 
+def executables(folder):
+    """The names of the programs that were built there."""
+    return sorted(n for n in os.listdir(folder) if os.access(os.path.join(folder, n), os.X_OK)
+                  and os.path.isfile(os.path.join(folder, n)) and "." not in n)
+
+
+def verdict(failed, run_it):
+    """The last line that a program prints, or why there is none."""
+    try:
+        return (run_it().strip().splitlines() or ["no output"])[-1]
+    except failed as error:
+        return str(error)
+
+
 def programs(failed):
     """Every program of tests/apps, natively and forwarded."""
     def action(context):
         folder = os.path.join(context.build, "tests", "apps")
-        names = sorted(n for n in os.listdir(folder) if os.access(os.path.join(folder, n), os.X_OK)
-                       and os.path.isfile(os.path.join(folder, n)) and "." not in n)
         # These fill whatever memory there is, or need a private table of the simulated GPU.
-        names = [n for n in names if n not in ("exhaustion", "arrays") and not n.startswith("driver_ptx_")]
+        names = [n for n in executables(folder) if n not in ("exhaustion", "arrays") and not n.startswith("driver_ptx_")]
         bad, good = [], 0
         with Gpunode(context.build, context.log) as node:
             for name in names:
@@ -64,11 +76,7 @@ def programs(failed):
                 native = context.run(argv, limit=60, check=False)
                 if not native.strip().splitlines()[-1:] or not native.strip().splitlines()[-1].startswith("OK"):
                     continue
-                try:
-                    out = run(context, node, argv, limit=30, check=False).strip().splitlines()
-                    said = out[-1] if out else "no output"
-                except failed as error:
-                    said = str(error)
+                said = verdict(failed, lambda: run(context, node, argv, limit=30, check=False))
                 if said.startswith(("OK", "SKIPPED")):
                     good += 1
                 else:
@@ -83,27 +91,19 @@ def toolkit(failed, transports=("shm", "tcp")):
     """Every program of tests/toolkit, natively and forwarded over each transport: the same verdict with the same figures."""
     def action(context):
         folder = os.path.join(context.build, "tests", "toolkit")
-        names = sorted(n for n in os.listdir(folder) if os.path.isfile(os.path.join(folder, n))
-                       and os.access(os.path.join(folder, n), os.X_OK) and "." not in n)
+        names = executables(folder)
         if not names:
             raise failed("no program in tests/toolkit was built: the toolkit's libraries were not there")
         bad, good = [], 0
-
-        def verdict(run_it):
-            try:
-                return (run_it().strip().splitlines() or ["no output"])[-1]
-            except failed as error:
-                return str(error)
-
         with Gpunode(context.build, context.log) as node:
             for name in names:
                 program = [os.path.join(folder, name)]
-                native = verdict(lambda: context.run(program, limit=60, check=False))
+                native = verdict(failed, lambda: context.run(program, limit=60, check=False))
                 if not native.startswith(f"{name}: ok"):
                     bad.append(f"{name} natively: {native[:100]}")
                     continue
                 for transport in transports:
-                    said = verdict(lambda: run(context, node, program, transport, limit=60, check=False))
+                    said = verdict(failed, lambda: run(context, node, program, transport, limit=60, check=False))
                     if said == native:
                         good += 1
                     else:

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <random>
@@ -13,18 +12,13 @@
 #include "coherence/calls/channel.h"
 #include "coherence/calls/greeting.h"
 #include "tests/catch.h"
+#include "tests/seed.h"
 
 namespace {
 
 using namespace olpager;
 using namespace std::chrono_literals;
 using calls::Channel;
-
-uint64_t seed() {
-  const char* given = std::getenv("OL_TEST_SEED");
-  const uint64_t value = given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
-  return value;
-}
 
 transport::Options optionsFor(transport::Choice choice) {
   transport::Options options;
@@ -175,7 +169,7 @@ TEST_CASE("a closed channel lets nobody wait", "[calls]") {
 
 TEST_CASE("links are cut at random moments and nothing is lost or comes twice", "[calls]") {
   const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
-  const uint64_t chosen = seed();
+  const uint64_t chosen = test::seed();
   INFO("OL_TEST_SEED=" << chosen);
   constexpr uint64_t kRecords = 20'000;
   Pair pair(choice, {.kept_bytes = 2 << 20});
@@ -242,7 +236,7 @@ TEST_CASE("links are cut at random moments and nothing is lost or comes twice", 
 TEST_CASE("transfers go on over the next link and move every byte", "[calls]") {
   const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
   const bool somebody_reads = GENERATE(false, true);
-  const uint64_t chosen = seed();
+  const uint64_t chosen = test::seed();
   INFO("OL_TEST_SEED=" << chosen);
   constexpr uint64_t kPiece = 300'000, kPieces = 200, kAtOnce = 6;
   Pair pair(choice);

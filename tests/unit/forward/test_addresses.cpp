@@ -1,7 +1,6 @@
 // Addresses of the window are found wherever they lie, and nothing else is taken for one.
 #include "interpose/forward/addresses.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -10,17 +9,13 @@
 
 #include "interpose/forward/wire.h"
 #include "tests/catch.h"
+#include "tests/seed.h"
 
 namespace {
 
 using namespace olpager;
 using forward::kWindow;
 using forward::kWindowBytes;
-
-uint64_t seed() {
-  const char* given = std::getenv("OL_TEST_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
-}
 
 using Found = std::map<uint64_t, int>;  // how often each was found
 
@@ -49,7 +44,7 @@ Found expectedIn(const std::byte* bytes, uint64_t count) {
 }  // namespace
 
 TEST_CASE("addresses are found in bytes of every length and place", "[forward]") {
-  const uint64_t chosen = seed();
+  const uint64_t chosen = test::seed();
   INFO("OL_TEST_SEED=" << chosen);
   std::mt19937_64 random(chosen);
   for (int turn = 0; turn < 4000; ++turn) {
@@ -69,7 +64,7 @@ TEST_CASE("addresses are found in bytes of every length and place", "[forward]")
 }
 
 TEST_CASE("addresses are found in large memory, at the seams of its parts too", "[forward]") {
-  const uint64_t chosen = seed();
+  const uint64_t chosen = test::seed();
   INFO("OL_TEST_SEED=" << chosen);
   std::mt19937_64 random(chosen);
   for (const uint64_t count : {(64ull << 20), (33ull << 20) + 4 * (random() % 1000) + 3}) {

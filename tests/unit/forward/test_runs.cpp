@@ -1,11 +1,11 @@
 // What changed goes across, whole and alone, in whichever form; nonsense of every length is refused.
 #include "interpose/forward/runs.h"
 
-#include <cstdlib>
 #include <random>
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/seed.h"
 
 namespace {
 
@@ -13,17 +13,12 @@ using namespace olpager;
 using forward::Reader;
 using forward::Run;
 
-uint64_t seed() {
-  const char* given = std::getenv("OL_TEST_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
-}
-
 constexpr uint64_t kBase = 0x1a00'0000'0000;
 
 }  // namespace
 
 TEST_CASE("changes are applied elsewhere byte by byte", "[forward]") {
-  const uint64_t chosen = seed();
+  const uint64_t chosen = test::seed();
   INFO("OL_TEST_SEED=" << chosen);
   std::mt19937_64 random(chosen);
   bool masked = false, plain = false;
@@ -73,7 +68,7 @@ TEST_CASE("changes are applied elsewhere byte by byte", "[forward]") {
 }
 
 TEST_CASE("runs that are none are refused", "[forward]") {
-  const uint64_t chosen = seed();
+  const uint64_t chosen = test::seed();
   INFO("OL_TEST_SEED=" << chosen);
   std::mt19937_64 random(chosen);
   const auto reads = [](const std::vector<std::byte>& bytes) {

@@ -1,6 +1,5 @@
 // What a client may send: every decoder is given nonsense of every length, under no driver. It has to end with an error, and touch
 // nothing beyond the record (the sanitizers look).
-#include <cstdlib>
 #include <random>
 
 #include "gpunode/worker/handles.h"
@@ -10,6 +9,7 @@
 #include "interpose/forward/copies.h"
 #include "interpose/forward/launch_wire.h"
 #include "tests/catch.h"
+#include "tests/seed.h"
 
 namespace {
 
@@ -18,15 +18,10 @@ using gpunode::HandleKind;
 using gpunode::HandleTable;
 using gpunode::Invocation;
 
-uint64_t seed() {
-  const char* given = std::getenv("OL_TEST_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
-}
-
 }  // namespace
 
 TEST_CASE("decoders take nonsense of every length", "[gpunode]") {
-  const uint64_t chosen = seed();
+  const uint64_t chosen = test::seed();
   INFO("OL_TEST_SEED=" << chosen);
   std::mt19937_64 random(chosen);
   gpunode::Worker worker({});

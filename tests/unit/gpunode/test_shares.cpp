@@ -1,11 +1,11 @@
 // How VRAM is divided among sessions.
 #include <cstdio>
-#include <cstdlib>
 #include <numeric>
 #include <random>
 
 #include "gpunode/supervisor/shares.h"
 #include "tests/catch.h"
+#include "tests/seed.h"
 
 using olpager::gpunode::Claim;
 using olpager::gpunode::shares;
@@ -30,8 +30,7 @@ TEST_CASE("what one does not want others have, and it may still grow to its part
 }
 
 TEST_CASE("what is wanted fits, and nobody has less than an equal part", "[shares]") {
-  const char* const given = std::getenv("OL_TEST_SEED");
-  const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device()();
+  const uint64_t seed = olpager::test::seed();
   std::printf("OL_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
   for (int round = 0; round < 2000; ++round) {
