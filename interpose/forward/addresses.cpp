@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <exception>
@@ -22,9 +23,9 @@ constexpr uint64_t kBlockBytes = 256;  // looked at at once
 constexpr uint64_t kWord = sizeof(uint64_t);
 
 // An address in the window is told by its upper half: a word that begins in a block has that half in the block or in the 4 bytes behind it.
-constexpr unsigned kShift = 40 - 32;
-constexpr uint32_t kUpper = kWindow >> 40;
-static_assert(kWindow % (1ull << 40) == 0 && kWindowBytes == 1ull << 40);
+constexpr unsigned kShift = std::countr_zero(kWindowBytes) - 32;
+constexpr uint32_t kUpper = static_cast<uint32_t>(kWindow >> 32) >> kShift;
+static_assert(std::has_single_bit(kWindowBytes) && kWindow % kWindowBytes == 0 && kWindowBytes >= 1ull << 32);
 
 // The first of `blocks` blocks from `at` on in which an address may begin; `blocks`: in none.
 using Skip = uint64_t (*)(const std::byte* at, uint64_t blocks);

@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/sanitizer.h"
+
 namespace olpager::forward {
 
 /// Numbers of functions above every symbol: what has no function of its own, or is not said as cuda.h says it.
@@ -127,8 +129,9 @@ inline constexpr uint64_t firstNumber(unsigned slot) { return kHandleMark | slot
 inline constexpr uint64_t kMostBytes = 48ull << 20;      // of one call's arguments or answer
 inline constexpr uint64_t kMostImageBytes = 1ull << 30;  // of a module's image
 
-/// Where pinned host memory lies on both sides.
-inline constexpr uint64_t kWindow = 0x1a00'0000'0000, kWindowBytes = 1ull << 40;
+/// Where pinned host memory lies on both sides: a multiple of its size, which is a power of two.
+inline constexpr uint64_t kWindow = base::kThreadSanitizer ? 0x0040'0000'0000 : 0x1a00'0000'0000;
+inline constexpr uint64_t kWindowBytes = base::kThreadSanitizer ? 1ull << 38 : 1ull << 40;
 
 class Writer {
  public:

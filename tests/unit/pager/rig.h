@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/sanitizer.h"
 #include "pager/counters/counters.h"
 #include "pager/driver_api.h"
 #include "pager/pool.h"
@@ -24,11 +25,9 @@ inline constexpr uint64_t kMiB = 1ull << 20;
 /// Words between two values that a kernel touches: a few of each page.
 inline constexpr uint64_t kStep = 32768;
 /// In an instrumented build launches lose patience that do not elsewhere: what is a matter of speed is not asked.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kInstrumented = true;
-#else
-inline constexpr bool kInstrumented = false;
-#endif
+inline constexpr bool kInstrumented = base::kThreadSanitizer || base::kAddressSanitizer;
+/// How much longer things may take there.
+inline constexpr int kPatience = kInstrumented ? 10 : 1;
 
 // Driver functions that tests call besides the pager's own.
 #define OLPAGER_TEST_FUNCTIONS(X) \
@@ -64,6 +63,9 @@ class Watchdog {
   struct State;
   std::shared_ptr<State> state_;
 };
+
+/// Whether an address lies in the range of a rig's pool.
+bool inTestRange(CUdeviceptr address);
 
 /// As the kernels' mix().
 uint64_t mix(uint64_t x);

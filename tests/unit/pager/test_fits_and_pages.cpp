@@ -43,7 +43,7 @@ TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][bud
   Rig rig({.vram = 64 * kMiB});
   constexpr uint64_t kBytes = 8 * kMiB;
   const auto within = [&](uint64_t budget) {
-    for (int i = 0; i < 3000; ++i) {
+    for (int i = 0; i < 3000 * kPatience; ++i) {
       if (valueOf(rig.figures().vram_budget_bytes) == budget && valueOf(rig.figures().resident_bytes) <= budget)
         return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
