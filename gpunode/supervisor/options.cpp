@@ -99,6 +99,11 @@ Status setConfine(SupervisorOptions& options, std::string_view text) {
   options.confine = text == "on";
   return {};
 }
+Status setStraight(SupervisorOptions& options, std::string_view text) {
+  if (text != "on" && text != "off") return notAllowed(text, "on or off");
+  options.straight = text == "on";
+  return {};
+}
 Status setSessions(SupervisorOptions& options, std::string_view text) {
   return number(text, 1, 1024, options.sessions);
 }
@@ -137,6 +142,7 @@ const std::vector<SupervisorKey>& supervisorKeys() {
        "$CACHE_DIRECTORY, else olpager in $XDG_CACHE_HOME, ~/.cache or /var/cache", setCache},
       {"cache-size", "The most that the modules of one key may take there", "4GiB", setCacheSize},
       {"confine", "Whether workers may start no programs and open no connections: on or off", "on", setConfine},
+      {"straight", "Whether copies to and from a program's other gpunodes go straight there: on or off", "on", setStraight},
       {"sessions", "The most at a time", "64", setSessions},
       {"key-sessions", "The most at a time of one key", "no limit of its own", setKeySessions},
       {"grace", "Seconds for which a session without a connection is kept", "10", setGrace},

@@ -303,6 +303,7 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   setup.transport = static_cast<uint32_t>(options_.choice);
   setup.tls = static_cast<uint32_t>(options_.key.empty() ? transport::Tls::kOff : options_.tls);
   setup.grace_ms = options_.grace_ms;
+  setup.straight = options_.straight ? 1 : 0;
   setup.confined = options_.confine ? 1 : 0;
   setup.pinned_bytes = pager::hostLimit({options_.memory.bytes, options_.memory.percent});
   std::strncpy(setup.listen, (host + ":0").c_str(), sizeof setup.listen - 1);

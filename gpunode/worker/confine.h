@@ -1,5 +1,5 @@
 // What a worker can't do once its driver has started, whatever its client makes it run: start programs or processes, look into others, change
-// its rights or name spaces, load code into the kernel, and, where it needs no memservers, open connections.
+// its rights or name spaces, load code into the kernel, and, where it needs neither memservers nor other gpunodes, open connections.
 //
 // Thread-safety: once, from any thread; it holds for all threads, those that exist as well. There is no way back. Errors: one line.
 #pragma once
@@ -9,7 +9,7 @@
 namespace olpager::gpunode {
 
 struct Confinement {
-  bool connects = false;  // it may open connections: to memservers
+  bool connects = false;  // it may open connections: to memservers, and to workers of the program's other gpunodes
 };
 
 /// Calls of the kernel that are not allowed fail with EPERM.

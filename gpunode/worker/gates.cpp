@@ -87,6 +87,11 @@ CUresult Gates::put(const api::DriverTable& driver, uint64_t context, CUstream s
   return result;
 }
 
+bool Gates::isPut(uint32_t number) {
+  std::lock_guard lock(mutex_);
+  return closed_.contains(number);
+}
+
 void Gates::open(uint32_t number) {
   std::lock_guard lock(mutex_);
   const auto found = closed_.find(number);

@@ -22,6 +22,8 @@ class Gates {
  public:
   /// The stream, of `context` (the client's number), which is current, waits here until open(number).
   CUresult put(const api::DriverTable& driver, uint64_t context, CUstream stream, uint32_t number);
+  /// Whether a stream waits, or will wait, for this one.
+  bool isPut(uint32_t number);
   /// A number that means nothing is none of an error: its context may be gone.
   void open(uint32_t number);
   void contextGone(uint64_t context);

@@ -21,6 +21,7 @@
 #include "gpunode/worker/reporter.h"
 #include "gpunode/worker/setup.h"
 #include "gpunode/worker/worker.h"
+#include "interpose/forward/peer_keys.h"
 #include "interpose/forward/session_protocol.h"
 #include "pager/pool.h"
 
@@ -130,17 +131,24 @@ int run() {
   transport::Options network;
   network.choice = static_cast<transport::Choice>(setup.transport);
   network.tls = static_cast<transport::Tls>(setup.tls);
-  network.limits.links = 16;
+  network.limits.links = 16 + setup.slots;
   network.spin_us = forward::awakeMicroseconds();
   transport::NamedKey key{forward::kSessionKeyName, {}};
   std::memcpy(key.secret.data(), setup.key, sizeof setup.key);
   explicit_bzero(setup.key, sizeof setup.key);
-  network.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
+  std::vector<transport::NamedKey> keys{key};
+  const bool straight = setup.straight != 0 && setup.slots > 1;
+  worker->peers().configure({setup.slot, straight, network.choice, network.tls});
+  for (unsigned slot = 0; straight && slot < setup.slots; ++slot) {
+    if (slot != setup.slot) keys.push_back(forward::peerKey(key.secret, slot));
+  }
+  network.keys = std::make_shared<const transport::KeyRing>(std::move(keys));
   auto node = transport::makeEndpoint(network);
   if (!node.ok()) return fail(node.error().message);
   auto* const arrivals = new Arrivals;
   transport::Endpoint& endpoint = *node.value();
-  auto listener = endpoint.listen(setup.listen, [&](const transport::PeerInfo&) -> Result<transport::Accepted> {
+  auto listener = endpoint.listen(setup.listen, [&](const transport::PeerInfo& peer) -> Result<transport::Accepted> {
+    if (const auto slot = forward::peerSlot(peer.key_name)) return worker->peers().accept(*slot, endpoint);
     auto queue = endpoint.makeQueue();
     arrivals->add(queue);
     return transport::Accepted{worker->staging().domain(), queue};
@@ -148,7 +156,7 @@ int run() {
   if (!listener.ok()) return fail(listener.error().message);
   if (setup.confined != 0) {
     // The driver has started, the port is open: what comes now is the client's.
-    const gpunode::Confinement allowed{!settings.value().memservers.empty()};
+    const gpunode::Confinement allowed{!settings.value().memservers.empty() || straight};
     if (auto confined = gpunode::confine(allowed); !confined.ok()) return fail(confined.error().message);
   }
   worker->hostMemory().setLimit(setup.pinned_bytes);
@@ -168,6 +176,11 @@ int run() {
   worker->endWithoutClient(grace);
   const std::string why = worker->serve([&] { return arrivals->join(worker->channel(), grace); });
   base::logInfo("session %016llx ended: %s", static_cast<unsigned long long>(setup.session), why.c_str());
+  const uint64_t sent = worker->peers().sent.load(), taken = worker->peers().taken.load();
+  if (sent != 0 || taken != 0)
+    base::logInfo("session %016llx: %llu bytes of copies went straight to other gpunodes, %llu came from them",
+                  static_cast<unsigned long long>(setup.session), static_cast<unsigned long long>(sent),
+                  static_cast<unsigned long long>(taken));
   worker->channel().close("the session has ended");
   return 0;
 }

@@ -71,6 +71,14 @@ Serve writtenService(size_t operation) {
       return nameKernel;
     case Operation::kSynchronizeDefault:
       return synchronizeDefault;
+    case Operation::kPeerLink:
+      return peerLink;
+    case Operation::kStraightOut:
+      return straightOut;
+    case Operation::kStraightIn:
+      return straightIn;
+    case Operation::kStraightStop:
+      return straightStop;
     case Operation::kAllocateAt:
       return allocateAt;
   }

@@ -38,6 +38,11 @@ CUresult gate(Invocation& in);
 CUresult openGate(Invocation& in);
 CUresult pointerAttribute(Invocation& in);
 
+CUresult peerLink(Invocation& in);
+CUresult straightOut(Invocation& in);
+CUresult straightIn(Invocation& in);
+CUresult straightStop(Invocation& in);
+
 CUresult allocateAt(Invocation& in);
 
 CUresult graphKernelNode(Invocation& in);

@@ -1,24 +1,35 @@
 #include "gpunode/worker/staging.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 
+#include "base/fd.h"
+
 namespace olpager::gpunode {
 
-Staging::Staging() : domain_(transport::makeDomain()) {}
+Staging::Staging(uint32_t access) : domain_(transport::makeDomain()), access_(access) {}
 
 Staging::~Staging() {
   for (auto& piece : all_) drop(std::move(piece));
 }
 
 std::unique_ptr<Staging::Piece> Staging::make() {
+  base::UniqueFd shared;
+  if (access_ != transport::kLocalOnly) {
+    shared = base::UniqueFd(memfd_create("olpager-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!shared || ftruncate(shared.get(), kPieceBytes) != 0 || fcntl(shared.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+      return nullptr;
+  }
+  const int sharing = shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
   void* const memory =
-      mmap(nullptr, kPieceBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+      mmap(nullptr, kPieceBytes, PROT_READ | PROT_WRITE, sharing | MAP_POPULATE, shared ? shared.get() : -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   auto piece = std::make_unique<Piece>();
   piece->bytes = static_cast<std::byte*>(memory);
-  auto region = transport::registerMemory(domain_, {memory, kPieceBytes, -1, 0}, transport::kLocalOnly);
+  auto region = transport::registerMemory(domain_, {memory, kPieceBytes, shared ? shared.get() : -1, 0}, access_);
   if (!region.ok()) {
     munmap(memory, kPieceBytes);
     return nullptr;

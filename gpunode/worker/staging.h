@@ -33,7 +33,8 @@ class Staging {
     bool asked = false;  // about, by takeMarked(): nobody else's meanwhile
   };
 
-  Staging();
+  /// `access`: what peers may do with the pieces; with any right they are shared memory to a peer on this host.
+  explicit Staging(uint32_t access = transport::kLocalOnly);
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
@@ -58,6 +59,7 @@ class Staging {
   Piece* takeMarked(const api::DriverTable& driver);
 
   const transport::DomainPtr domain_;
+  const uint32_t access_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Piece>> all_;
   std::vector<Piece*> free_;

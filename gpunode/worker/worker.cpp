@@ -263,7 +263,8 @@ calls::Channel::Read Worker::next(std::vector<std::byte>& record, std::chrono::m
   return calls::Channel::Read::kRecord;
 }
 
-// While the leader stays in that call: takes what comes, and makes of it what ends host functions, and what they changed in memory. All
+// While the leader stays in that call: takes what comes, and makes of it what ends host functions, what they changed in memory, and what
+// opens gates. All
 // else waits for the leader, in its order.
 void Worker::readAhead(uint64_t stuck) {
   constexpr size_t kMost = 64 << 20;
@@ -276,13 +277,22 @@ void Worker::readAhead(uint64_t stuck) {
     if (got != calls::Channel::Read::kRecord) continue;
     const CallHead head = headOf(record);
     const auto operation = static_cast<forward::Operation>(head.function);
-    if (operation == forward::Operation::kHostFunctionDone || operation == forward::Operation::kHostBytes) {
+    if (operation == forward::Operation::kHostFunctionDone || operation == forward::Operation::kHostBytes ||
+        operation == forward::Operation::kStraightStop ||
+        (operation == forward::Operation::kOpenGate && opensNow(record))) {
       makeAhead(record);
     } else {
       ahead_bytes_ += record.size();
       ahead_.push_back(std::move(record));
     }
   }
+}
+
+// A gate whose place in its stream is not made yet is opened in its turn.
+bool Worker::opensNow(const std::vector<std::byte>& record) {
+  forward::Reader reader(record);
+  (void)reader.value<CallHead>();
+  return gates_.isPut(reader.value<uint32_t>());
 }
 
 // What needs no driver.
@@ -399,6 +409,7 @@ void Worker::contextGone(uint64_t context) {
   g_contexts_gone.fetch_add(1);
   staging_.contextGone(context);
   gates_.contextGone(context);
+  peers_.contextGone(context);
   std::lock_guard lock(streams_mutex_);
   std::erase_if(thread_streams_, [&](const auto& entry) { return entry.first.first == context; });
 }

@@ -30,6 +30,7 @@
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/host_memory.h"
 #include "gpunode/worker/module_cache.h"
+#include "gpunode/worker/peers.h"
 #include "gpunode/worker/staging.h"
 #include "gpunode/worker/text.h"
 #include "interpose/api/driver_table.h"
@@ -65,6 +66,7 @@ class Worker {
   ModuleCache& moduleCache() { return module_cache_; }
   Staging& staging() { return staging_; }
   Gates& gates() { return gates_; }
+  Peers& peers() { return peers_; }
   Exchange& exchange() { return exchange_; }
   const WorkerOptions& options() const { return options_; }
   int devices() const { return devices_; }
@@ -111,6 +113,7 @@ class Worker {
   void makeTimed(const std::vector<std::byte>& record);
   calls::Channel::Read next(std::vector<std::byte>& record, std::chrono::microseconds timeout);
   void readAhead(uint64_t stuck);
+  bool opensNow(const std::vector<std::byte>& record);
   void makeAhead(const std::vector<std::byte>& record);
   void count(const std::vector<std::byte>& record);
   bool isStillThere(const forward::CallHead& head, forward::Reader arguments) const;
@@ -131,6 +134,7 @@ class Worker {
   Exchange exchange_{*this};
   Staging staging_;
   Gates gates_;
+  Peers peers_;
   Text text_{STDOUT_FILENO, stdout};
   Text errors_{STDERR_FILENO, stderr};
 

@@ -16,6 +16,7 @@
 #include "coherence/transport/trust/keys.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/ask.h"
+#include "interpose/forward/peer_keys.h"
 
 namespace olpager::forward {
 namespace {
@@ -65,6 +66,7 @@ Status Connection::open(calls::Channel& channel) {
   std::memcpy(key.secret.data(), session_.key, sizeof session_.key);
   // On loopback without keys nothing is encrypted either; the session's key only proves who is there.
   if (settings_.key.empty()) options.tls = transport::Tls::kOff;
+  tls_ = options.tls;
   options.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
   options.connect_ms = 5000;
   options.spin_us = awakeMicroseconds();
@@ -88,6 +90,7 @@ Status Connection::join(calls::Channel& channel) {
   if (!heard.ok()) return Error{"worker at " + worker_address_ + ": " + heard.error().message};
   link_ = link.value()->id();
   shares_memory_ = link.value()->peer().kind == transport::LinkKind::kShm;
+  if (peer_address_.empty()) peer_address_ = shares_memory_ ? worker_address_ : link.value()->peer().address;
   return channel.attach(link.value(), queue, heard.value());
 }
 
@@ -107,6 +110,18 @@ Status Connection::reopen(calls::Channel& channel) {
     std::this_thread::sleep_for(kRetry);
   }
   return last;
+}
+
+void Connection::nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const {
+  transport::Secret session;
+  std::memcpy(session.data(), session_.key, sizeof session_.key);
+  const transport::NamedKey key = peerKey(session, slot);
+  static_assert(sizeof head->key == sizeof key.secret);
+  std::memcpy(head->key, key.secret.data(), sizeof head->key);
+  head->slot = slot_;
+  head->tls = static_cast<uint32_t>(tls_);
+  head->tcp_only = settings_.transport == base::TransportSetting::kTcp ? 1 : 0;
+  *address = peer_address_;
 }
 
 // The transport's threads are not here, so nobody else uses them.

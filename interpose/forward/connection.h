@@ -12,6 +12,7 @@
 #include "coherence/calls/channel.h"
 #include "coherence/transport/transport.h"
 #include "interpose/forward/session_protocol.h"
+#include "interpose/forward/straight.h"
 
 namespace olpager::forward {
 
@@ -28,6 +29,8 @@ class Connection {
   /// In a forked child: lets go of what reaches the worker, which would else take the child for its client.
   static void leaveToParent();
   const std::string& address() const { return worker_address_; }
+  /// What the worker of the program's session in `slot` needs to connect to this one's worker.
+  void nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const;
   /// Of every link to the worker: what is registered in it keeps its key over lost links.
   const transport::DomainPtr& domain() const { return domain_; }
   /// Whether the worker maps memory that has a descriptor.
@@ -42,6 +45,8 @@ class Connection {
   std::unique_ptr<transport::Endpoint> node_;
   SessionReply session_;
   std::string worker_address_;
+  std::string peer_address_;  // the same as numbers, where that is known: names may mean something else elsewhere
+  transport::Tls tls_ = transport::Tls::kAll;
   std::string link_;  // the last one's id
   const transport::DomainPtr domain_ = transport::makeDomain();
   std::atomic<bool> shares_memory_{false};

@@ -1,4 +1,4 @@
-// Bytes go through this process, a piece at a time.
+// Bytes go straight from worker to worker; where these have no link, through this process, a piece at a time.
 #include "interpose/forward/copies_between.h"
 
 #include <algorithm>
@@ -8,6 +8,8 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/host_copies.h"
+#include "interpose/forward/memory.h"
+#include "interpose/forward/straight_copies.h"
 
 namespace olpager::forward {
 namespace {
@@ -37,6 +39,17 @@ CUresult copyPieces(CUdeviceptr to, const Reach& into, CUdeviceptr from, const R
   return CUDA_SUCCESS;
 }
 
+CUresult copyNow(CUdeviceptr to, const Reach& into, CUdeviceptr from, const Reach& out, uint64_t bytes) {
+  Session* const taker = sessionOfAddress(to);
+  Session* const sender = sessionOfAddress(from);
+  if (const auto straight = copyStraight({taker, to, into.context, into.stream, into.per_thread},
+                                         {sender, from, out.context, out.stream, out.per_thread}, bytes))
+    return *straight;
+  const CUresult result = copyPieces(to, into, from, out, bytes);
+  if (result == CUDA_SUCCESS) countThroughHere(bytes);
+  return result;
+}
+
 CUresult contextOf(const DeviceSide& side, uint64_t* context) {
   *context = reinterpret_cast<uint64_t>(side.context);
   if (*context != 0) return CUDA_SUCCESS;
@@ -56,7 +69,9 @@ CUresult copyBetween(const DeviceSide& to, const DeviceSide& from, uint64_t byte
   Reach into{0, nullptr, per_thread}, out{0, nullptr, per_thread};
   if (const CUresult result = contextOf(to, &into.context); result != CUDA_SUCCESS) return result;
   if (const CUresult result = contextOf(from, &out.context); result != CUDA_SUCCESS) return result;
-  return copyPieces(to.address, into, from.address, out, bytes);
+  if (bytes == 0) return CUDA_SUCCESS;
+  noteAddressesOf(sessionOfAddress(to.address), sessionOfAddress(from.address));
+  return copyNow(to.address, into, from.address, out, bytes);
 }
 
 CUresult copyBetweenBehind(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const StreamAt& at) {
@@ -64,10 +79,12 @@ CUresult copyBetweenBehind(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, con
   if (at.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (capturing() && captures(at.stream, at.per_thread))
     return refused("a captured copy between devices of two gpunodes", false);
+  // What is called from now on may be for kernels that use what is copied.
+  noteAddressesOf(sessionOfAddress(to), sessionOfAddress(from));
   return runInStream(at, [=] {
     const OwnStream into(sessionOfAddress(to)), out(sessionOfAddress(from));
     if (into.stream() == nullptr || out.stream() == nullptr) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    return copyPieces(to, {0, into.stream()}, from, {0, out.stream()}, bytes);
+    return copyNow(to, {0, into.stream()}, from, {0, out.stream()}, bytes);
   });
 }
 

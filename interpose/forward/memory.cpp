@@ -623,6 +623,17 @@ void noteAddresses(const Session* session, const void* words, uint64_t bytes) {
   });
 }
 
+void noteAddressesOf(const Session* to, const Session* from) {
+  Memory& all = memory();
+  if (to == nullptr || from == nullptr || all.counts[to->slot()].unnamed.load(std::memory_order_relaxed) == 0) return;
+  std::lock_guard lock(all.mutex);
+  for (const auto& [base, block] : all.blocks) {
+    // Only of exchanged blocks it is known whether kernels there can reach them.
+    if (block.sides[from->slot()].kind != Side::Kind::kExchanged || block.isNamed(from->slot()))
+      (void)name(all, to->slot(), block.there);
+  }
+}
+
 std::vector<uint64_t> sendPinned(Session* session) {
   if (session == nullptr || memory().counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0) return {};
   (void)awaitNamed(*session);

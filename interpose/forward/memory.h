@@ -74,6 +74,8 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
 /// A kernel reaches pinned memory by an address that the program has given it: in its parameters, or in bytes that went to the
 /// GPU before. Blocks that an address in [words, + bytes) lies in are named from now on, for kernels of that session.
 void noteAddresses(const Session* session, const void* words, uint64_t bytes);
+/// Memory of `from`'s devices goes to `to`'s, unseen: what kernels of the one can reach, those of the other can from now on.
+void noteAddressesOf(const Session* to, const Session* from);
 /// Before a launch: what the program changed in all blocks that were ever named goes to the worker, when nothing is to come for them
 /// any more. Returns these blocks: what the kernel changes in them has to come back.
 std::vector<uint64_t> sendPinned(Session* session);

@@ -80,6 +80,9 @@ Status Session::start() {
 
 const transport::DomainPtr& Session::domain() const { return connection_->domain(); }
 bool Session::sharesMemory() const { return connection_->sharesMemory(); }
+void Session::nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const {
+  connection_->nameToPeer(slot, head, address);
+}
 
 // --- calls -------------------------------------------------------------------------------------------------------------
 

@@ -64,6 +64,8 @@ class Session {
   const transport::DomainPtr& domain() const;
   /// Whether the worker is on this host and maps memory that has a descriptor.
   bool sharesMemory() const;
+  /// What the worker of the program's session in `slot` needs to connect to this one's worker.
+  void nameToPeer(unsigned slot, struct PeerLinkHead* head, std::string* address) const;
 
   uint64_t newNumber() { return next_number_.fetch_add(1, std::memory_order_relaxed); }
 

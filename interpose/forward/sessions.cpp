@@ -14,6 +14,7 @@
 #include "interpose/forward/devices.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/session.h"
+#include "interpose/forward/straight_copies.h"
 
 namespace olpager::forward {
 
@@ -54,6 +55,7 @@ void childAfterFork() {
 // After the program's own exit handlers and destructors, which may still call. Nothing of ours is destroyed.
 __attribute__((destructor)) void end() {
   if (g_forked.load()) return;
+  tellCopiesBetween();
   for (Session* const session : existingSessions()) session->atExit();
 }
 

@@ -48,6 +48,10 @@ enum class Operation : uint16_t {
   kNameKernel,  // a library's kernel gets a number of the client's
   kGate,        // a place in a stream that the client is told of, that waits for it, or both
   kOpenGate,
+  kPeerLink,      // the worker connects to the worker of another session (straight.h)
+  kStraightOut,   // a copy to another session's worker: this one sends
+  kStraightIn,    // and this one takes
+  kStraightStop,  // one end need not wait for the other any more
 };
 
 /// At the head of a record of the client's.

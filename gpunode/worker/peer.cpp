@@ -1,0 +1,242 @@
+#include "gpunode/worker/peer.h"
+
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+
+namespace olpager::gpunode {
+namespace {
+
+using namespace std::chrono_literals;
+using transport::Completion;
+using transport::Outcome;
+
+constexpr auto kLook = 100ms;        // at the clock, beside what wakes
+constexpr size_t kMostEarly = 4096;  // events of copies that were not begun here
+constexpr size_t kMostEnded = 1024;
+
+}  // namespace
+
+Peer::~Peer() {
+  if (link_ != nullptr) link_->close("the peer is gone");
+}
+
+void Peer::run(transport::QueuePtr queue, transport::LinkPtr link) {
+  if (link != nullptr) {
+    std::lock_guard lock(mutex_);
+    link_ = std::move(link);
+    state_ = State::kUp;
+  }
+  std::thread([self = shared_from_this(), queue = std::move(queue)] { self->listen(queue); }).detach();
+}
+
+void Peer::listen(const transport::QueuePtr& queue) {
+  constexpr auto kFirst = 15s;  // a handshake that is never finished says nothing
+  const auto begun = std::chrono::steady_clock::now();
+  std::array<Completion, 16> happened;
+  for (;;) {
+    const size_t count = queue->wait(happened, kLook);
+    for (size_t i = 0; i < count; ++i) {
+      take(happened[i]);
+      happened[i] = {};
+    }
+    std::lock_guard lock(mutex_);
+    if (state_ == State::kMade && std::chrono::steady_clock::now() - begun > kFirst) state_ = State::kDown;
+    if (state_ == State::kDown) {
+      changed_.notify_all();
+      return;
+    }
+  }
+}
+
+void Peer::take(Completion& completion) {
+  std::unique_lock lock(mutex_);
+  switch (completion.kind) {
+    case Completion::Kind::kUp:
+      link_ = completion.link;
+      if (state_ == State::kMade) {
+        state_ = State::kUp;
+      } else {  // closed meanwhile
+        lock.unlock();
+        completion.link->close("not wanted any more");
+        return;
+      }
+      break;
+    case Completion::Kind::kDown:
+      state_ = State::kDown;
+      base::logInfo("the link to the worker of session %u is down: %s", slot_, completion.link->reason().c_str());
+      for (auto& [number, copy] : copies_) copy->events.push_back({});
+      break;
+    case Completion::Kind::kRead: {
+      const auto found = reads_.extract(completion.context);
+      if (found.empty()) break;
+      Event event;
+      event.kind = Event::Kind::kRead;
+      event.read = found.mapped().second;
+      event.good = completion.outcome == Outcome::kOk;
+      found.mapped().first->events.push_back(event);
+      ++rooms_;
+      break;
+    }
+    case Completion::Kind::kCredit:
+      ++rooms_;
+      break;
+    case Completion::Kind::kMessage:
+      hear(completion);
+      break;
+    default:
+      break;
+  }
+  changed_.notify_all();
+}
+
+// Under mutex_.
+void Peer::hear(const Completion& completion) {
+  PeerMessage said;
+  const auto bytes = completion.message.bytes();
+  if (bytes.size() != sizeof said) {
+    nonsense("a message of another length");
+    return;
+  }
+  std::memcpy(&said, bytes.data(), sizeof said);
+  Event event;
+  event.said = said;
+  switch (said.says) {
+    case PeerSays::kOffer:
+      event.kind = Event::Kind::kOffer;
+      break;
+    case PeerSays::kTaken:
+      event.kind = Event::Kind::kTaken;
+      break;
+    case PeerSays::kOver:
+      event.kind = Event::Kind::kOver;
+      break;
+    default:
+      nonsense("a message of no known kind");
+      return;
+  }
+  add(said.copy, event);
+}
+
+// Under mutex_.
+void Peer::add(uint64_t number, const Event& event) {
+  if (const auto found = copies_.find(number); found != copies_.end()) {
+    if (found->second->events.size() > kMostEarly) return nonsense("more than a copy has pieces");
+    found->second->events.push_back(event);
+    return;
+  }
+  if (ended_.contains(number)) return;
+  if (early_events_ >= kMostEarly) return nonsense("too much for copies that nobody has asked for");
+  early_[number].push_back(event);
+  ++early_events_;
+}
+
+// Under mutex_.
+void Peer::nonsense(const char* what) {
+  base::logWarn("the worker of session %u says what makes no sense (%s): the link to it ends", slot_, what);
+  if (link_ != nullptr) link_->close(std::string("nonsense: ") + what);
+}
+
+void Peer::close(const std::string& why) {
+  transport::LinkPtr link;
+  {
+    std::lock_guard lock(mutex_);
+    link = link_;
+    if (link == nullptr) state_ = State::kDown;
+    changed_.notify_all();
+  }
+  if (link != nullptr) link->close(why);
+}
+
+bool Peer::waitUp(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, timeout, [&] { return state_ != State::kMade; });
+  return state_ == State::kUp;
+}
+
+bool Peer::sharesMemory() {
+  std::lock_guard lock(mutex_);
+  return link_ != nullptr && link_->peer().kind == transport::LinkKind::kShm;
+}
+
+std::string Peer::describe() {
+  std::lock_guard lock(mutex_);
+  return link_ != nullptr ? link_->peer().why : "";
+}
+
+Peer::CopyPtr Peer::begin(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  auto copy = std::make_shared<Copy>();
+  if (ended_.contains(number) || !copies_.emplace(number, copy).second) return nullptr;
+  copy->number = number;
+  if (const auto found = early_.extract(number); !found.empty()) {
+    early_events_ -= found.mapped().size();
+    copy->events.assign(found.mapped().begin(), found.mapped().end());
+  }
+  if (state_ == State::kDown) copy->events.push_back({});
+  return copy;
+}
+
+void Peer::end(const CopyPtr& copy) {
+  std::lock_guard lock(mutex_);
+  copies_.erase(copy->number);
+  ended_.insert(copy->number);
+  if (ended_.size() > kMostEnded) ended_.erase(ended_.begin());
+}
+
+bool Peer::next(const CopyPtr& copy, Event& event, std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_for(lock, timeout, [&] { return !copy->events.empty(); })) return false;
+  event = copy->events.front();
+  copy->events.pop_front();
+  return true;
+}
+
+void Peer::stop(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  Event event;
+  event.kind = Event::Kind::kOver;
+  add(number, event);
+  changed_.notify_all();
+}
+
+bool Peer::say(const PeerMessage& message) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (state_ != State::kUp) return false;
+    const auto link = link_;
+    const uint64_t rooms = rooms_;
+    lock.unlock();
+    const Outcome outcome = link->send(transport::MessageClass::kNotice, std::as_bytes(std::span(&message, 1)));
+    lock.lock();
+    if (outcome == Outcome::kOk) return true;
+    if (outcome != Outcome::kNoCredit && outcome != Outcome::kFull) return false;
+    changed_.wait_for(lock, kLook, [&] { return rooms_ != rooms || state_ != State::kUp; });
+  }
+}
+
+bool Peer::read(const CopyPtr& copy, uint64_t read, const transport::LocalRange& into,
+                const transport::RemoteRange& from) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (state_ != State::kUp) return false;
+    const auto link = link_;
+    const uint64_t rooms = rooms_, context = next_read_++;
+    // There before its completion can be.
+    reads_.emplace(context, std::pair{copy, read});
+    lock.unlock();
+    const Outcome outcome = link->read(std::span(&into, 1), from, transport::Class::kDemand, context);
+    lock.lock();
+    if (outcome == Outcome::kOk) return true;
+    reads_.erase(context);
+    if (outcome != Outcome::kFull) {
+      if (outcome == Outcome::kBadRange || outcome == Outcome::kTooLong) nonsense("an offer that can't be read");
+      return false;
+    }
+    changed_.wait_for(lock, kLook, [&] { return rooms_ != rooms || state_ != State::kUp; });
+  }
+}
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,101 @@
+// The link to the worker of another of the program's sessions, and what is under way on it. One end of a copy offers pieces of its pinned
+// memory, which the other one reads: so no worker writes into another, and what it may read is what was meant for it.
+//
+// States: made -> up -> down; final. Thread-safety: any thread; a Copy has one user, who waits for what happens to it.
+// A link that is down has ended all reads before: memory is its owner's again. A peer that says what makes no sense loses the link.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "coherence/transport/transport.h"
+#include "gpunode/worker/peer_wire.h"
+#include "gpunode/worker/staging.h"
+
+namespace olpager::gpunode {
+
+class Peer : public std::enable_shared_from_this<Peer> {
+ public:
+  /// What has happened to one end of a copy.
+  struct Event {
+    enum class Kind : uint8_t {
+      kOffer,  // `said`
+      kTaken,  // `said`
+      kRead,   // of read(): `read`
+      kOver,   // the other end, or the client, has given it up
+      kLost,   // the link is down; the last
+    };
+    Kind kind = Kind::kLost;
+    PeerMessage said;
+    uint64_t read = 0;
+    bool good = false;  // kRead: the bytes are there
+  };
+  struct Copy {
+    uint64_t number = 0;
+    std::deque<Event> events;  // under the peer's mutex_
+  };
+  using CopyPtr = std::shared_ptr<Copy>;
+
+  explicit Peer(unsigned slot) : slot_(slot), staging_(transport::kRemoteRead) {}
+  ~Peer();
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+
+  /// Listens to the queue from now on, in a thread of its own. `link` null: it comes with the queue's kUp.
+  void run(transport::QueuePtr queue, transport::LinkPtr link);
+  /// Nothing more comes over it: as if the link were lost.
+  void close(const std::string& why);
+
+  unsigned slot() const { return slot_; }
+  Staging& staging() { return staging_; }
+  bool waitUp(std::chrono::milliseconds timeout);
+  bool sharesMemory();
+  std::string describe();
+
+  /// The user of a copy's end here; null: it has one. What came for it before is there.
+  CopyPtr begin(uint64_t number);
+  void end(const CopyPtr& copy);
+  /// The next that happens; false: nothing within the time.
+  bool next(const CopyPtr& copy, Event& event, std::chrono::milliseconds timeout);
+  /// As if the other end had given the copy up, also before begin().
+  void stop(uint64_t number);
+  /// Waits while the other end has no room. False: the link is down.
+  bool say(const PeerMessage& message);
+  /// Reads what was offered into a piece; Event::kRead follows with `read`. False: the link is down.
+  bool read(const CopyPtr& copy, uint64_t read, const transport::LocalRange& into, const transport::RemoteRange& from);
+
+ private:
+  enum class State : uint8_t { kMade, kUp, kDown };
+  void listen(const transport::QueuePtr& queue);
+  void take(transport::Completion& completion);
+  void hear(const transport::Completion& completion);
+  void add(uint64_t number, const Event& event);
+  void nonsense(const char* what);
+
+  const unsigned slot_;
+  Staging staging_;
+  std::mutex mutex_;  // alone
+  std::condition_variable changed_;
+  State state_ = State::kMade;
+  transport::LinkPtr link_;
+  std::map<uint64_t, CopyPtr> copies_;
+  // For copies that nobody has begun here: the other end is ahead, or late.
+  std::map<uint64_t, std::vector<Event>> early_;
+  size_t early_events_ = 0;
+  std::set<uint64_t> ended_;  // the last numbers whose ends here are over: what still comes for them is too late
+  std::map<uint64_t, std::pair<CopyPtr, uint64_t>> reads_;
+  uint64_t next_read_ = 1;
+  uint64_t rooms_ = 0;  // how often there was room again
+};
+using PeerPtr = std::shared_ptr<Peer>;
+
+}  // namespace olpager::gpunode

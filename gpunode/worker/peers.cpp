@@ -1,0 +1,87 @@
+#include "gpunode/worker/peers.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace olpager::gpunode {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr uint32_t kConnectMs = 3000;
+constexpr auto kComesUp = 5s;  // the end that connected has it already
+
+}  // namespace
+
+Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, const transport::NamedKey& key,
+                               transport::Tls tls, bool tcp_only) {
+  if (!options_.allowed) return Error{"the gpunode makes no links to others (--straight off)"};
+  transport::Options network;
+  // Shared memory by itself where both are on one host, whatever clients have to use.
+  const bool tcp = tcp_only || options_.choice == transport::Choice::kTcp;
+  network.choice = tcp ? transport::Choice::kTcp : transport::Choice::kAuto;
+  network.tls = std::max(tls, options_.tls);
+  network.connect_ms = kConnectMs;
+  network.limits.links = 2;
+  network.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
+  auto endpoint = transport::makeEndpoint(network);
+  if (!endpoint.ok()) return endpoint.error();
+  auto peer = std::make_shared<Peer>(slot);
+  auto queue = endpoint.value()->makeQueue();
+  auto link = endpoint.value()->connect(address, {peer->staging().domain(), queue, ""});
+  if (!link.ok()) return link.error();
+  peer->run(std::move(queue), std::move(link).value());
+  return put(slot, std::move(peer), std::move(endpoint).value());
+}
+
+Result<transport::Accepted> Peers::accept(unsigned slot, transport::Endpoint& endpoint) {
+  if (!options_.allowed || slot == options_.slot) return Error{"no link of this kind is taken here"};
+  auto peer = std::make_shared<Peer>(slot);
+  auto queue = endpoint.makeQueue();
+  transport::Accepted accepted{peer->staging().domain(), queue};
+  peer->run(std::move(queue), nullptr);
+  (void)put(slot, std::move(peer), nullptr);
+  return accepted;
+}
+
+// What an earlier link still has under way ends with it.
+PeerPtr Peers::put(unsigned slot, PeerPtr peer, std::unique_ptr<transport::Endpoint> endpoint) {
+  Slot old;
+  {
+    std::lock_guard lock(mutex_);
+    old = std::exchange(slots_.at(slot), Slot{peer, std::move(endpoint)});
+  }
+  if (old.peer != nullptr) old.peer->close("there is a new link");
+  // An endpoint waits for the end of its links, which may not be done where this is called from.
+  if (old.endpoint != nullptr) std::thread([endpoint = std::move(old.endpoint)]() mutable { endpoint.reset(); }).detach();
+  return peer;
+}
+
+PeerPtr Peers::at(unsigned slot) {
+  std::lock_guard lock(mutex_);
+  return slot < slots_.size() ? slots_[slot].peer : nullptr;
+}
+
+PeerPtr Peers::find(unsigned slot) {
+  const PeerPtr peer = at(slot);
+  return peer != nullptr && peer->waitUp(kComesUp) ? peer : nullptr;
+}
+
+void Peers::stop(unsigned slot, uint64_t copy) {
+  if (const PeerPtr peer = at(slot); peer != nullptr) peer->stop(copy);
+}
+
+void Peers::contextGone(uint64_t context) {
+  std::array<PeerPtr, forward::kMostSlots> all;
+  {
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = slots_[i].peer;
+  }
+  for (const PeerPtr& peer : all) {
+    if (peer != nullptr) peer->staging().contextGone(context);
+  }
+}
+
+}  // namespace olpager::gpunode

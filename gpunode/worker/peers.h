@@ -1,0 +1,60 @@
+// Links to the workers of the program's other sessions: made when the client says so, by the one that it says it to; the other one takes
+// them by its session's own listener. Each pair has a key of its own (interpose/forward/peer_keys.h). A later link replaces an earlier one.
+// Thread-safety: any thread. Errors: one line.
+#pragma once
+
+#include <atomic>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/result.h"
+#include "coherence/transport/trust/keys.h"
+#include "gpunode/worker/peer.h"
+#include "interpose/forward/session_protocol.h"
+
+namespace olpager::gpunode {
+
+struct PeerOptions {
+  unsigned slot = 0;
+  bool allowed = false;  // else the worker is in no links
+  transport::Choice choice = transport::Choice::kAuto;
+  transport::Tls tls = transport::Tls::kAll;
+};
+
+class Peers {
+ public:
+  /// Before all else.
+  void configure(const PeerOptions& options) { options_ = options; }
+  bool allowed() const { return options_.allowed; }
+
+  /// Connects to the worker of the session in `slot`; waits for some seconds at most.
+  Result<PeerPtr> connect(unsigned slot, const std::string& address, const transport::NamedKey& key, transport::Tls tls,
+                          bool tcp_only);
+  /// One that has proved its key comes to `endpoint`, which is the session's own.
+  Result<transport::Accepted> accept(unsigned slot, transport::Endpoint& endpoint);
+  /// The link to it when it is up; null: there is none within a time in which one that the other end knows of comes up.
+  PeerPtr find(unsigned slot);
+  /// A copy's end that nobody waits for the other end of any more.
+  void stop(unsigned slot, uint64_t copy);
+  void contextGone(uint64_t context);
+
+  /// Bytes of copies that were sent to other workers, and that came from them.
+  std::atomic<uint64_t> sent{0}, taken{0};
+
+ private:
+  struct Slot {
+    PeerPtr peer;
+    std::unique_ptr<transport::Endpoint> endpoint;  // of one that was connected from here
+  };
+  PeerPtr put(unsigned slot, PeerPtr peer, std::unique_ptr<transport::Endpoint> endpoint);
+  PeerPtr at(unsigned slot);
+
+  PeerOptions options_;
+  std::mutex mutex_;  // alone
+  std::array<Slot, forward::kMostSlots> slots_;
+};
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,323 @@
+// Copies to and from the workers of the program's other sessions. The end that sends has the GPU write pieces of pinned memory and offers them;
+// the end that takes reads them into pieces of its own and has its GPU read those: GPU, network and GPU each have some of the pieces at once.
+//
+// A copy that fails leaves nothing behind that could write later: each end returns when its GPU and its reads are done with all pieces.
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "base/log.h"
+#include "gpunode/worker/peers.h"
+#include "gpunode/worker/services.h"
+#include "gpunode/worker/worker.h"
+#include "interpose/forward/peer_keys.h"
+#include "interpose/forward/straight.h"
+
+namespace olpager::gpunode {
+namespace {
+
+using namespace std::chrono_literals;
+using forward::Straight;
+using Event = Peer::Event;
+
+constexpr size_t kWindow = 16;  // pieces of one copy under way at one end
+constexpr auto kSlice = 500ms;  // of a wait: looks at the session's end in between
+
+// One end of a copy: what both have in common.
+class End {
+ public:
+  End(Invocation& in, const forward::StraightHead& head, CUstream stream, PeerPtr peer)
+      : in_(in),
+        driver_(in.driver()),
+        worker_(in.worker()),
+        head_(head),
+        stream_(stream),
+        peer_(std::move(peer)),
+        copy_(peer_->begin(head.copy)) {}
+  End(const End&) = delete;
+  End& operator=(const End&) = delete;
+  /// The other end waits for nothing that does not come.
+  ~End() {
+    if (copy_ == nullptr) return;
+    if (!done_) (void)peer_->say({PeerSays::kOver, 0, head_.copy, 0, 0, 0, {}});
+    peer_->end(copy_);
+  }
+  bool begun() const { return copy_ != nullptr; }
+
+ protected:
+  uint64_t pieceAt(uint64_t at) const { return std::min(Staging::kPieceBytes, head_.bytes - at); }
+  Staging& staging() { return peer_->staging(); }
+  // The next event, if one comes soon or `wait`; what ends the copy is noted. False: there is none.
+  bool next(Event& event, bool wait) {
+    while (!ended_ && !peer_->next(copy_, event, wait ? kSlice : 0ms)) {
+      if (worker_.ended()) ended_ = true, how_ = Straight::kStopped;
+      if (!wait) return false;
+    }
+    return !ended_;
+  }
+  // Of an event that only ends the copy, or that makes no sense here.
+  void end(const Event& event) {
+    ended_ = true;
+    if (event.kind == Event::Kind::kLost) link_down_ = true;
+    how_ = event.kind == Event::Kind::kOver ? Straight::kStopped : Straight::kNoLink;
+    if (event.kind != Event::Kind::kOver && event.kind != Event::Kind::kLost) refuse();
+  }
+  void refuse() {
+    base::logWarn("the worker of session %u offers what was not agreed to: the link to it ends", peer_->slot());
+    ended_ = true;
+    how_ = Straight::kNoLink;
+    peer_->close("nonsense: what was not agreed to");
+  }
+  void lost() { ended_ = true, how_ = Straight::kNoLink; }
+  CUresult over(CUresult result) {
+    if (result != CUDA_SUCCESS) return result;
+    done_ = !ended_;
+    in_.results().value(ended_ ? how_ : Straight::kDone);
+    return CUDA_SUCCESS;
+  }
+
+  Invocation& in_;
+  const api::DriverTable& driver_;
+  Worker& worker_;
+  const forward::StraightHead head_;
+  const CUstream stream_;
+  const PeerPtr peer_;
+  const Peer::CopyPtr copy_;
+  bool ended_ = false;  // before it was done
+  bool link_down_ = false;
+  bool done_ = false;
+  Straight how_ = Straight::kDone;
+};
+
+// --- the end that sends --------------------------------------------------------------------------------------------------
+
+class Sender : public End {
+ public:
+  using End::End;
+
+  CUresult run() {
+    CUresult result = CUDA_SUCCESS;
+    while (result == CUDA_SUCCESS && !ended_ && (asked_ < head_.bytes || !copying_.empty() || !offered_.empty())) {
+      while (result == CUDA_SUCCESS && asked_ < head_.bytes && copying_.size() + offered_.size() < kWindow)
+        result = enqueue();
+      if (result != CUDA_SUCCESS) break;
+      if (!copying_.empty()) result = offer();
+      Event event;
+      const bool full = copying_.empty() && (asked_ == head_.bytes || offered_.size() == kWindow);
+      for (bool wait = full; result == CUDA_SUCCESS && !offered_.empty() && next(event, wait); wait = false) hear(event);
+    }
+    // What the GPU still writes; what the other end still reads is of no use to it.
+    for (const Part& part : copying_) {
+      if (driver_.cuEventSynchronize(part.piece->event) == CUDA_SUCCESS) staging().give(part.piece);
+    }
+    for (const auto& [at, piece] : offered_) staging().give(piece);
+    return over(result);
+  }
+
+ private:
+  struct Part {
+    Staging::Piece* piece;
+    uint64_t at;
+  };
+
+  CUresult enqueue() {
+    Staging::Piece* const piece = staging().take(driver_, in_.head().context);
+    if (piece == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = driver_.cuMemcpyDtoHAsync_v2(piece->bytes, head_.address + asked_, pieceAt(asked_), stream_);
+    if (result != CUDA_SUCCESS) {
+      staging().give(piece);
+      return result;
+    }
+    // Not marked, the piece stays with the driver until its context is gone.
+    result = staging().mark(driver_, piece, stream_);
+    if (result != CUDA_SUCCESS) return result;
+    copying_.push_back({piece, asked_});
+    asked_ += pieceAt(asked_);
+    return result;
+  }
+
+  // The GPU's oldest.
+  CUresult offer() {
+    const Part part = copying_.front();
+    const CUresult result = driver_.cuEventSynchronize(part.piece->event);
+    if (result != CUDA_SUCCESS) return result;
+    copying_.pop_front();
+    offered_.emplace(part.at, part.piece);
+    if (!peer_->say({PeerSays::kOffer, 0, head_.copy, part.at, pieceAt(part.at), 0, part.piece->region->key()})) lost();
+    return result;
+  }
+
+  void hear(const Event& event) {
+    if (event.kind != Event::Kind::kTaken) return end(event);
+    const auto found = offered_.find(event.said.at);
+    if (found == offered_.end()) return refuse();
+    worker_.peers().sent.fetch_add(pieceAt(found->first), std::memory_order_relaxed);
+    staging().give(found->second);
+    offered_.erase(found);
+  }
+
+  uint64_t asked_ = 0;         // of the GPU
+  std::deque<Part> copying_;   // by the GPU
+  std::map<uint64_t, Staging::Piece*> offered_;
+};
+
+// --- the end that takes --------------------------------------------------------------------------------------------------
+
+class Taker : public End {
+ public:
+  using End::End;
+
+  CUresult run() {
+    CUresult result = CUDA_SUCCESS;
+    Event event;
+    while (result == CUDA_SUCCESS && !ended_ && taken_ < head_.bytes) {
+      if (next(event, true)) result = hear(event);
+    }
+    // Of reads: their pieces are the transport's until they are over, which they are at the latest when the link is down.
+    while (!reading_.empty() && !link_down_) {
+      if (!peer_->next(copy_, event, kSlice)) continue;
+      if (event.kind == Event::Kind::kRead && event.read < pieces_.size()) {
+        reading_.erase(event.read);
+        staging().give(pieces_[event.read]);
+      }
+      if (event.kind == Event::Kind::kLost) link_down_ = true;
+    }
+    const CUresult done = driver_.cuStreamSynchronize(stream_);
+    for (Staging::Piece* const piece : with_driver_) {
+      if (done == CUDA_SUCCESS) staging().give(piece);
+    }
+    return over(result != CUDA_SUCCESS ? result : done);
+  }
+
+ private:
+  CUresult hear(const Event& event) {
+    switch (event.kind) {
+      case Event::Kind::kOffer:
+        return read(event.said);
+      case Event::Kind::kRead:
+        if (event.good) return enqueue(event.read);
+        reading_.erase(event.read);
+        staging().give(pieces_[event.read]);
+        lost();
+        return CUDA_SUCCESS;
+      default:
+        end(event);
+        return CUDA_SUCCESS;
+    }
+  }
+
+  // Pieces come one after the other, as they were agreed to.
+  CUresult read(const PeerMessage& offer) {
+    if (offered_ == head_.bytes || offer.at != offered_ || offer.bytes != pieceAt(offered_) || reading_.size() >= kWindow ||
+        offer.bytes > offer.region.length || offer.offset > offer.region.length - offer.bytes) {
+      refuse();
+      return CUDA_SUCCESS;
+    }
+    Staging::Piece* piece = nullptr;
+    if (const CUresult result = takePiece(&piece); result != CUDA_SUCCESS) return result;
+    const uint64_t number = pieces_.size();
+    pieces_.push_back(piece);
+    reading_.insert({number, offer.at});
+    offered_ += offer.bytes;
+    if (peer_->read(copy_, number, {piece->region.get(), 0, offer.bytes}, {offer.region, offer.offset, offer.bytes}))
+      return CUDA_SUCCESS;
+    reading_.erase(number);
+    staging().give(piece);
+    lost();
+    return CUDA_SUCCESS;
+  }
+
+  CUresult takePiece(Staging::Piece** piece) {
+    if (with_driver_.size() >= kWindow) {
+      const CUresult result = driver_.cuEventSynchronize(with_driver_.front()->event);
+      if (result != CUDA_SUCCESS) return result;
+      *piece = with_driver_.front();
+      with_driver_.pop_front();
+      return CUDA_SUCCESS;
+    }
+    *piece = staging().take(driver_, in_.head().context);
+    return *piece != nullptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+  }
+
+  CUresult enqueue(uint64_t number) {
+    const uint64_t at = reading_.at(number);
+    Staging::Piece* const piece = pieces_[number];
+    reading_.erase(number);
+    CUresult result = driver_.cuMemcpyHtoDAsync_v2(head_.address + at, piece->bytes, pieceAt(at), stream_);
+    if (result != CUDA_SUCCESS) {
+      staging().give(piece);
+      return result;
+    }
+    // Not marked, the piece stays with the driver until its context is gone.
+    result = staging().mark(driver_, piece, stream_);
+    if (result != CUDA_SUCCESS) return result;
+    with_driver_.push_back(piece);
+    taken_ += pieceAt(at);
+    worker_.peers().taken.fetch_add(pieceAt(at), std::memory_order_relaxed);
+    if (!peer_->say({PeerSays::kTaken, 0, head_.copy, at, pieceAt(at), 0, {}})) lost();
+    return result;
+  }
+
+  uint64_t offered_ = 0, taken_ = 0;
+  std::vector<Staging::Piece*> pieces_;    // by the number of their read
+  std::map<uint64_t, uint64_t> reading_;   // number of the read -> where in the copy
+  std::deque<Staging::Piece*> with_driver_;
+};
+
+template <typename Which>
+CUresult straight(Invocation& in) {
+  const auto head = in.value<forward::StraightHead>();
+  const CUstream stream = in.streamOf(head.stream, head.per_thread != 0);
+  if (head.slot >= forward::kMostSlots || head.bytes == 0) in.arguments().fail();
+  PeerPtr peer = in.arguments().ok() ? in.worker().peers().find(head.slot) : nullptr;
+  if (!in.ok()) {
+    if (peer != nullptr) (void)peer->say({PeerSays::kOver, 0, head.copy, 0, 0, 0, {}});
+    return in.refusal();
+  }
+  if (peer == nullptr) {
+    in.results().value(Straight::kNoLink);
+    return CUDA_SUCCESS;
+  }
+  Which end(in, head, stream, std::move(peer));
+  if (!end.begun()) {
+    in.arguments().fail();  // a number that is in use
+    return in.refusal();
+  }
+  return end.run();
+}
+
+}  // namespace
+
+CUresult straightOut(Invocation& in) { return straight<Sender>(in); }
+CUresult straightIn(Invocation& in) { return straight<Taker>(in); }
+
+CUresult straightStop(Invocation& in) {
+  const auto head = in.value<forward::StraightStopHead>();
+  if (!in.ok()) return in.refusal();
+  in.worker().peers().stop(head.slot, head.copy);
+  return CUDA_SUCCESS;
+}
+
+CUresult peerLink(Invocation& in) {
+  const auto head = in.value<forward::PeerLinkHead>();
+  const std::string address(in.arguments().text());
+  if (head.slot >= forward::kMostSlots || head.slot == in.worker().options().slot ||
+      head.tls > static_cast<uint32_t>(transport::Tls::kAll) || address.size() > 256)
+    in.arguments().fail();
+  if (!in.ok()) return in.refusal();
+  transport::NamedKey key{forward::peerKeyName(in.worker().options().slot), {}};
+  std::copy(std::begin(head.key), std::end(head.key), key.secret.begin());
+  auto linked = in.worker().peers().connect(head.slot, address, key, static_cast<transport::Tls>(head.tls),
+                                            head.tcp_only != 0);
+  if (!linked.ok()) {
+    in.results().value(forward::PeerLinked::kNo);
+    in.results().text(linked.error().message);
+    return CUDA_SUCCESS;
+  }
+  in.results().value(linked.value()->sharesMemory() ? forward::PeerLinked::kShm : forward::PeerLinked::kTcp);
+  in.results().text(linked.value()->describe());
+  return CUDA_SUCCESS;
+}
+
+}  // namespace olpager::gpunode

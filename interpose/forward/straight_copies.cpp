@@ -1,0 +1,175 @@
+#include "interpose/forward/straight_copies.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <string>
+
+#include "base/log.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/straight.h"
+
+namespace olpager::forward {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kRetry = 30s;  // a pair that could not be linked
+
+struct Counted {
+  std::atomic<uint64_t> copies{0}, bytes{0};
+  void add(uint64_t more) { copies.fetch_add(1), bytes.fetch_add(more); }
+};
+
+struct Pair {
+  std::mutex mutex;  // alone; held while the workers are linked, which takes seconds at most
+  PeerLinked linked = PeerLinked::kNo;
+  uint64_t link = 0;  // counts links: which one was lost
+  Clock::time_point retry{};
+  bool told = false;
+};
+
+struct All {
+  std::array<std::array<Pair, kMostSessions>, kMostSessions> pairs;  // by slot, the lower first
+  std::atomic<uint64_t> next_copy{1};
+  Counted tcp, shm, through_here;
+};
+All& all() {
+  static auto* instance = new All;
+  return *instance;
+}
+
+// The worker of `from` connects to that of `to`. What it says: how, or why not. `result`: whether it could be asked.
+PeerLinked connect(Session& from, Session& to, std::string* text, CUresult* result) {
+  Call call(Operation::kPeerLink, &from);
+  PeerLinkHead head;
+  std::string address;
+  to.nameToPeer(from.slot(), &head, &address);
+  call.value(head);
+  call.value(static_cast<uint32_t>(address.size()));
+  call.raw(address.data(), address.size());
+  call.mayWait();
+  *result = call.sync();
+  if (!call.answered()) {
+    *text = "CUDA error " + std::to_string(*result);
+    return PeerLinked::kNo;
+  }
+  const auto linked = call.reply().value<PeerLinked>();
+  *text = call.reply().text();
+  return linked;
+}
+
+// Which link there is, made if need be; kNo: none.
+PeerLinked link(Pair& pair, Session& low, Session& high, uint64_t* number) {
+  std::lock_guard lock(pair.mutex);
+  if (pair.linked == PeerLinked::kNo && Clock::now() >= pair.retry) {
+    std::string how, back;
+    CUresult asked = CUDA_SUCCESS;
+    pair.linked = connect(low, high, &how, &asked);
+    if (pair.linked == PeerLinked::kNo && asked != CUDA_ERROR_DEVICE_UNAVAILABLE) {
+      pair.linked = connect(high, low, &back, &asked);
+      if (pair.linked != PeerLinked::kNo) how = back;
+    }
+    if (asked == CUDA_ERROR_DEVICE_UNAVAILABLE) return PeerLinked::kNo;  // one of them is lost: whatever is tried says so
+    ++pair.link;
+    if (pair.linked != PeerLinked::kNo) {
+      base::logInfo("copies between gpunodes %s and %s go straight: %s", low.gpunode().c_str(), high.gpunode().c_str(),
+                    how.c_str());
+    } else {
+      pair.retry = Clock::now() + kRetry;
+      if (!pair.told)
+        base::logWarn("copies between gpunodes %s and %s go through this program: %s; the other way round: %s",
+                      low.gpunode().c_str(), high.gpunode().c_str(), how.c_str(), back.c_str());
+      pair.told = true;
+    }
+  }
+  *number = pair.link;
+  return pair.linked;
+}
+
+void lost(Pair& pair, uint64_t number) {
+  std::lock_guard lock(pair.mutex);
+  if (pair.link != number) return;
+  if (pair.linked != PeerLinked::kNo) base::logWarn("a link between gpunodes is lost: the copy is made through this program");
+  pair.linked = PeerLinked::kNo;
+}
+
+// The call of one end.
+class EndCall {
+ public:
+  EndCall(Operation operation, const StraightEnd& end, const Session& other, uint64_t copy, uint64_t bytes)
+      : current_(end.context), call_(operation, end.session), end_(end), copy_(copy), other_(other) {
+    call_.value(StraightHead{copy, end.address, bytes, reinterpret_cast<uint64_t>(end.stream), other.slot(),
+                             end.per_thread ? 1u : 0u});
+    call_.mayWait();
+  }
+  CUresult begin() { return call_.begin(true); }
+  // The other end of it has failed: this one waits for nothing.
+  void stop() {
+    Call call(Operation::kStraightStop, end_.session);
+    call.value(StraightStopHead{copy_, other_.slot(), 0});
+    (void)call.oneWay(true);
+  }
+  CUresult finish(Straight* how) {
+    const CUresult result = call_.finish();
+    *how = call_.answered() ? call_.reply().value<Straight>() : Straight::kStopped;
+    return result;
+  }
+
+ private:
+  const WithContext current_;
+  Call call_;
+  const StraightEnd end_;
+  const uint64_t copy_;
+  const Session& other_;
+};
+
+}  // namespace
+
+std::optional<CUresult> copyStraight(const StraightEnd& to, const StraightEnd& from, uint64_t bytes) {
+  Session& low = to.session->slot() < from.session->slot() ? *to.session : *from.session;
+  Session& high = &low == to.session ? *from.session : *to.session;
+  Pair& pair = all().pairs[low.slot()][high.slot()];
+  uint64_t number = 0;
+  const PeerLinked linked = link(pair, low, high, &number);
+  if (linked == PeerLinked::kNo) return {};
+  const uint64_t copy = all().next_copy.fetch_add(1);
+  EndCall in(Operation::kStraightIn, to, *from.session, copy, bytes);
+  if (const CUresult begun = in.begin(); begun != CUDA_SUCCESS) return begun;
+  Straight taken{}, sent{};
+  CUresult out_result = CUDA_SUCCESS;
+  {
+    EndCall out(Operation::kStraightOut, from, *to.session, copy, bytes);
+    out_result = out.begin();
+    if (out_result == CUDA_SUCCESS) out_result = out.finish(&sent);
+  }
+  if (out_result != CUDA_SUCCESS || sent != Straight::kDone) in.stop();
+  const CUresult in_result = in.finish(&taken);
+  // An end that was stopped by the other says nothing of its own.
+  if (in_result != CUDA_SUCCESS) return in_result;
+  if (out_result != CUDA_SUCCESS) return out_result;
+  if (sent == Straight::kDone && taken == Straight::kDone) {
+    (linked == PeerLinked::kShm ? all().shm : all().tcp).add(bytes);
+    return CUDA_SUCCESS;
+  }
+  lost(pair, number);
+  return {};
+}
+
+void countThroughHere(uint64_t bytes) { all().through_here.add(bytes); }
+
+void tellCopiesBetween() {
+  const All& counted = all();
+  if (counted.tcp.copies == 0 && counted.shm.copies == 0 && counted.through_here.copies == 0) return;
+  const auto number = [](const std::atomic<uint64_t>& value) { return static_cast<unsigned long long>(value.load()); };
+  base::logInfo(
+      "copies between gpunodes: %llu of %llu bytes straight over tcp, %llu of %llu straight over shared memory, %llu of %llu "
+      "through this program",
+      number(counted.tcp.copies), number(counted.tcp.bytes), number(counted.shm.copies), number(counted.shm.bytes),
+      number(counted.through_here.copies), number(counted.through_here.bytes));
+}
+
+}  // namespace olpager::forward
