@@ -24,7 +24,7 @@ struct SupervisorOptions {
   transport::Tls tls = transport::Tls::kAll;
   transport::Choice choice = transport::Choice::kAuto;
   bool straight = true;  // links of workers to those of a program's other gpunodes
-  bool confine = true;  // workers (gpunode/worker/confine.h)
+  bool confine = true;   // workers (gpunode/worker/confine.h)
   uint32_t sessions = 64;
   uint32_t key_sessions = 0;   // of one key; 0: as many as of all
   uint32_t grace_ms = 10'000;  // a worker without a link

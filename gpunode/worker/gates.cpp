@@ -73,12 +73,14 @@ CUresult Gates::put(const api::DriverTable& driver, uint64_t context, CUstream s
   {
     std::lock_guard lock(mutex_);
     closed_.insert_or_assign(number, *word);
+    closed_count_.store(static_cast<uint32_t>(closed_.size()));
   }
   CUresult result =
       driver.cuStreamWaitValue32_v2(stream, words->device + index * sizeof(uint32_t), 1, CU_STREAM_WAIT_VALUE_EQ);
   if (result != CUDA_SUCCESS) {
     std::lock_guard lock(mutex_);
     closed_.erase(number);
+    closed_count_.store(static_cast<uint32_t>(closed_.size()));
     words->give(index);
     return result;
   }
@@ -98,6 +100,7 @@ void Gates::open(uint32_t number) {
   if (found == closed_.end()) return;
   found->second.of->set(found->second.index, 1);
   closed_.erase(found);
+  closed_count_.store(static_cast<uint32_t>(closed_.size()));
 }
 
 void Gates::contextGone(uint64_t context) {
@@ -105,6 +108,7 @@ void Gates::contextGone(uint64_t context) {
   const auto found = words_.find(context);
   if (found == words_.end()) return;
   std::erase_if(closed_, [&](const auto& one) { return one.second.of == found->second; });
+  closed_count_.store(static_cast<uint32_t>(closed_.size()));
   words_.erase(found);
 }
 

@@ -8,6 +8,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -24,6 +25,8 @@ class Gates {
   CUresult put(const api::DriverTable& driver, uint64_t context, CUstream stream, uint32_t number);
   /// Whether a stream waits, or will wait, for this one.
   bool isPut(uint32_t number);
+  /// How many have not been opened.
+  uint32_t closed() const { return closed_count_.load(); }
   /// A number that means nothing is none of an error: its context may be gone.
   void open(uint32_t number);
   void contextGone(uint64_t context);
@@ -40,6 +43,7 @@ class Gates {
   std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<Words>> words_;  // by context
   std::map<uint32_t, Word> closed_;
+  std::atomic<uint32_t> closed_count_{0};  // of closed_
 };
 
 }  // namespace olpager::gpunode

@@ -136,7 +136,10 @@ CUresult gate(Invocation& in) {
     (void)function.release();
     owed.comes();
   }
-  return number != 0 ? in.worker().gates().put(in.driver(), in.head().context, stream, number) : CUDA_SUCCESS;
+  if (number == 0) return CUDA_SUCCESS;
+  const CUresult result = in.worker().gates().put(in.driver(), in.head().context, stream, number);
+  in.worker().gatePut();
+  return result;
 }
 
 CUresult openGate(Invocation& in) {

@@ -94,6 +94,7 @@ void Peer::take(Completion& completion) {
 
 // Under mutex_.
 void Peer::hear(const Completion& completion) {
+  if (refused_) return;
   PeerMessage said;
   const auto bytes = completion.message.bytes();
   if (bytes.size() != sizeof said) {
@@ -135,6 +136,7 @@ void Peer::add(uint64_t number, const Event& event) {
 
 // Under mutex_.
 void Peer::nonsense(const char* what) {
+  refused_ = true;
   base::logWarn("the worker of session %u says what makes no sense (%s): the link to it ends", slot_, what);
   if (link_ != nullptr) link_->close(std::string("nonsense: ") + what);
 }

@@ -86,6 +86,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::mutex mutex_;  // alone
   std::condition_variable changed_;
   State state_ = State::kMade;
+  bool refused_ = false;  // it made no sense: nothing more is heard of it
   transport::LinkPtr link_;
   std::map<uint64_t, CopyPtr> copies_;
   // For copies that nobody has begun here: the other end is ahead, or late.

@@ -1,6 +1,7 @@
 // What two workers of one program say to each other: messages of one size over their link. Each end checks all that the other says.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "coherence/transport/regions.h"
@@ -22,5 +23,12 @@ struct PeerMessage {
   transport::RemoteKey region;
 };
 static_assert(sizeof(PeerMessage) == 64);
+
+/// Whether this offers what comes next of a copy of `bytes` of which `before` were offered: pieces of `piece` bytes, the last of what is left,
+/// each within the region that it names.
+inline bool isNextOffer(const PeerMessage& offer, uint64_t bytes, uint64_t before, uint64_t piece) {
+  return before < bytes && offer.at == before && offer.bytes == std::min(piece, bytes - before) &&
+         offer.bytes <= offer.region.length && offer.offset <= offer.region.length - offer.bytes;
+}
 
 }  // namespace olpager::gpunode

@@ -55,7 +55,8 @@ PeerPtr Peers::put(unsigned slot, PeerPtr peer, std::unique_ptr<transport::Endpo
   }
   if (old.peer != nullptr) old.peer->close("there is a new link");
   // An endpoint waits for the end of its links, which may not be done where this is called from.
-  if (old.endpoint != nullptr) std::thread([endpoint = std::move(old.endpoint)]() mutable { endpoint.reset(); }).detach();
+  if (old.endpoint != nullptr)
+    std::thread([endpoint = std::move(old.endpoint)]() mutable { endpoint.reset(); }).detach();
   return peer;
 }
 

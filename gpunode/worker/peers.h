@@ -3,8 +3,8 @@
 // Thread-safety: any thread. Errors: one line.
 #pragma once
 
-#include <atomic>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>

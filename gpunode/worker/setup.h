@@ -29,9 +29,9 @@ struct WorkerSetup {
   uint32_t slot = 0;          // which of the program's sessions it is
   uint32_t slots = 1;         // how many it has
   uint32_t straight = 0;      // links to the workers of the program's other sessions
-  char listen[128] = {};   // host:port
-  char library[512] = {};  // kSession: libolpager.so; kDescribe: the driver
-  char cache[512] = {};    // the folder of this key's modules; "": none
+  char listen[128] = {};      // host:port
+  char library[512] = {};     // kSession: libolpager.so; kDescribe: the driver
+  char cache[512] = {};       // the folder of this key's modules; "": none
 };
 
 struct WorkerReady {

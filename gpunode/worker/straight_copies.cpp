@@ -105,7 +105,8 @@ class Sender : public End {
       if (!copying_.empty()) result = offer();
       Event event;
       const bool full = copying_.empty() && (asked_ == head_.bytes || offered_.size() == kWindow);
-      for (bool wait = full; result == CUDA_SUCCESS && !offered_.empty() && next(event, wait); wait = false) hear(event);
+      for (bool wait = full; result == CUDA_SUCCESS && !offered_.empty() && next(event, wait); wait = false)
+        hear(event);
     }
     // What the GPU still writes; what the other end still reads is of no use to it.
     for (const Part& part : copying_) {
@@ -157,8 +158,8 @@ class Sender : public End {
     offered_.erase(found);
   }
 
-  uint64_t asked_ = 0;         // of the GPU
-  std::deque<Part> copying_;   // by the GPU
+  uint64_t asked_ = 0;        // of the GPU
+  std::deque<Part> copying_;  // by the GPU
   std::map<uint64_t, Staging::Piece*> offered_;
 };
 
@@ -209,8 +210,7 @@ class Taker : public End {
 
   // Pieces come one after the other, as they were agreed to.
   CUresult read(const PeerMessage& offer) {
-    if (offered_ == head_.bytes || offer.at != offered_ || offer.bytes != pieceAt(offered_) || reading_.size() >= kWindow ||
-        offer.bytes > offer.region.length || offer.offset > offer.region.length - offer.bytes) {
+    if (reading_.size() >= kWindow || !isNextOffer(offer, head_.bytes, offered_, Staging::kPieceBytes)) {
       refuse();
       return CUDA_SUCCESS;
     }
@@ -260,8 +260,8 @@ class Taker : public End {
   }
 
   uint64_t offered_ = 0, taken_ = 0;
-  std::vector<Staging::Piece*> pieces_;    // by the number of their read
-  std::map<uint64_t, uint64_t> reading_;   // number of the read -> where in the copy
+  std::vector<Staging::Piece*> pieces_;   // by the number of their read
+  std::map<uint64_t, uint64_t> reading_;  // number of the read -> where in the copy
   std::deque<Staging::Piece*> with_driver_;
 };
 
@@ -308,8 +308,8 @@ CUresult peerLink(Invocation& in) {
   if (!in.ok()) return in.refusal();
   transport::NamedKey key{forward::peerKeyName(in.worker().options().slot), {}};
   std::copy(std::begin(head.key), std::end(head.key), key.secret.begin());
-  auto linked = in.worker().peers().connect(head.slot, address, key, static_cast<transport::Tls>(head.tls),
-                                            head.tcp_only != 0);
+  auto linked =
+      in.worker().peers().connect(head.slot, address, key, static_cast<transport::Tls>(head.tls), head.tcp_only != 0);
   if (!linked.ok()) {
     in.results().value(forward::PeerLinked::kNo);
     in.results().text(linked.error().message);

@@ -164,6 +164,11 @@ bool Worker::arrived(const calls::Transfer& transfer) {
   }
 }
 
+// Under lead_mutex_. Whether streams wait for what the client has to say.
+bool Worker::clientEndsSomething() const { return functions_ != 0 || gates_.closed() != 0; }
+
+void Worker::gatePut() { lead_free_.notify_one(); }
+
 // Waits for the lead: until nobody has it, or its holder waits for too long.
 bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
   ++followers_;
@@ -173,15 +178,15 @@ bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
     const bool waiting = leader_waits_;
     // While calls wait now and then, by the clock: to be woken for each of them would cost more than they do.
     const uint64_t call = lead_call_.load();
-    const bool looks = waiting || waits != seen || functions_ != 0;
+    const bool looks = waiting || waits != seen || clientEndsSomething();
     seen = waits;
     asleep_ += looks ? 0 : 1;
     lead_free_.wait_for(lock, looks ? kLook : kSlice);
     asleep_ -= looks ? 0 : 1;
     if (leader_ != 0 && leader_waits_ && waiting && waits_ == waits) break;
-    // In a call that was not expected to wait, and that may wait for a host function all the same: the driver loads a kernel, or has no
-    // room for a launch more, while the function is not over.
-    if (functions_ != 0 && call != 0 && lead_call_.load() == call && !leader_waits_) {
+    // In a call that was not expected to wait, and that may wait for a host function or behind a gate all the same: the driver loads a kernel,
+    // drains a context, or has no room for a launch more, while the function is not over or the gate not open.
+    if (clientEndsSomething() && call != 0 && lead_call_.load() == call && !leader_waits_) {
       lock.unlock();
       readAhead(call);
       lock.lock();

@@ -5,7 +5,8 @@
 // call still waits after a few milliseconds, the lead is taken from it. Calls that were taken before are made before: a call of
 // the leader's is over, or waits, when the next one is taken.
 //
-// While host functions run, any call may wait for them: then another thread reads on, and makes of what comes only what ends them.
+// While host functions run or gates are closed, any call may wait for them: then another thread reads on, and makes of what comes only what
+// ends them or opens them.
 //
 // Locks: lead_mutex_ (who leads); reading_mutex_ (who takes records), before rejoin_mutex_ (who waits for the client's next link); the tables' own; none is held while the driver
 // is called.
@@ -100,6 +101,8 @@ class Worker {
   /// A host function of the client's: tells it and waits until it is done.
   void callClient(uint32_t number, CUresult status);
   void clientFunctionDone(uint32_t number);
+  /// A stream waits for the client from now on: somebody has to hear of it whatever the leader's calls wait for.
+  void gatePut();
 
   /// Makes one call: the leader's part, public for tests.
   void make(const std::vector<std::byte>& record);
@@ -118,6 +121,7 @@ class Worker {
   void count(const std::vector<std::byte>& record);
   bool isStillThere(const forward::CallHead& head, forward::Reader arguments) const;
   void startThread();
+  bool clientEndsSomething() const;
   bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);
 
   const WorkerOptions options_;

@@ -73,7 +73,8 @@ PeerLinked link(Pair& pair, Session& low, Session& high, uint64_t* number) {
       pair.linked = connect(high, low, &back, &asked);
       if (pair.linked != PeerLinked::kNo) how = back;
     }
-    if (asked == CUDA_ERROR_DEVICE_UNAVAILABLE) return PeerLinked::kNo;  // one of them is lost: whatever is tried says so
+    if (asked == CUDA_ERROR_DEVICE_UNAVAILABLE)
+      return PeerLinked::kNo;  // one of them is lost: whatever is tried says so
     ++pair.link;
     if (pair.linked != PeerLinked::kNo) {
       base::logInfo("copies between gpunodes %s and %s go straight: %s", low.gpunode().c_str(), high.gpunode().c_str(),
@@ -93,7 +94,8 @@ PeerLinked link(Pair& pair, Session& low, Session& high, uint64_t* number) {
 void lost(Pair& pair, uint64_t number) {
   std::lock_guard lock(pair.mutex);
   if (pair.link != number) return;
-  if (pair.linked != PeerLinked::kNo) base::logWarn("a link between gpunodes is lost: the copy is made through this program");
+  if (pair.linked != PeerLinked::kNo)
+    base::logWarn("a link between gpunodes is lost: the copy is made through this program");
   pair.linked = PeerLinked::kNo;
 }
 
@@ -166,7 +168,8 @@ void tellCopiesBetween() {
   if (counted.tcp.copies == 0 && counted.shm.copies == 0 && counted.through_here.copies == 0) return;
   const auto number = [](const std::atomic<uint64_t>& value) { return static_cast<unsigned long long>(value.load()); };
   base::logInfo(
-      "copies between gpunodes: %llu of %llu bytes straight over tcp, %llu of %llu straight over shared memory, %llu of %llu "
+      "copies between gpunodes: %llu of %llu bytes straight over tcp, %llu of %llu straight over shared memory, %llu "
+      "of %llu "
       "through this program",
       number(counted.tcp.copies), number(counted.tcp.bytes), number(counted.shm.copies), number(counted.shm.bytes),
       number(counted.through_here.copies), number(counted.through_here.bytes));

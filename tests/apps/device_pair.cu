@@ -2,6 +2,8 @@
 // of many sizes, streams of one that wait for events of the other, pinned memory that both use. Compared with what the CPU computes.
 #include "common.h"
 
+#include <cuda.h>
+
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -307,6 +309,32 @@ void threads() {
   for (int d = 0; d < kDevices; ++d) RUNTIME_OK(cudaFree(source[d]));
 }
 
+// A module is unloaded while a stream of its device waits for the other device: the driver drains the context first.
+void unloadMeanwhile() {
+  const char* const ptx = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing(.param .u64 at)\n{\n  ret;\n}\n";
+  for (int d = 0; d < kDevices; ++d) {
+    CUmodule module = nullptr;
+    cudaStream_t waiting, awaited;
+    cudaEvent_t passed;
+    use(d);
+    RUNTIME_OK(cudaStreamCreateWithFlags(&waiting, cudaStreamNonBlocking));
+    CHECK(cuModuleLoadData(&module, ptx) == CUDA_SUCCESS, "%s", "a module was not loaded");
+    use(1 - d);
+    RUNTIME_OK(cudaStreamCreateWithFlags(&awaited, cudaStreamNonBlocking));
+    RUNTIME_OK(cudaEventCreateWithFlags(&passed, cudaEventDisableTiming));
+    RUNTIME_OK(cudaLaunchHostFunc(awaited, takeTime, nullptr));
+    RUNTIME_OK(cudaEventRecord(passed, awaited));
+    use(d);
+    RUNTIME_OK(cudaStreamWaitEvent(waiting, passed, 0));
+    CHECK(cuModuleUnload(module) == CUDA_SUCCESS, "%s", "it was not unloaded");
+    RUNTIME_OK(cudaStreamSynchronize(waiting));
+    RUNTIME_OK(cudaStreamDestroy(waiting));
+    use(1 - d);
+    RUNTIME_OK(cudaStreamDestroy(awaited));
+    RUNTIME_OK(cudaEventDestroy(passed));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -321,5 +349,6 @@ int main(int argc, char** argv) {
   handOver(20, false);
   pinned();
   threads();
+  unloadMeanwhile();
   return apps::ok("two devices that work together, %zu bytes at most in a copy", options.bytes / 2 + 5);
 }

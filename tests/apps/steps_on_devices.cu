@@ -4,6 +4,7 @@
 //   fetch D    copies the words of the other device to device D, behind both devices' streams, and compares them
 //   hang D     work on device D that waits for its gpunode's answer 2 s long (a host function), and a copy to the other device behind it that a
 //              stream there waits for; answers at once
+//   pour D     four hundred copies from device D to the other one, each behind the one before; answers at once
 //   sync D     waits for the stream of device D
 // "ok ...", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its input.
 #include "common.h"
@@ -101,6 +102,8 @@ int main() {
       if (copyFrom(1 - d)) compare(places[d].fetched, places[d].stream, places[1 - d].done);
     } else if (said.rfind("hang", 0) == 0) {
       good(cudaSetDevice(d)) && good(cudaLaunchHostFunc(places[d].stream, lag, nullptr)) && copyFrom(d);
+    } else if (said.rfind("pour", 0) == 0) {
+      for (int i = 0; i < 400 && copyFrom(d); ++i) {}
     } else if (said.rfind("sync", 0) == 0) {
       good(cudaSetDevice(d)) && good(cudaStreamSynchronize(places[d].stream));
     } else {

@@ -142,7 +142,10 @@ class Cable:
 
     def accept(self):
         while True:
-            near, _ = self.listener.accept()
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
             try:
                 far = socket.create_connection(("127.0.0.1", self.port))
             except OSError:
@@ -166,6 +169,11 @@ class Cable:
                 one.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+
+    def close(self):
+        """No connections more; those that there are stay."""
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
 
     def cut(self):
         with self.lock:

@@ -9,7 +9,7 @@ import signal
 import time
 
 import sessions
-from sessions import LONG, run
+from sessions import LONG, Cable, run, seeded
 
 
 class Pair(sessions.Bench):
@@ -17,9 +17,16 @@ class Pair(sessions.Bench):
 
     def __init__(self, options):
         super().__init__(options)
-        self.nodes = [self.node, self.start([options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", "64MiB",
-                                             "--memory", "256MiB", "--grace", str(sessions.GRACE)])]
-        self.addresses = [node.wait_log(r"listening at (\S+)").group(1) for node in self.nodes]
+        self.nodes = [self.node]
+        self.addresses = [self.address]
+        self.add_node()
+
+    def add_node(self, *more):
+        """One more gpunode, or one in place of the second."""
+        node = self.start([self.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", "64MiB", "--memory", "256MiB",
+                           "--grace", str(sessions.GRACE), *more])
+        self.nodes[1:] = [node]
+        self.addresses[1:] = [node.wait_log(r"listening at (\S+)").group(1)]
 
     def program(self, command, more=None, addresses=None):
         self.env.update(more or {})
@@ -28,6 +35,18 @@ class Pair(sessions.Bench):
         for name in more or {}:
             del self.env[name]
         return child
+
+    def on_cables(self, numbers, more=None):
+        """A client that reaches these nodes and their workers over cables, the others as they are; it and the cables to the workers."""
+        addresses = list(self.addresses)
+        for number in numbers:
+            port = int(self.addresses[number].split(":")[1])
+            Cable(port)
+            addresses[number] = f"127.0.0.2:{port}"
+        client = self.program([self.options.steps], more, addresses)
+        cables = {number: Cable(int(self.nodes[number].wait_log(r" is at 127\.0\.0\.1:(\d+)").group(1))) for number in numbers}
+        assert client.line() == "ready", client.log
+        return client, cables
 
     def pair(self, more=None):
         child = self.program([self.options.steps], more)
@@ -75,6 +94,140 @@ def lost_in_between(bench):
     assert bench.pair().ask("fetch 0") == "ok"
 
 
+COPY = 4 << 18  # bytes that "fetch" and "pour" copy
+TALKS = {"OL_LOG": "info"}  # the client says at its end which way copies went
+
+
+def ways(client):
+    """(copies, bytes) over tcp, over shared memory, through the client, as it counts them; it ends."""
+    client.process.stdin.close()
+    assert client.process.wait(LONG) == 0, client.log
+    said = client.wait_log(r"copies between gpunodes: (\d+) of (\d+) bytes straight over tcp, (\d+) of (\d+) straight over shared memory, "
+                           r"(\d+) of (\d+) through this program")
+    numbers = [int(n) for n in said.groups()]
+    return list(zip(numbers[::2], numbers[1::2]))
+
+
+def straight_bytes(node):
+    """That a node's worker says to have sent and taken, at its session's end."""
+    said = node.wait_log(r": (\d+) bytes of copies went straight to other gpunodes, (\d+) came from them")
+    return int(said.group(1)), int(said.group(2))
+
+
+def straight(bench):
+    """Copies go from worker to worker, in either direction, and by no other way."""
+    client = bench.pair(TALKS)
+    assert client.ask("step 0") == "ok" and client.ask("step 1") == "ok"
+    for turn in range(8):
+        assert client.ask(f"fetch {turn % 2}") == "ok", client.log
+    tcp, shm, here = ways(client)
+    none, all_of_them = (0, 0), (8, 8 * COPY)
+    assert (tcp, shm, here) == ((all_of_them, none, none) if bench.options.transport == "tcp" else (none, all_of_them, none)), client.log
+    for node in bench.nodes:
+        assert straight_bytes(node) == (4 * COPY, 4 * COPY), node.log
+
+
+def straight_past_client(bench):
+    """What a cable between the client and the sender carries: the copies are not in it, and are where the way is through the client."""
+    turns = 24
+    for mode, least, most in (("on", 0, 4 * COPY), ("off", turns * COPY, 1 << 62)):
+        bench.add_node("--straight", mode)
+        bench.nodes[0].end()
+        bench.nodes[0] = bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", "64MiB"])
+        bench.addresses[0] = bench.nodes[0].wait_log(r"listening at (\S+)").group(1)
+        client, cables = bench.on_cables([0], TALKS)
+        assert client.ask("step 0") == "ok"
+        for _ in range(turns):
+            assert client.ask("fetch 1") == "ok", client.log
+        assert least <= cables[0].moved <= most, (mode, cables[0].moved)
+        counted = dict(zip(("tcp", "shm", "here"), ways(client)))
+        assert counted["tcp" if mode == "on" else "here"] == (turns, turns * COPY), counted
+
+
+def straight_keys(bench):
+    """With a key all is encrypted, between the workers too."""
+    key = os.path.join(bench.scratch.name, "key")
+    with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        file.write("pair:" + os.urandom(32).hex() + "\n")
+    bench.nodes = [bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--key", key]) for _ in range(2)]
+    bench.addresses = [node.wait_log(r"listening at (\S+)").group(1) for node in bench.nodes]
+    client = bench.pair({"OL_KEY": key, **TALKS})
+    assert client.ask("step 1") == "ok" and client.ask("fetch 0") == "ok", client.log
+    client.wait_log(r"go straight: tcp with \d+ lanes, key peer-0, everything encrypted")
+    assert ways(client)[0] == (1, COPY), client.log
+    for node in bench.nodes:
+        node.wait_log("key peer-0, everything encrypted")
+
+
+def straight_refused(bench):
+    """A gpunode that makes no such links: copies go through the client with the same result, and it says so once."""
+    bench.add_node("--straight", "off")
+    client = bench.pair(TALKS)
+    assert client.ask("step 0") == "ok" and client.ask("step 1") == "ok"
+    for turn in range(6):
+        assert client.ask(f"fetch {turn % 2}") == "ok", client.log
+    assert ways(client) == [(0, 0), (0, 0), (6, 6 * COPY)], client.log
+    assert len([line for line in client.log if "go through this program" in line]) == 1, client.log
+    assert not any("went straight" in line for node in bench.nodes for line in node.log)
+
+
+def straight_unreachable(bench):
+    """Neither worker reaches the other, as behind firewalls: as if it were refused."""
+    client, cables = bench.on_cables([0, 1], TALKS)
+    for cable in cables.values():
+        cable.close()
+    assert client.ask("step 0") == "ok" and client.ask("step 1") == "ok"
+    for turn in range(4):
+        assert client.ask(f"fetch {turn % 2}") == "ok", client.log
+    assert ways(client) == [(0, 0), (0, 0), (4, 4 * COPY)], client.log
+    assert len([line for line in client.log if "go through this program" in line]) == 1, client.log
+
+
+def straight_cut(bench):
+    """Links are cut at any moment, between the workers and to the client: all copies arrive, one way or the other."""
+    chance = seeded()
+    client, cables = bench.on_cables([0, 1], TALKS)
+    done = [0, 0]
+    for _ in range(5):
+        for device in (0, 1):
+            assert client.ask(f"step {device}") == "ok", client.log
+            done[device] += 1
+        client.tell(f"pour {chance.randrange(2)}")
+        time.sleep(chance.random() * 0.1)
+        cables[chance.randrange(2)].cut()
+        assert client.line() == "ok", client.log
+        assert client.ask("sync 0", 60) == "ok" and client.ask("sync 1", 60) == "ok", client.log
+        # What came is what was sent.
+        for device in (0, 1):
+            assert client.ask(f"fetch {device}") == "ok", client.log
+    tcp, _, here = ways(client)
+    print(f"straight: {tcp[0]} copies, through the client: {here[0]}")
+    assert tcp[0] + here[0] == 5 * 402, client.log
+
+
+def straight_killed(bench):
+    """A worker is killed while copies are under way, on either end: an error on both devices, no hang; the gpunodes serve the next program."""
+    chance = seeded()
+    left = []
+    for turn in range(4):
+        client = bench.pair(TALKS)
+        assert client.ask("step 0") == "ok" and client.ask("step 1") == "ok" and client.ask("fetch 1") == "ok"
+        workers = [int([found.group(1) for found in (sessions.re.search(r"worker (\d+)$", line) for line in node.log) if found][-1])
+                   for node in bench.nodes]
+        source = chance.randrange(2)
+        client.tell(f"pour {source}")
+        time.sleep(chance.random() * 0.03)
+        os.kill(workers[turn % 2], signal.SIGKILL)
+        client.line()  # it was told of the copies before or after
+        for device in (0, 1):
+            said = client.ask(f"sync {device}", 30)
+            assert said.startswith("error "), (turn, source, device, said, client.log[-5:])
+        client.end()
+        left += workers
+    for pid in left:
+        bench.gone(pid, 10)
+
+
 def visible(bench):
     """CUDA_VISIBLE_DEVICES counts the devices of all gpunodes."""
     both = bench.pair().ask("devices").split()
@@ -116,7 +269,8 @@ def nvml(bench):
     assert fields(probe.ask("device 1"))["index"] == "1", "what a device is was known"
 
 
-SCENARIOS = [lost, lost_in_between, visible, not_there, nvml]
+SCENARIOS = [lost, lost_in_between, straight, straight_keys, straight_past_client, straight_refused, straight_unreachable, straight_cut, straight_killed,
+             visible, not_there, nvml]
 
 if __name__ == "__main__":
     run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--steps", "--probe"), Pair)

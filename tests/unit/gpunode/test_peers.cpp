@@ -1,0 +1,285 @@
+// Links between workers: who may make one, what is said over it, and what becomes of a peer that says what makes no sense. Without a driver.
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <set>
+#include <thread>
+
+#include "gpunode/worker/invocation.h"
+#include "gpunode/worker/peer.h"
+#include "gpunode/worker/peers.h"
+#include "gpunode/worker/worker.h"
+#include "interpose/forward/peer_keys.h"
+#include "interpose/forward/straight.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace olpager;
+using namespace std::chrono_literals;
+using gpunode::isNextOffer;
+using gpunode::Peer;
+using gpunode::PeerMessage;
+using gpunode::Peers;
+using gpunode::PeerSays;
+using Event = Peer::Event;
+
+constexpr uint64_t kPiece = 1024;  // of the copies that are only talked of
+constexpr unsigned kHere = 2, kThere = 0;
+constexpr transport::Secret kSession{7, 7, 7};
+
+// A worker of slot kHere that listens as main.cpp has it listen.
+struct Listening {
+  explicit Listening(bool allowed = true) {
+    peers.configure({kHere, allowed, transport::Choice::kAuto, transport::Tls::kOff});
+    transport::Options options;
+    options.tls = transport::Tls::kOff;
+    options.keys = std::make_shared<const transport::KeyRing>(
+        std::vector{transport::NamedKey{"session", kSession}, forward::peerKey(kSession, kThere)});
+    endpoint = std::move(transport::makeEndpoint(options).value());
+    listener = std::move(endpoint
+                             ->listen("127.0.0.1:0",
+                                      [this](const transport::PeerInfo& who) -> Result<transport::Accepted> {
+                                        const auto slot = forward::peerSlot(who.key_name);
+                                        if (!slot) return Error{"not a peer"};
+                                        return peers.accept(*slot, *endpoint);
+                                      })
+                             .value());
+  }
+  Peers peers;
+  std::unique_ptr<transport::Endpoint> endpoint;
+  std::unique_ptr<transport::Listener> listener;
+};
+
+// What connects to it, and may say anything.
+struct Stranger {
+  explicit Stranger(const Listening& there) {
+    transport::Options options;
+    options.tls = transport::Tls::kOff;
+    options.keys = std::make_shared<const transport::KeyRing>(std::vector{forward::peerKey(kSession, kThere)});
+    endpoint = std::move(transport::makeEndpoint(options).value());
+    queue = endpoint->makeQueue();
+    link = std::move(endpoint->connect(there.listener->address(), {transport::makeDomain(), queue, ""}).value());
+  }
+  void say(const PeerMessage& message) { say(std::as_bytes(std::span(&message, 1))); }
+  // What does not arrive any more because the link is down is no matter here.
+  void say(std::span<const std::byte> bytes) {
+    for (int i = 0; i < 1000; ++i) {
+      const auto outcome = link->send(transport::MessageClass::kNotice, bytes);
+      if (outcome != transport::Outcome::kNoCredit && outcome != transport::Outcome::kFull) return;
+      std::array<transport::Completion, 16> none;
+      (void)queue->wait(none, 5ms);
+    }
+  }
+  // Whether the other end has ended the link.
+  bool ended() {
+    for (int i = 0; i < 400 && link->state() != transport::LinkState::kDown; ++i) {
+      std::array<transport::Completion, 16> happened;
+      (void)queue->wait(happened, 10ms);
+    }
+    return link->state() == transport::LinkState::kDown;
+  }
+  std::unique_ptr<transport::Endpoint> endpoint;
+  transport::QueuePtr queue;
+  transport::LinkPtr link;
+};
+
+bool comes(const gpunode::PeerPtr& peer, const Peer::CopyPtr& copy, Event::Kind kind, Event* event = nullptr) {
+  Event next;
+  if (!peer->next(copy, next, 5000ms)) return false;
+  if (event != nullptr) *event = next;
+  return next.kind == kind;
+}
+
+}  // namespace
+
+TEST_CASE("keys of peers are of one pair and one direction each", "[gpunode]") {
+  std::set<transport::Secret> all{kSession};
+  for (unsigned slot = 0; slot < forward::kMostSlots; ++slot) {
+    const auto key = forward::peerKey(kSession, slot);
+    CHECK(forward::peerSlot(key.name) == slot);
+    CHECK(all.insert(key.secret).second);
+    CHECK(all.insert(forward::peerKey({1}, slot).secret).second);
+    CHECK(transport::checkKeyName(key.name).ok());
+  }
+  for (const char* name : {"session", "peer-", "peer-16", "peer--1", "peer-1x", "peer-4294967296", "Peer-1", ""})
+    CHECK_FALSE(forward::peerSlot(name).has_value());
+}
+
+TEST_CASE("an offer is the next piece of what was agreed to, or nothing", "[gpunode]") {
+  constexpr uint64_t kBytes = 2500;
+  const auto offer = [](uint64_t at, uint64_t bytes, uint64_t offset = 0, uint64_t length = kPiece) {
+    return PeerMessage{PeerSays::kOffer, 0, 1, at, bytes, offset, {5, length, transport::kRemoteRead, 0}};
+  };
+  CHECK(isNextOffer(offer(0, 1024), kBytes, 0, kPiece));
+  CHECK(isNextOffer(offer(1024, 1024), kBytes, 1024, kPiece));
+  CHECK(isNextOffer(offer(2048, 452), kBytes, 2048, kPiece));
+  CHECK(isNextOffer(offer(2048, 452, 572), kBytes, 2048, kPiece));
+  CHECK_FALSE(isNextOffer(offer(2048, 452, 573), kBytes, 2048, kPiece));  // beyond its region
+  CHECK_FALSE(isNextOffer(offer(2048, 452, ~0ull), kBytes, 2048, kPiece));
+  CHECK_FALSE(isNextOffer(offer(2048, 453), kBytes, 2048, kPiece));  // beyond the copy
+  CHECK_FALSE(isNextOffer(offer(2500, 0), kBytes, 2500, kPiece));    // all were offered
+  CHECK_FALSE(isNextOffer(offer(0, 1024), kBytes, 1024, kPiece));    // again
+  CHECK_FALSE(isNextOffer(offer(1024, 1024), kBytes, 0, kPiece));    // not its turn
+  CHECK_FALSE(isNextOffer(offer(0, 1000), kBytes, 0, kPiece));       // shorter than agreed
+  CHECK_FALSE(isNextOffer(offer(0, 1024, 0, 1000), kBytes, 0, kPiece));
+}
+
+TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
+  for (const bool tcp : {true, false}) {
+    INFO((tcp ? "tcp" : "shm"));
+    Listening there;
+    Peers here;
+    here.configure({kThere, true, transport::Choice::kAuto, transport::Tls::kOff});
+    auto linked =
+        here.connect(kHere, there.listener->address(), forward::peerKey(kSession, kThere), transport::Tls::kOff, tcp);
+    REQUIRE(linked.ok());
+    const gpunode::PeerPtr sender = linked.value();
+    CHECK(sender->sharesMemory() == !tcp);
+    const gpunode::PeerPtr taker = there.peers.find(kThere);
+    REQUIRE(taker != nullptr);
+    const api::DriverTable none{};
+    auto* const from = sender->staging().take(none, 0);
+    auto* const into = taker->staging().take(none, 0);
+    REQUIRE(from != nullptr);
+    REQUIRE(into != nullptr);
+    const auto out = sender->begin(9);
+    REQUIRE(out != nullptr);
+    CHECK(sender->begin(9) == nullptr);  // one user
+    for (size_t i = 0; i < gpunode::Staging::kPieceBytes; ++i) from->bytes[i] = static_cast<std::byte>(i * 7 + 1);
+    std::memset(into->bytes, 0, gpunode::Staging::kPieceBytes);
+    // The offer is there before the copy is begun at the other end, and waits.
+    CHECK(sender->say({PeerSays::kOffer, 0, 9, 0, 4096, 64, from->region->key()}));
+    std::this_thread::sleep_for(20ms);
+    const auto in = taker->begin(9);
+    Event event;
+    REQUIRE(comes(taker, in, Event::Kind::kOffer, &event));
+    CHECK(event.said.bytes == 4096);
+    CHECK(taker->read(in, 3, {into->region.get(), 0, event.said.bytes},
+                      {event.said.region, event.said.offset, event.said.bytes}));
+    REQUIRE(comes(taker, in, Event::Kind::kRead, &event));
+    CHECK((event.good && event.read == 3));
+    CHECK(std::memcmp(into->bytes, from->bytes + 64, 4096) == 0);
+    CHECK(taker->say({PeerSays::kTaken, 0, 9, 0, 4096, 0, {}}));
+    CHECK(comes(sender, out, Event::Kind::kTaken));
+    // Nobody writes into another's memory, nor reads what is not a region of the pair's.
+    const auto key = from->region->key();
+    CHECK(key.access == transport::kRemoteRead);
+    // What is stopped here hears of it, also before it begins; what comes late for it is nobody's.
+    taker->end(in);
+    CHECK(sender->say({PeerSays::kOver, 0, 9, 0, 0, 0, {}}));
+    CHECK(taker->begin(9) == nullptr);
+    taker->stop(10);
+    const auto stopped = taker->begin(10);
+    CHECK(comes(taker, stopped, Event::Kind::kOver));
+    sender->close("done");
+    CHECK(comes(taker, stopped, Event::Kind::kLost));
+    CHECK(comes(sender, out, Event::Kind::kLost));
+    CHECK_FALSE(taker->say({PeerSays::kOver, 0, 10, 0, 0, 0, {}}));
+    CHECK(there.peers.find(kThere) == nullptr);
+  }
+}
+
+TEST_CASE("a peer that makes no sense loses its link, and what waits for it hears of it", "[gpunode]") {
+  for (int kind = 0; kind < 4; ++kind) {
+    INFO("kind " << kind);
+    Listening there;
+    Stranger stranger(there);
+    const gpunode::PeerPtr peer = there.peers.find(kThere);
+    REQUIRE(peer != nullptr);
+    const auto copy = peer->begin(1);
+    PeerMessage message{PeerSays::kOffer, 0, 1, 0, 4096, 0, {0x1234, 4096, transport::kRemoteRead, 0}};
+    if (kind == 0) stranger.say(std::as_bytes(std::span(&message, 1)).first(17));
+    if (kind == 1) stranger.say({static_cast<PeerSays>(77), 0, 1, 0, 0, 0, {}});
+    if (kind == 2) {  // for copies that nobody has asked for
+      for (uint64_t i = 0; i < 6000 && stranger.link->state() == transport::LinkState::kUp; ++i)
+        stranger.say({PeerSays::kOffer, 0, 1000 + i, 0, 4096, 0, {}});
+    }
+    if (kind == 3) {  // what it does not have
+      stranger.say(message);
+      Event event;
+      REQUIRE(comes(peer, copy, Event::Kind::kOffer, &event));
+      const api::DriverTable none{};
+      auto* const into = peer->staging().take(none, 0);
+      CHECK(peer->read(copy, 0, {into->region.get(), 0, 4096}, {event.said.region, 0, 4096}));
+      REQUIRE(comes(peer, copy, Event::Kind::kRead, &event));
+      CHECK_FALSE(event.good);
+      stranger.link->close("done");
+    }
+    CHECK((kind == 3 || stranger.ended()));
+    CHECK(comes(peer, copy, Event::Kind::kLost));
+  }
+}
+
+TEST_CASE("calls for peers take nonsense, and say so where there is no link", "[gpunode]") {
+  gpunode::Worker worker({});
+  const auto called = [&](forward::Operation operation, const forward::Writer& said,
+                          forward::Writer* results = nullptr) {
+    forward::CallHead head{};
+    head.function = static_cast<uint16_t>(operation);
+    gpunode::Invocation in(worker, head, forward::Reader(said.bytes));
+    const CUresult result = gpunode::writtenService(head.function)(in);
+    if (results != nullptr) *results = in.results();
+    return result == CUDA_SUCCESS && in.arguments().ok();
+  };
+  const auto straight = [](uint32_t slot, uint64_t bytes) {
+    forward::Writer said;
+    said.value(forward::StraightHead{1, 0x1000, bytes, 0, slot, 0});
+    return said;
+  };
+  for (const auto operation : {forward::Operation::kStraightIn, forward::Operation::kStraightOut}) {
+    CHECK_FALSE(called(operation, straight(forward::kMostSlots, 4096)));
+    CHECK_FALSE(called(operation, straight(1, 0)));
+    CHECK_FALSE(called(operation, {}));
+    forward::Writer results;
+    CHECK(called(operation, straight(1, 4096), &results));
+    CHECK(forward::Reader(results.bytes).value<forward::Straight>() == forward::Straight::kNoLink);
+  }
+  const auto link = [](uint32_t slot, uint32_t tls, std::string_view address) {
+    forward::Writer said;
+    said.value(forward::PeerLinkHead{slot, tls, 0, 0, {}});
+    said.text(address);
+    return said;
+  };
+  constexpr auto kLink = forward::Operation::kPeerLink;
+  CHECK_FALSE(called(kLink, link(forward::kMostSlots, 0, "127.0.0.1:1")));
+  CHECK_FALSE(called(kLink, link(0, 0, "127.0.0.1:1")));  // to itself
+  CHECK_FALSE(called(kLink, link(1, 3, "127.0.0.1:1")));
+  CHECK_FALSE(called(kLink, link(1, 0, std::string(300, 'a'))));
+  for (const char* address : {"127.0.0.1:1", "", "nonsense", "unix:/nowhere"}) {
+    for (const bool allowed : {false, true}) {
+      worker.peers().configure({0, allowed, transport::Choice::kAuto, transport::Tls::kOff});
+      forward::Writer results;
+      CHECK(called(kLink, link(1, 0, address), &results));
+      CHECK(forward::Reader(results.bytes).value<forward::PeerLinked>() == forward::PeerLinked::kNo);
+    }
+  }
+  forward::Writer stop;
+  stop.value(forward::StraightStopHead{1, 99, 0});
+  CHECK(called(forward::Operation::kStraightStop, stop));
+}
+
+TEST_CASE("links of workers are made by who may alone", "[gpunode]") {
+  Listening there;
+  Peers here;
+  const auto connect = [&](const transport::NamedKey& key) {
+    return here.connect(kHere, there.listener->address(), key, transport::Tls::kOff, true);
+  };
+  const auto good = forward::peerKey(kSession, kThere);
+  CHECK_FALSE(connect(good).ok());  // this worker may not
+  here.configure({kThere, true, transport::Choice::kAuto, transport::Tls::kOff});
+  CHECK_FALSE(connect({good.name, {9}}).ok());
+  CHECK_FALSE(connect(forward::peerKey(kSession, 5)).ok());  // of no session that there is
+  CHECK_FALSE(connect({"session", kSession}).ok());
+  CHECK(connect(good).ok());
+  Listening refuses(false);
+  CHECK_FALSE(here.connect(kHere, refuses.listener->address(), good, transport::Tls::kOff, true).ok());
+  // A later link replaces an earlier one.
+  const gpunode::PeerPtr first = there.peers.find(kThere);
+  REQUIRE(first != nullptr);
+  const auto copy = first->begin(1);
+  REQUIRE(connect(good).ok());
+  CHECK(comes(first, copy, Event::Kind::kLost));
+  CHECK(there.peers.find(kThere) != nullptr);
+  CHECK(there.peers.find(kThere) != first);
+}
