@@ -21,9 +21,9 @@ namespace {
 
 // Each rig has a range of its own: one that was stopped leaves its mappings behind. ThreadSanitizer keeps other addresses
 // for itself, and what it leaves has to do for all rigs.
-constexpr uint64_t kTestVaBase = base::kThreadSanitizer ? 0x0010'0000'0000 : 0x2a5d'0000'0000;
-constexpr uint64_t kTestVaSize = base::kThreadSanitizer ? 2ull << 30 : 8ull << 30;
-constexpr uint64_t kMostRigs = 224;
+constexpr uint64_t kTestVaBase = base::kThreadSanitizer ? 0x0004'0000'0000 : 0x2a5d'0000'0000;
+constexpr uint64_t kTestVaSize = base::kThreadSanitizer ? 4ull << 30 : 8ull << 30;
+constexpr uint64_t kMostRigs = 124;
 uint64_t rigs_made = 0;
 
 std::string kernelsText() {
@@ -141,14 +141,14 @@ void Rig::enterThread() { driver().cuCtxSetCurrent(context_); }
 
 CUstream Rig::makeStream() {
   CUstream stream = nullptr;
-  REQUIRE(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  mustSucceed(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   return stream;
 }
 
 CUdeviceptr Rig::allocate(uint64_t bytes) {
   CUdeviceptr address = 0;
-  REQUIRE(tryAllocate(bytes, &address) == CUDA_SUCCESS);
-  REQUIRE(pool_->contains(address));
+  mustSucceed(tryAllocate(bytes, &address), "allocate");
+  if (!pool_->contains(address)) FAIL("an allocation outside of its pool");
   return address;
 }
 
@@ -191,14 +191,14 @@ CUresult Rig::zero(CUstream stream, CUdeviceptr at, uint64_t bytes) {
 }
 
 void Rig::put(CUdeviceptr at, uint64_t value) {
-  REQUIRE(copyIn(CU_STREAM_LEGACY, at, &value, sizeof(value), true) == CUDA_SUCCESS);
-  REQUIRE(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  mustSucceed(copyIn(CU_STREAM_LEGACY, at, &value, sizeof(value), true), "copyIn");
+  mustSucceed(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY), "cuStreamSynchronize");
 }
 
 uint64_t Rig::get(CUdeviceptr at) {
   uint64_t value = 0;
-  REQUIRE(copyOut(CU_STREAM_LEGACY, &value, at, sizeof(value)) == CUDA_SUCCESS);
-  REQUIRE(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  mustSucceed(copyOut(CU_STREAM_LEGACY, &value, at, sizeof(value)), "copyOut");
+  mustSucceed(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY), "cuStreamSynchronize");
   return value;
 }
 
@@ -208,8 +208,8 @@ void Rig::fill(CUdeviceptr at, uint64_t bytes, uint64_t seed, CUstream stream) {
 
 bool Rig::holds(CUdeviceptr at, uint64_t bytes, uint64_t seed, uint64_t added) {
   std::vector<uint64_t> words(bytes / 8);
-  REQUIRE(copyOut(CU_STREAM_LEGACY, words.data(), at, bytes) == CUDA_SUCCESS);
-  REQUIRE(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  mustSucceed(copyOut(CU_STREAM_LEGACY, words.data(), at, bytes), "copyOut");
+  mustSucceed(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY), "cuStreamSynchronize");
   for (uint64_t i = 0; i < bytes / 8 / kStep; ++i) {
     if (words[i * kStep] == mix(seed + i) + added) continue;
     UNSCOPED_INFO("word " << i * kStep << " of 0x" << std::hex << at << " is " << words[i * kStep]);

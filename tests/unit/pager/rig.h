@@ -67,6 +67,11 @@ class Watchdog {
 /// Whether an address lies in the range of a rig's pool.
 bool inTestRange(CUdeviceptr address);
 
+/// Catch's assertions are for one thread at a time, and threads use rigs: none is made where all is well.
+inline void mustSucceed(CUresult result, const char* what) {
+  if (result != CUDA_SUCCESS) FAIL(what << ": CUDA error " << result);
+}
+
 /// As the kernels' mix().
 uint64_t mix(uint64_t x);
 
@@ -107,7 +112,7 @@ class Rig {
     return pool_->allocate(context_, 0, bytes, kind, out);
   }
   CUdeviceptr allocate(uint64_t bytes);
-  void free(CUdeviceptr address) { REQUIRE(pool_->free(address) == CUDA_SUCCESS); }
+  void free(CUdeviceptr address) { mustSucceed(pool_->free(address), "free"); }
 
   /// A kernel with one block unless `grid` says otherwise. What acquire() or the driver answered.
   template <typename... Arguments>
@@ -124,14 +129,14 @@ class Rig {
   }
   template <typename... Arguments>
   void launch(CUstream stream, const char* name, Arguments... arguments) {
-    REQUIRE(tryLaunch(key(stream), kernel(name), arguments...) == CUDA_SUCCESS);
+    mustSucceed(tryLaunch(key(stream), kernel(name), arguments...), name);
   }
 
   CUresult copyIn(CUstream stream, CUdeviceptr to, const void* from, uint64_t bytes, bool stable);
   CUresult copyOut(CUstream stream, void* to, CUdeviceptr from, uint64_t bytes);
   CUresult copyWithin(CUstream stream, CUdeviceptr to, CUdeviceptr from, uint64_t bytes);
   CUresult zero(CUstream stream, CUdeviceptr at, uint64_t bytes);
-  void synchronize() { REQUIRE(driver().api.cuCtxSynchronize() == CUDA_SUCCESS); }
+  void synchronize() { mustSucceed(driver().api.cuCtxSynchronize(), "cuCtxSynchronize"); }
 
   /// Writes and reads back single words, synchronously.
   void put(CUdeviceptr at, uint64_t value);

@@ -72,7 +72,7 @@ TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][bud
     for (const CUdeviceptr buffer : buffers)
       rig.launch(CU_STREAM_LEGACY, "addTo", buffer, kBytes / 8 / kStep, kStep, uint64_t{1});
     rig.synchronize();
-    std::this_thread::sleep_for(std::chrono::milliseconds(10 + i / 5));
+    std::this_thread::sleep_for(std::chrono::milliseconds((10 + i / 5) * kPatience));
   }
   CHECK(valueOf(rig.figures().resident_bytes) == 6 * kBytes);
   // Launches meanwhile, and budgets that change before the last is reached.

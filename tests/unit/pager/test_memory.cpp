@@ -552,15 +552,16 @@ TEST_CASE("exported memory lies in chunks of its own and stays in VRAM", "[pager
 
 TEST_CASE("exporting waits for kernels that use the memory", "[pager][exports]") {
   Rig rig({.vram = 32 * kMiB});
+  constexpr uint64_t kReads = 2000000 / kPatience;
   const CUstream stream = rig.makeStream();
   const CUdeviceptr x = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
   rig.put(x, 7);
   REQUIRE(rig.pool().pin(x) == CUDA_SUCCESS);
-  rig.launch(stream, "readLong", out, x, uint64_t{2000000});
+  rig.launch(stream, "readLong", out, x, kReads);
   Pool::Exported exported;
   REQUIRE(rig.pool().makeExportable(x, &exported) == CUDA_SUCCESS);
   REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
-  CHECK(rig.get(out) == uint64_t{7} * 2000000);
+  CHECK(rig.get(out) == 7 * kReads);
   REQUIRE(rig.pool().unpin(x) == CUDA_SUCCESS);
   rig.pool().streamDestroyed(rig.key(stream));
   driver().api.cuStreamDestroy_v2(stream);
