@@ -74,11 +74,38 @@ void Peers::stop(unsigned slot, uint64_t copy) {
   if (const PeerPtr peer = at(slot); peer != nullptr) peer->stop(copy);
 }
 
+CUresult Peers::takeStream(const api::DriverTable& driver, uint64_t context, CUstream* stream) {
+  {
+    std::lock_guard lock(mutex_);
+    Streams& streams = streams_[context];
+    if (!streams.idle.empty()) {
+      *stream = streams.idle.back();
+      streams.idle.pop_back();
+      streams.used.push_back(*stream);
+      return CUDA_SUCCESS;
+    }
+  }
+  if (driver.cuStreamCreate == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  const CUresult result = driver.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING);
+  if (result != CUDA_SUCCESS) return result;
+  std::lock_guard lock(mutex_);
+  streams_[context].used.push_back(*stream);
+  return result;
+}
+
+// One whose context has gone meanwhile went with it.
+void Peers::giveStream(uint64_t context, CUstream stream) {
+  std::lock_guard lock(mutex_);
+  const auto found = streams_.find(context);
+  if (found != streams_.end() && std::erase(found->second.used, stream) != 0) found->second.idle.push_back(stream);
+}
+
 void Peers::contextGone(uint64_t context) {
   std::array<PeerPtr, forward::kMostSlots> all;
   {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < all.size(); ++i) all[i] = slots_[i].peer;
+    streams_.erase(context);
   }
   for (const PeerPtr& peer : all) {
     if (peer != nullptr) peer->staging().contextGone(context);

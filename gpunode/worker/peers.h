@@ -3,12 +3,16 @@
 // Thread-safety: any thread. Errors: one line.
 #pragma once
 
+#include <cuda.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "coherence/transport/trust/keys.h"
@@ -41,6 +45,10 @@ class Peers {
   void stop(unsigned slot, uint64_t copy);
   void contextGone(uint64_t context);
 
+  /// A stream of the worker's own in `context` (the client's number), which is current, for one user until given back.
+  CUresult takeStream(const api::DriverTable& driver, uint64_t context, CUstream* stream);
+  void giveStream(uint64_t context, CUstream stream);
+
   /// Bytes of copies that were sent to other workers, and that came from them.
   std::atomic<uint64_t> sent{0}, taken{0};
 
@@ -55,6 +63,10 @@ class Peers {
   PeerOptions options_;
   std::mutex mutex_;  // alone
   std::array<Slot, forward::kMostSlots> slots_;
+  struct Streams {
+    std::vector<CUstream> idle, used;
+  };
+  std::map<uint64_t, Streams> streams_;  // by context
 };
 
 }  // namespace olpager::gpunode

@@ -265,21 +265,47 @@ class Taker : public End {
   std::deque<Staging::Piece*> with_driver_;
 };
 
+// The stream that a copy is made in.
+class InStream {
+ public:
+  InStream(Invocation& in, const forward::StraightHead& head) : in_(in), own_(head.now != 0) {
+    if (own_) {
+      result_ = in.worker().peers().takeStream(in.driver(), in.head().context, &stream_);
+    } else {
+      stream_ = in.streamOf(head.stream, head.per_thread != 0);
+    }
+  }
+  ~InStream() {
+    if (own_ && result_ == CUDA_SUCCESS) in_.worker().peers().giveStream(in_.head().context, stream_);
+  }
+  InStream(const InStream&) = delete;
+  InStream& operator=(const InStream&) = delete;
+  CUresult result() const { return result_; }
+  CUstream get() const { return stream_; }
+
+ private:
+  Invocation& in_;
+  const bool own_;
+  CUresult result_ = CUDA_SUCCESS;
+  CUstream stream_ = nullptr;
+};
+
 template <typename Which>
 CUresult straight(Invocation& in) {
   const auto head = in.value<forward::StraightHead>();
-  const CUstream stream = in.streamOf(head.stream, head.per_thread != 0);
   if (head.slot >= forward::kMostSlots || head.bytes == 0) in.arguments().fail();
-  PeerPtr peer = in.arguments().ok() ? in.worker().peers().find(head.slot) : nullptr;
-  if (!in.ok()) {
-    if (peer != nullptr) (void)peer->say({PeerSays::kOver, 0, head.copy, 0, 0, 0, {}});
-    return in.refusal();
-  }
+  if (!in.ok()) return in.refusal();
+  PeerPtr peer = in.worker().peers().find(head.slot);
   if (peer == nullptr) {
     in.results().value(Straight::kNoLink);
     return CUDA_SUCCESS;
   }
-  Which end(in, head, stream, std::move(peer));
+  const InStream stream(in, head);
+  if (!in.ok() || stream.result() != CUDA_SUCCESS) {
+    (void)peer->say({PeerSays::kOver, 0, head.copy, 0, 0, 0, {}});
+    return in.ok() ? stream.result() : in.refusal();
+  }
+  Which end(in, head, stream.get(), std::move(peer));
   if (!end.begun()) {
     in.arguments().fail();  // a number that is in use
     return in.refusal();

@@ -116,6 +116,7 @@ class Worker {
   void makeTimed(const std::vector<std::byte>& record);
   calls::Channel::Read next(std::vector<std::byte>& record, std::chrono::microseconds timeout);
   void readAhead(uint64_t stuck);
+  bool goesAhead(const std::vector<std::byte>& record) const;
   bool opensNow(const std::vector<std::byte>& record);
   void makeAhead(const std::vector<std::byte>& record);
   void count(const std::vector<std::byte>& record);

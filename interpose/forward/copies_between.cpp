@@ -39,12 +39,7 @@ CUresult copyPieces(CUdeviceptr to, const Reach& into, CUdeviceptr from, const R
   return CUDA_SUCCESS;
 }
 
-CUresult copyNow(CUdeviceptr to, const Reach& into, CUdeviceptr from, const Reach& out, uint64_t bytes) {
-  Session* const taker = sessionOfAddress(to);
-  Session* const sender = sessionOfAddress(from);
-  if (const auto straight = copyStraight({taker, to, into.context, into.stream, into.per_thread},
-                                         {sender, from, out.context, out.stream, out.per_thread}, bytes))
-    return *straight;
+CUresult copyThroughHere(CUdeviceptr to, const Reach& into, CUdeviceptr from, const Reach& out, uint64_t bytes) {
   const CUresult result = copyPieces(to, into, from, out, bytes);
   if (result == CUDA_SUCCESS) countThroughHere(bytes);
   return result;
@@ -71,7 +66,11 @@ CUresult copyBetween(const DeviceSide& to, const DeviceSide& from, uint64_t byte
   if (const CUresult result = contextOf(from, &out.context); result != CUDA_SUCCESS) return result;
   if (bytes == 0) return CUDA_SUCCESS;
   noteAddressesOf(sessionOfAddress(to.address), sessionOfAddress(from.address));
-  return copyNow(to.address, into, from.address, out, bytes);
+  if (const auto straight =
+          copyStraight({sessionOfAddress(to.address), to.address, into.context, nullptr, per_thread},
+                       {sessionOfAddress(from.address), from.address, out.context, nullptr, per_thread}, bytes))
+    return *straight;
+  return copyThroughHere(to.address, into, from.address, out, bytes);
 }
 
 CUresult copyBetweenBehind(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const StreamAt& at) {
@@ -82,9 +81,14 @@ CUresult copyBetweenBehind(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, con
   // What is called from now on may be for kernels that use what is copied.
   noteAddressesOf(sessionOfAddress(to), sessionOfAddress(from));
   return runInStream(at, [=] {
-    const OwnStream into(sessionOfAddress(to)), out(sessionOfAddress(from));
+    Session* const taker = sessionOfAddress(to);
+    Session* const sender = sessionOfAddress(from);
+    if (const auto straight =
+            copyStraight({taker, to, 0, nullptr, false, true}, {sender, from, 0, nullptr, false, true}, bytes))
+      return *straight;
+    const OwnStream into(taker), out(sender);
     if (into.stream() == nullptr || out.stream() == nullptr) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    return copyNow(to, {0, into.stream()}, from, {0, out.stream()}, bytes);
+    return copyThroughHere(to, {0, into.stream()}, from, {0, out.stream()}, bytes);
   });
 }
 

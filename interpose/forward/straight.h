@@ -17,15 +17,16 @@ struct PeerLinkHead {
 static_assert(sizeof(PeerLinkHead) == 48);
 enum class PeerLinked : uint32_t { kNo, kTcp, kShm };
 
-/// Arguments of kStraightOut and kStraightIn: one end of a copy, in order with a stream; the call returns when this end is done. The answer
-/// is a Straight, when nothing else has failed.
+/// Arguments of kStraightOut and kStraightIn: one end of a copy; the call returns when this end is done. The answer is a Straight, when
+/// nothing else has failed.
 struct StraightHead {
   uint64_t copy = 0;     // the same number at both ends, never used again
   uint64_t address = 0;  // of device memory
   uint64_t bytes = 0;
   uint64_t stream = 0;
-  uint32_t slot = 0;  // of the other end's session
-  uint32_t per_thread = 0;
+  uint32_t slot = 0;        // of the other end's session
+  uint16_t per_thread = 0;  // `stream` is the thread's default one
+  uint16_t now = 0;         // in order with nothing: in a stream of the worker's own
 };
 static_assert(sizeof(StraightHead) == 40);
 enum class Straight : uint32_t {

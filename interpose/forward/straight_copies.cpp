@@ -105,7 +105,7 @@ class EndCall {
   EndCall(Operation operation, const StraightEnd& end, const Session& other, uint64_t copy, uint64_t bytes)
       : current_(end.context), call_(operation, end.session), end_(end), copy_(copy), other_(other) {
     call_.value(StraightHead{copy, end.address, bytes, reinterpret_cast<uint64_t>(end.stream), other.slot(),
-                             end.per_thread ? 1u : 0u});
+                             static_cast<uint16_t>(end.per_thread), static_cast<uint16_t>(end.now)});
     call_.mayWait();
   }
   CUresult begin() { return call_.begin(true); }

@@ -21,6 +21,7 @@ struct StraightEnd {
   uint64_t context = 0;  // 0: the caller's
   CUstream stream = nullptr;
   bool per_thread = false;
+  bool now = false;  // what it has to be behind is done already
 };
 
 /// Behind what is in both streams; returns when it is over. Nothing: there is no link, or it was lost on the way; the copy has to be made, or

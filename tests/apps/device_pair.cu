@@ -309,10 +309,15 @@ void threads() {
   for (int d = 0; d < kDevices; ++d) RUNTIME_OK(cudaFree(source[d]));
 }
 
-// A module is unloaded while a stream of its device waits for the other device: the driver drains the context first.
-void unloadMeanwhile() {
+// A module is unloaded while a stream of its device waits for the other device, or for a copy between both: the driver drains the context
+// first.
+void unloadMeanwhile(bool copies) {
   const char* const ptx = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing(.param .u64 at)\n{\n  ret;\n}\n";
   for (int d = 0; d < kDevices; ++d) {
+    uint32_t* data[kDevices] = {allocate(0, kWords * 4), allocate(1, kWords * 4)};
+    uint32_t* const back = allocate(d, kWords * 4);
+    apps::fill(data[d], kWords * 4, seed + uint32_t(d));
+    RUNTIME_OK(cudaDeviceSynchronize());
     CUmodule module = nullptr;
     cudaStream_t waiting, awaited;
     cudaEvent_t passed;
@@ -326,9 +331,16 @@ void unloadMeanwhile() {
     RUNTIME_OK(cudaEventRecord(passed, awaited));
     use(d);
     RUNTIME_OK(cudaStreamWaitEvent(waiting, passed, 0));
+    if (copies) {
+      RUNTIME_OK(cudaMemcpyPeerAsync(data[1 - d], 1 - d, data[d], d, kWords * 4, waiting));
+      RUNTIME_OK(cudaMemcpyPeerAsync(back, d, data[1 - d], 1 - d, kWords * 4, waiting));
+    }
     CHECK(cuModuleUnload(module) == CUDA_SUCCESS, "%s", "it was not unloaded");
     RUNTIME_OK(cudaStreamSynchronize(waiting));
+    if (copies) apps::verify(back, kWords * 4, seed + uint32_t(d), 0, "copied before the module was gone");
     RUNTIME_OK(cudaStreamDestroy(waiting));
+    RUNTIME_OK(cudaFree(back));
+    for (int other = 0; other < kDevices; ++other) RUNTIME_OK(cudaFree(data[other]));
     use(1 - d);
     RUNTIME_OK(cudaStreamDestroy(awaited));
     RUNTIME_OK(cudaEventDestroy(passed));
@@ -349,6 +361,7 @@ int main(int argc, char** argv) {
   handOver(20, false);
   pinned();
   threads();
-  unloadMeanwhile();
+  unloadMeanwhile(false);
+  unloadMeanwhile(true);
   return apps::ok("two devices that work together, %zu bytes at most in a copy", options.bytes / 2 + 5);
 }

@@ -105,6 +105,8 @@ int runAsChild(const std::string& measurement, const Options& options) {
       result = measureSampled(options);
     } else if (measurement == "forward") {
       result = measureForwarded(options);
+    } else if (measurement == "between") {
+      result = measureBetween(options);
     } else if (measurement == "resident") {
       result = measureResident(options);
     } else {

@@ -52,10 +52,11 @@ std::string programPath() {
 /// An olgpunode on a loopback port of its own, ended with the object.
 class Gpunode {
  public:
-  explicit Gpunode(const Options& options) {
+  explicit Gpunode(const Options& options, const std::vector<std::string>& more = {}) {
     const std::string program = programPath();
     std::vector<std::string> words = {program, "--listen", "127.0.0.1:0", "--vram", std::to_string(options.vram)};
     if (options.driver.starts_with('/')) words.insert(words.end(), {"--driver", options.driver});
+    words.insert(words.end(), more.begin(), more.end());
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
@@ -167,6 +168,27 @@ constexpr Row kRows[] = {
     {"dtoh_pageable", "DtoH pageable 256 MiB", "GB/s"},
 };
 
+// Copies from one gpunode to another: straight over both transports, and through the program.
+nlohmann::json measureCopiesBetween(Options options) {
+  std::vector<double> rates[3], small[3];
+  const char* const keys[3] = {"tcp", "shm", "through_program"};
+  for (unsigned round = 0; round < options.rounds; ++round) {
+    for (int way = 0; way < 3; ++way) {
+      const std::vector<std::string> more = {"--straight", way == 2 ? "off" : "on"};
+      const Gpunode one(options, more), other(options, more);
+      options.gpunode = one.address() + "," + other.address();
+      options.transport = way == 1 ? "shm" : "tcp";
+      const nlohmann::json run = runChild(With::kForward, "between", options);
+      rates[way].push_back(run["rate"].get<double>());
+      small[way].push_back(run["small"].get<double>());
+    }
+  }
+  nlohmann::json result;
+  for (int way = 0; way < 3; ++way)
+    result[keys[way]] = {{"gigabytes_per_second", medianOf(rates[way])}, {"us_4k", medianOf(small[way])}};
+  return result;
+}
+
 }  // namespace
 
 nlohmann::json measureForwarded(const Options& options) {
@@ -273,6 +295,7 @@ nlohmann::json measureForward(const Options& given) {
     }
   }
   running.reset();
+  const nlohmann::json between = measureCopiesBetween(options);
   rawRates();
   nlohmann::json rows = nlohmann::json::array();
   for (const Row& row : kRows) {
@@ -292,6 +315,7 @@ nlohmann::json measureForward(const Options& given) {
           {"device", native[0]["device"]},
           {"tcp_ping_pong_us", medianOf(ping)},
           {"raw_gigabytes_per_second", medianOf(raw)},
+          {"between", between},
           {"rows", rows}};
 }
 
@@ -310,6 +334,13 @@ void printForward(const nlohmann::json& result) {
     if (unit == "GB/s") fmt::print("{:>12.2f}{:>12.2f}", tcp / raw, shm / native);
     fmt::print("\n");
   }
+  const auto& between = result["between"];
+  const auto of = [&](const char* way, const char* what) { return between[way][what].get<double>(); };
+  fmt::print("\nbetween two gpunodes{:>12}{:>10}{:>22}{:>14}\n", "tcp", "shm", "tcp, through program", "tcp of raw");
+  fmt::print("  256 MiB, GB/s{:>17.2f}{:>10.2f}{:>22.2f}{:>14.2f}\n", of("tcp", "gigabytes_per_second"),
+             of("shm", "gigabytes_per_second"), of("through_program", "gigabytes_per_second"),
+             of("tcp", "gigabytes_per_second") / raw);
+  fmt::print("  4 KiB, us{:>21.1f}{:>10.1f}{:>22.1f}\n", of("tcp", "us_4k"), of("shm", "us_4k"), of("through_program", "us_4k"));
 }
 
 }  // namespace olpager::tools::bench

@@ -56,5 +56,7 @@ nlohmann::json measureSampled(const Options& options);
 
 /// Times of single calls, and rates of copies: {"device", "launch_sync", ...} in microseconds and GB/s.
 nlohmann::json measureForwarded(const Options& options);
+/// In a program with two gpunodes of a device each.
+nlohmann::json measureBetween(const Options& options);
 
 }  // namespace olpager::tools::bench
