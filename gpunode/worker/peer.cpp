@@ -15,6 +15,7 @@ using transport::Outcome;
 
 constexpr auto kLook = 100ms;        // at the clock, beside what wakes
 constexpr size_t kMostEarly = 4096;  // events of copies that were not begun here
+constexpr size_t kMostEarlyBytes = 16 << 20;
 constexpr size_t kMostEnded = 1024;
 
 }  // namespace
@@ -97,15 +98,18 @@ void Peer::hear(const Completion& completion) {
   if (refused_) return;
   PeerMessage said;
   const auto bytes = completion.message.bytes();
-  if (bytes.size() != sizeof said) {
+  if (bytes.size() >= sizeof said) std::memcpy(&said, bytes.data(), sizeof said);
+  const bool carries = said.says == PeerSays::kBytes && said.bytes <= kInlineBytes;
+  if (bytes.size() != sizeof said + (carries ? said.bytes : 0)) {
     nonsense("a message of another length");
     return;
   }
-  std::memcpy(&said, bytes.data(), sizeof said);
   Event event;
+  event.bytes.assign(bytes.begin() + sizeof said, bytes.end());
   event.said = said;
   switch (said.says) {
     case PeerSays::kOffer:
+    case PeerSays::kBytes:
       event.kind = Event::Kind::kOffer;
       break;
     case PeerSays::kTaken:
@@ -118,19 +122,21 @@ void Peer::hear(const Completion& completion) {
       nonsense("a message of no known kind");
       return;
   }
-  add(said.copy, event);
+  add(said.copy, std::move(event));
 }
 
 // Under mutex_.
-void Peer::add(uint64_t number, const Event& event) {
+void Peer::add(uint64_t number, Event event) {
   if (const auto found = copies_.find(number); found != copies_.end()) {
     if (found->second->events.size() > kMostEarly) return nonsense("more than a copy has pieces");
-    found->second->events.push_back(event);
+    found->second->events.push_back(std::move(event));
     return;
   }
   if (ended_.contains(number)) return;
-  if (early_events_ >= kMostEarly) return nonsense("too much for copies that nobody has asked for");
-  early_[number].push_back(event);
+  if (early_events_ >= kMostEarly || early_bytes_ > kMostEarlyBytes)
+    return nonsense("too much for copies that nobody has asked for");
+  early_bytes_ += event.bytes.size();
+  early_[number].push_back(std::move(event));
   ++early_events_;
 }
 
@@ -175,7 +181,10 @@ Peer::CopyPtr Peer::begin(uint64_t number) {
   copy->number = number;
   if (const auto found = early_.extract(number); !found.empty()) {
     early_events_ -= found.mapped().size();
-    copy->events.assign(found.mapped().begin(), found.mapped().end());
+    for (Event& event : found.mapped()) {
+      early_bytes_ -= event.bytes.size();
+      copy->events.push_back(std::move(event));
+    }
   }
   if (state_ == State::kDown) copy->events.push_back({});
   return copy;
@@ -191,7 +200,7 @@ void Peer::end(const CopyPtr& copy) {
 bool Peer::next(const CopyPtr& copy, Event& event, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   if (!changed_.wait_for(lock, timeout, [&] { return !copy->events.empty(); })) return false;
-  event = copy->events.front();
+  event = std::move(copy->events.front());
   copy->events.pop_front();
   return true;
 }
@@ -200,18 +209,18 @@ void Peer::stop(uint64_t number) {
   std::lock_guard lock(mutex_);
   Event event;
   event.kind = Event::Kind::kOver;
-  add(number, event);
+  add(number, std::move(event));
   changed_.notify_all();
 }
 
-bool Peer::say(const PeerMessage& message) {
+bool Peer::say(const PeerMessage& message, std::span<const std::byte> bytes) {
   std::unique_lock lock(mutex_);
   for (;;) {
     if (state_ != State::kUp) return false;
     const auto link = link_;
     const uint64_t rooms = rooms_;
     lock.unlock();
-    const Outcome outcome = link->send(transport::MessageClass::kNotice, std::as_bytes(std::span(&message, 1)));
+    const Outcome outcome = link->send(transport::MessageClass::kNotice, std::as_bytes(std::span(&message, 1)), bytes);
     lock.lock();
     if (outcome == Outcome::kOk) return true;
     if (outcome != Outcome::kNoCredit && outcome != Outcome::kFull) return false;

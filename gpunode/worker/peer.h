@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   /// What has happened to one end of a copy.
   struct Event {
     enum class Kind : uint8_t {
-      kOffer,  // `said`
+      kOffer,  // `said`, and `bytes` where they came with it
       kTaken,  // `said`
       kRead,   // of read(): `read`
       kOver,   // the other end, or the client, has given it up
@@ -36,6 +37,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
     };
     Kind kind = Kind::kLost;
     PeerMessage said;
+    std::vector<std::byte> bytes;
     uint64_t read = 0;
     bool good = false;  // kRead: the bytes are there
   };
@@ -69,7 +71,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   /// As if the other end had given the copy up, also before begin().
   void stop(uint64_t number);
   /// Waits while the other end has no room. False: the link is down.
-  bool say(const PeerMessage& message);
+  bool say(const PeerMessage& message, std::span<const std::byte> bytes = {});
   /// Reads what was offered into a piece; Event::kRead follows with `read`. False: the link is down.
   bool read(const CopyPtr& copy, uint64_t read, const transport::LocalRange& into, const transport::RemoteRange& from);
 
@@ -78,7 +80,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void listen(const transport::QueuePtr& queue);
   void take(transport::Completion& completion);
   void hear(const transport::Completion& completion);
-  void add(uint64_t number, const Event& event);
+  void add(uint64_t number, Event event);
   void nonsense(const char* what);
 
   const unsigned slot_;
@@ -91,7 +93,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::map<uint64_t, CopyPtr> copies_;
   // For copies that nobody has begun here: the other end is ahead, or late.
   std::map<uint64_t, std::vector<Event>> early_;
-  size_t early_events_ = 0;
+  size_t early_events_ = 0, early_bytes_ = 0;
   std::set<uint64_t> ended_;  // the last numbers whose ends here are over: what still comes for them is too late
   std::map<uint64_t, std::pair<CopyPtr, uint64_t>> reads_;
   uint64_t next_read_ = 1;

@@ -3,6 +3,7 @@
 //
 // A copy that fails leaves nothing behind that could write later: each end returns when its GPU and its reads are done with all pieces.
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <vector>
@@ -144,6 +145,14 @@ class Sender : public End {
     const CUresult result = driver_.cuEventSynchronize(part.piece->event);
     if (result != CUDA_SUCCESS) return result;
     copying_.pop_front();
+    const uint64_t bytes = pieceAt(part.at);
+    if (bytes <= kInlineBytes) {
+      // It is the last. That it has come is the other end's to say.
+      if (!peer_->say({PeerSays::kBytes, 0, head_.copy, part.at, bytes, 0, {}}, {part.piece->bytes, bytes})) lost();
+      worker_.peers().sent.fetch_add(bytes, std::memory_order_relaxed);
+      staging().give(part.piece);
+      return result;
+    }
     offered_.emplace(part.at, part.piece);
     if (!peer_->say({PeerSays::kOffer, 0, head_.copy, part.at, pieceAt(part.at), 0, part.piece->region->key()})) lost();
     return result;
@@ -195,7 +204,7 @@ class Taker : public End {
   CUresult hear(const Event& event) {
     switch (event.kind) {
       case Event::Kind::kOffer:
-        return read(event.said);
+        return event.said.says == PeerSays::kBytes ? take(event) : read(event.said);
       case Event::Kind::kRead:
         if (event.good) return enqueue(event.read);
         reading_.erase(event.read);
@@ -228,6 +237,18 @@ class Taker : public End {
     return CUDA_SUCCESS;
   }
 
+  CUresult take(const Event& event) {
+    if (!isNextOffer(event.said, head_.bytes, offered_, Staging::kPieceBytes)) {
+      refuse();
+      return CUDA_SUCCESS;
+    }
+    Staging::Piece* piece = nullptr;
+    if (const CUresult result = takePiece(&piece); result != CUDA_SUCCESS) return result;
+    std::memcpy(piece->bytes, event.bytes.data(), event.bytes.size());
+    offered_ += event.said.bytes;
+    return enqueue(piece, event.said.at);
+  }
+
   CUresult takePiece(Staging::Piece** piece) {
     if (with_driver_.size() >= kWindow) {
       const CUresult result = driver_.cuEventSynchronize(with_driver_.front()->event);
@@ -240,10 +261,16 @@ class Taker : public End {
     return *piece != nullptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
   }
 
+  // A piece that was read.
   CUresult enqueue(uint64_t number) {
     const uint64_t at = reading_.at(number);
-    Staging::Piece* const piece = pieces_[number];
     reading_.erase(number);
+    const CUresult result = enqueue(pieces_[number], at);
+    if (result == CUDA_SUCCESS && !peer_->say({PeerSays::kTaken, 0, head_.copy, at, pieceAt(at), 0, {}})) lost();
+    return result;
+  }
+
+  CUresult enqueue(Staging::Piece* piece, uint64_t at) {
     CUresult result = driver_.cuMemcpyHtoDAsync_v2(head_.address + at, piece->bytes, pieceAt(at), stream_);
     if (result != CUDA_SUCCESS) {
       staging().give(piece);
@@ -255,7 +282,6 @@ class Taker : public End {
     with_driver_.push_back(piece);
     taken_ += pieceAt(at);
     worker_.peers().taken.fetch_add(pieceAt(at), std::memory_order_relaxed);
-    if (!peer_->say({PeerSays::kTaken, 0, head_.copy, at, pieceAt(at), 0, {}})) lost();
     return result;
   }
 

@@ -123,6 +123,12 @@ TEST_CASE("an offer is the next piece of what was agreed to, or nothing", "[gpun
   CHECK_FALSE(isNextOffer(offer(1024, 1024), kBytes, 0, kPiece));    // not its turn
   CHECK_FALSE(isNextOffer(offer(0, 1000), kBytes, 0, kPiece));       // shorter than agreed
   CHECK_FALSE(isNextOffer(offer(0, 1024, 0, 1000), kBytes, 0, kPiece));
+  // Bytes that come along are in no region.
+  const auto bytes = [](uint64_t at, uint64_t count) { return PeerMessage{PeerSays::kBytes, 0, 1, at, count, 0, {}}; };
+  CHECK(isNextOffer(bytes(2048, 452), kBytes, 2048, kPiece));
+  CHECK_FALSE(isNextOffer(bytes(2048, 453), kBytes, 2048, kPiece));
+  CHECK_FALSE(isNextOffer(bytes(1024, 452), kBytes, 2048, kPiece));
+  CHECK_FALSE(isNextOffer(bytes(0, gpunode::kInlineBytes + 1), gpunode::kInlineBytes + 1, 0, 1 << 20));
 }
 
 TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
@@ -162,6 +168,10 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     CHECK(std::memcmp(into->bytes, from->bytes + 64, 4096) == 0);
     CHECK(taker->say({PeerSays::kTaken, 0, 9, 0, 4096, 0, {}}));
     CHECK(comes(sender, out, Event::Kind::kTaken));
+    const std::vector<std::byte> few(from->bytes, from->bytes + 100);
+    CHECK(sender->say({PeerSays::kBytes, 0, 9, 4096, 100, 0, {}}, few));
+    REQUIRE(comes(taker, in, Event::Kind::kOffer, &event));
+    CHECK((event.said.says == PeerSays::kBytes && event.bytes == few));
     // Nobody writes into another's memory, nor reads what is not a region of the pair's.
     const auto key = from->region->key();
     CHECK(key.access == transport::kRemoteRead);
@@ -181,7 +191,7 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
 }
 
 TEST_CASE("a peer that makes no sense loses its link, and what waits for it hears of it", "[gpunode]") {
-  for (int kind = 0; kind < 4; ++kind) {
+  for (int kind = 0; kind < 6; ++kind) {
     INFO("kind " << kind);
     Listening there;
     Stranger stranger(there);
@@ -194,6 +204,13 @@ TEST_CASE("a peer that makes no sense loses its link, and what waits for it hear
     if (kind == 2) {  // for copies that nobody has asked for
       for (uint64_t i = 0; i < 6000 && stranger.link->state() == transport::LinkState::kUp; ++i)
         stranger.say({PeerSays::kOffer, 0, 1000 + i, 0, 4096, 0, {}});
+    }
+    if (kind == 4) stranger.say({PeerSays::kBytes, 0, 1, 0, 16, 0, {}});  // that do not follow
+    if (kind == 5) {                                                      // more than may
+      message = {PeerSays::kBytes, 0, 1, 0, gpunode::kInlineBytes + 8, 0, {}};
+      std::vector<std::byte> all(sizeof message + message.bytes);
+      std::memcpy(all.data(), &message, sizeof message);
+      stranger.say(all);
     }
     if (kind == 3) {  // what it does not have
       stranger.say(message);
