@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "base/sanitizer.h"
 #include "coherence/calls/channel.h"
 #include "coherence/calls/greeting.h"
 #include "tests/catch.h"
@@ -19,6 +20,9 @@ namespace {
 using namespace olpager;
 using namespace std::chrono_literals;
 using calls::Channel;
+
+/// A sanitizer makes it all take longer.
+constexpr auto kLongest = base::kThreadSanitizer || base::kAddressSanitizer ? 200s : 40s;
 
 transport::Options optionsFor(transport::Choice choice) {
   transport::Options options;
@@ -208,7 +212,7 @@ TEST_CASE("links are cut at random moments and nothing is lost or comes twice", 
   });
   std::mt19937_64 random(chosen + 1);
   int cuts = 0;
-  const auto end = std::chrono::steady_clock::now() + 40s;
+  const auto end = std::chrono::steady_clock::now() + kLongest;
   while (!stop && !wrong && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 30'000));
     if (stop || cuts == 12) continue;
@@ -287,7 +291,7 @@ TEST_CASE("transfers go on over the next link and move every byte", "[calls]") {
     stop = true;
   });
   int cuts = 0;
-  const auto end = std::chrono::steady_clock::now() + 40s;
+  const auto end = std::chrono::steady_clock::now() + kLongest;
   while (!stop) {
     if (std::chrono::steady_clock::now() > end) {
       pair.far.close("gave up");
