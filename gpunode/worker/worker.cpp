@@ -166,6 +166,21 @@ bool Worker::arrived(const calls::Transfer& transfer) {
   }
 }
 
+namespace {
+// What waits for nobody itself, and ends what streams wait for or says what they are to find then.
+bool endsWaits(const CallHead& head) {
+  switch (static_cast<forward::Operation>(head.function)) {
+    case forward::Operation::kHostFunctionDone:
+    case forward::Operation::kHostBytes:
+    case forward::Operation::kStraightStop:
+    case forward::Operation::kOpenGate:
+      return true;
+    default:
+      return false;
+  }
+}
+}  // namespace
+
 // Under lead_mutex_. Whether streams wait for what the client has to say.
 bool Worker::clientEndsSomething() const { return functions_ != 0 || gates_.closed() != 0; }
 
@@ -223,7 +238,8 @@ void Worker::lead(uint64_t self) {
       }
       const CallHead head = headOf(record);
       if ((head.flags & forward::kMayWait) == 0) {
-        lead_call_.store(++lead_calls_);
+        // Nobody reads past what ends others' waits: what a function changed, however long it takes, is there before the function is over.
+        if (!endsWaits(head)) lead_call_.store(++lead_calls_);
         makeTimed(record);
         lead_call_.store(0);
         lock.lock();
@@ -283,10 +299,8 @@ void Worker::readAhead(uint64_t stuck) {
     if (got == calls::Channel::Read::kDown && !rejoin()) return;
     if (got != calls::Channel::Read::kRecord) continue;
     const CallHead head = headOf(record);
-    const auto operation = static_cast<forward::Operation>(head.function);
-    if (operation == forward::Operation::kHostFunctionDone || operation == forward::Operation::kHostBytes ||
-        operation == forward::Operation::kStraightStop ||
-        (operation == forward::Operation::kOpenGate && opensNow(record))) {
+    const bool opens = static_cast<forward::Operation>(head.function) == forward::Operation::kOpenGate;
+    if (endsWaits(head) && (!opens || opensNow(record))) {
       makeAhead(record);
     } else if (goesAhead(record)) {
       // Waits for others, and for the GPU: in a thread of its own.

@@ -9,9 +9,14 @@ __global__ void addTo(uint32_t* at, uint32_t count, uint32_t value) {
   if (i < count) at[i] += value;
 }
 
+__global__ void countOthers(const uint32_t* at, uint32_t apart, uint32_t value, uint32_t* others) {
+  if (at[(blockIdx.x * blockDim.x + threadIdx.x) * apart] != value) atomicAdd(others, 1);
+}
+
 namespace {
 
 constexpr uint32_t kWords = 40'000;
+constexpr uint32_t kMany = 8 << 20, kApart = 1024;
 
 void add(uint32_t* there, uint32_t value, cudaStream_t stream) {
   addTo<<<apps::blocks(kWords), 256, 0, stream>>>(there, kWords, value);
@@ -77,6 +82,32 @@ void inGraph(cudaStream_t stream) {
   RUNTIME_OK(cudaGraphDestroy(graph));
 }
 
+/// All that a host function changed, however much it is, is there before what is behind it in the stream.
+void muchByFunction(cudaStream_t stream) {
+  std::vector<uint32_t> many(kMany);
+  RUNTIME_OK(cudaHostRegister(many.data(), kMany * 4, cudaHostRegisterMapped));
+  uint32_t *there = nullptr, *wrong;
+  RUNTIME_OK(cudaHostGetDevicePointer(&there, many.data(), 0));
+  RUNTIME_OK(cudaMalloc(&wrong, 4));
+  RUNTIME_OK(cudaMemset(wrong, 0, 4));
+  for (uint32_t round = 1; round <= 3; ++round) {
+    RUNTIME_OK(cudaLaunchHostFunc(
+        stream,
+        [](void* p) {
+          for (uint32_t& word : *static_cast<std::vector<uint32_t>*>(p)) ++word;
+        },
+        &many));
+    countOthers<<<kMany / kApart / 256, 256, 0, stream>>>(there, kApart, round, wrong);
+    RUNTIME_OK(cudaGetLastError());
+    uint32_t found = 0;
+    RUNTIME_OK(cudaMemcpyAsync(&found, wrong, 4, cudaMemcpyDefault, stream));
+    RUNTIME_OK(cudaStreamSynchronize(stream));
+    CHECK(found == 0, "round %u: a kernel behind a host function found %u words as they were before it", round, found);
+  }
+  RUNTIME_OK(cudaFree(wrong));
+  RUNTIME_OK(cudaHostUnregister(many.data()));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -117,6 +148,7 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaFree(device));
   }
   inGraph(stream);
+  muchByFunction(stream);
   // Each thread with memory of its own.
   std::vector<std::thread> threads;
   for (uint32_t t = 0; t < 4; ++t) {
