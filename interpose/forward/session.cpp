@@ -247,11 +247,14 @@ void Session::dispatch(std::vector<std::byte>& record) {
         ++received_;
         const auto found = expected_.find(head.number);
         if (found == expected_.end()) break;
-        expected = found->second;
-        expected_.erase(found);
+        expected = found->second;  // it stays until its bytes are there: who is to read them waits for it
       }
       if (const auto bytes = reader.raw(expected.bytes); !bytes.empty())
         std::memcpy(expected.into, bytes.data(), bytes.size());
+      {
+        std::lock_guard lock(waits_mutex_);
+        expected_.erase(head.number);
+      }
       bytes_come_.fetch_sub(1);
       comes_.fetch_sub(1);
       break;
@@ -346,7 +349,8 @@ void Session::expectChanges() {
 }
 
 bool Session::bytesOutstanding(uint64_t address, uint64_t bytes) {
-  if (bytes_come_.load(std::memory_order_relaxed) == 0) return false;
+  // Whoever counted the last one had put it in place.
+  if (bytes_come_.load(std::memory_order_acquire) == 0) return false;
   std::lock_guard lock(waits_mutex_);
   return std::any_of(expected_.begin(), expected_.end(), [&](const auto& entry) {
     const auto begin = reinterpret_cast<uint64_t>(entry.second.into);
