@@ -140,7 +140,12 @@ StreamPoint Context::submit(Stream& stream, std::unique_ptr<StreamOp> op, std::v
   } else if (!stream.nonBlocking() && legacy_ != nullptr && !legacy_->idle()) {
     dependencies.push_back(legacy_->last());
   }
-  return stream.enqueue(std::move(op), std::move(dependencies));
+  Device::Connections& connections = device_.connections;
+  if (connections.last.empty()) return stream.enqueue(std::move(op), std::move(dependencies));
+  std::scoped_lock shared(connections.mutex);
+  StreamPoint& last = connections.last[stream.id() % connections.last.size()];
+  dependencies.push_back(std::move(last));
+  return last = stream.enqueue(std::move(op), std::move(dependencies));
 }
 
 CUresult Context::submitOrCapture(Stream& stream, const CaptureNode& node,

@@ -181,7 +181,9 @@ Device::Device(int device_ordinal, int device_number, const Settings& settings)
       number(device_number),
       uuid(uuidOf(settings, device_number)),
       name("olpager simulated GPU"),
-      vram(settings.vram_bytes, settings.scribble, &pages) {}
+      vram(settings.vram_bytes, settings.scribble, &pages) {
+  connections.last.resize(settings.connections);
+}
 
 CUresult Device::attribute(CUdevice_attribute attribute, int* value) const {
   switch (attribute) {

@@ -39,6 +39,7 @@ struct Settings {
   bool param_info = true;
   int capability = 90;       // compute capability, 10 * major + minor
   unsigned shared_pins = 1;  // of memory that is mapped shared: 0 none can be registered, 1 all, 2 every second
+  unsigned connections = 0;  // queues that the streams of a device share; 0: one each
   double bandwidth = 0;      // bytes per second of one copy; 0: as fast as the host
   unsigned threads = 0;      // of the worker pool; 0: one per core
 };
@@ -80,6 +81,13 @@ class Device {
   /// The fault that a kernel ended with, else CUDA_SUCCESS. As on hardware nothing brings the device back to this
   /// process after one: no reset, no new context.
   std::atomic<CUresult> lost{CUDA_SUCCESS};
+
+  /// OL_SIM_CONNECTIONS: what each queue that streams share ends with. Empty: each stream has its own.
+  struct Connections {
+    std::mutex mutex;  // in submission only, over Stream::mutex
+    std::vector<StreamPoint> last;
+  };
+  Connections connections;
 
   /// CUDA_ERROR_INVALID_VALUE for an attribute that does not exist.
   CUresult attribute(CUdevice_attribute attribute, int* value) const;

@@ -124,6 +124,10 @@ Result<Settings> readSettings() {
       return bad("OL_SIM_BANDWIDTH", v, "GB/s of a copy, such as 25");
     s.bandwidth = gigabytes * 1e9;
   }
+  if (const char* v = variable("OL_SIM_CONNECTIONS")) {
+    if (!parseInteger(v, 0, 1024, &number)) return bad("OL_SIM_CONNECTIONS", v, "a number from 0 to 1024");
+    s.connections = static_cast<unsigned>(number);
+  }
   if (const char* v = variable("OL_SIM_THREADS")) {
     if (!parseInteger(v, 1, 1024, &number)) return bad("OL_SIM_THREADS", v, "a number from 1 to 1024");
     s.threads = static_cast<unsigned>(number);

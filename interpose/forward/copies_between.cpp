@@ -51,6 +51,13 @@ CUresult contextOf(const DeviceSide& side, uint64_t* context) {
   return ol_forward_cuPointerGetAttribute(context, CU_POINTER_ATTRIBUTE_CONTEXT, side.address);
 }
 
+CUresult finishStream(const StreamAt& at) {
+  Call call(at.per_thread ? api::Symbol::kCuStreamSynchronize_ptsz : api::Symbol::kCuStreamSynchronize, at.session);
+  call.value(at.stream);
+  call.mayWait();
+  return call.sync();
+}
+
 }  // namespace
 
 bool ofTwoSessions(CUdeviceptr one, CUdeviceptr other) {
@@ -80,16 +87,16 @@ CUresult copyBetweenBehind(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, con
     return refused("a captured copy between devices of two gpunodes", false);
   // What is called from now on may be for kernels that use what is copied.
   noteAddressesOf(sessionOfAddress(to), sessionOfAddress(from));
-  return runInStream(at, [=] {
-    Session* const taker = sessionOfAddress(to);
-    Session* const sender = sessionOfAddress(from);
-    if (const auto straight =
-            copyStraight({taker, to, 0, nullptr, false, true}, {sender, from, 0, nullptr, false, true}, bytes))
-      return *straight;
-    const OwnStream into(taker), out(sender);
-    if (into.stream() == nullptr || out.stream() == nullptr) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    return copyThroughHere(to, {0, into.stream()}, from, {0, out.stream()}, bytes);
-  });
+  // The stream comes to here: crossings.h says why the copy is not left behind in it.
+  if (const CUresult result = finishStream(at); result != CUDA_SUCCESS) return result;
+  Session* const taker = sessionOfAddress(to);
+  Session* const sender = sessionOfAddress(from);
+  if (const auto straight =
+          copyStraight({taker, to, 0, nullptr, false, true}, {sender, from, 0, nullptr, false, true}, bytes))
+    return *straight;
+  const OwnStream into(taker), out(sender);
+  if (into.stream() == nullptr || out.stream() == nullptr) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  return copyThroughHere(to, {0, into.stream()}, from, {0, out.stream()}, bytes);
 }
 
 }  // namespace olpager::forward

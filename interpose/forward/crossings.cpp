@@ -75,23 +75,6 @@ void forgetOwnStreams(unsigned slot) {
   ++all.slots[slot].gone;
 }
 
-CUresult runInStream(const StreamAt& at, std::function<CUresult()> job) {
-  const uint64_t context = contextIn(at.session);
-  const uint32_t gate = at.session->newGate();
-  const uint32_t notice = at.session->expectNotice([session = at.session, context, gate, job](CUresult status) {
-    if (status != CUDA_SUCCESS) return;  // the stream is lost, or was none
-    runByCourier([session, context, gate, job] {
-      const CUresult done = job();
-      if (done != CUDA_SUCCESS) session->breakContext(context, done);
-      session->openGate(gate);
-    });
-  });
-  if (notice == 0) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-  const CUresult result = putGate(at, notice, gate);
-  if (result != CUDA_SUCCESS) at.session->forgetNotice(notice);
-  return result;
-}
-
 CUresult waitAcross(const StreamAt& at, Session* other, CUevent event, unsigned flags) {
   const uint64_t context = contextIn(at.session);
   const uint32_t gate = at.session->newGate();

@@ -2,8 +2,12 @@
 //
 // A stream that has to wait for something elsewhere has a gate, which it waits at until this process opens it (Session::newGate). That a
 // stream has come to some place the worker gives notice of (Session::expectNotice). An event elsewhere is waited for by a stream of the
-// library's own there; the notice of its end opens the gate. An asynchronous copy is made by a courier at the notice that its stream has
-// come to it, and opens the gate behind it when the bytes are there.
+// library's own there; the notice of its end opens the gate.
+//
+// What a gate waits for is never submitted after it. GPUs have few queues for their streams: what stands at a gate in one of them holds
+// up what other streams submit to it later, and if the gate waited for that, both would stand for ever (the driver's documentation of
+// cuStreamWaitValue32 says as much). Events keep to this by themselves, as they were recorded before anybody waits for them. An asynchronous
+// copy is therefore made by the call itself, once its stream has come to it (copies_between.h).
 //
 // What a gate waits for is lost with its session, or fails: the context of the stream behind it is broken, and its gate opens.
 // Thread-safety: any thread.
@@ -12,7 +16,6 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <functional>
 
 namespace olpager::forward {
 
@@ -45,10 +48,6 @@ class OwnStream {
 };
 /// A context of the session in this slot is gone, and streams of it.
 void forgetOwnStreams(unsigned slot);
-
-/// Runs `job` in a thread of the library's own when the stream comes to here; the stream goes on when it is over. What it returns breaks
-/// the stream's context unless it is CUDA_SUCCESS.
-CUresult runInStream(const StreamAt& at, std::function<CUresult()> job);
 
 /// The stream waits for what the event, of another session, stands for now.
 CUresult waitAcross(const StreamAt& at, Session* other, CUevent event, unsigned flags);

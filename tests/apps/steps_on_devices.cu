@@ -2,9 +2,9 @@
 //   devices    how many, and the PCI address of each
 //   step D     adds 1 to every word on device D and compares them with the count
 //   fetch D    copies the words of the other device to device D, behind both devices' streams, and compares them
-//   hang D     work on device D that waits for its gpunode's answer 2 s long (a host function), and a copy to the other device behind it that a
-//              stream there waits for; answers at once
-//   pour D     four hundred copies from device D to the other one, each behind the one before; answers at once
+//   hang D     work on device D that waits for its gpunode's answer 2 s long (a host function), and a place behind it that a stream of the
+//              other device waits for; answers at once
+//   pour D     four hundred copies from device D to the other one, each behind the one before
 //   sync D     waits for the stream of device D
 // "ok ...", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its input.
 #include "common.h"
@@ -67,11 +67,15 @@ bool step(int d) {
   return compare(at.words, at.stream, at.done);
 }
 
+bool waitFor(int from) {
+  Place &source = places[from], &target = places[1 - from];
+  return good(cudaEventRecord(source.event, source.stream)) && good(cudaStreamWaitEvent(target.stream, source.event, 0));
+}
+
 bool copyFrom(int from) {
   Place &source = places[from], &target = places[1 - from];
   return good(cudaSetDevice(from)) &&
-         good(cudaMemcpyPeerAsync(target.fetched, 1 - from, source.words, from, kCount * 4, source.stream)) &&
-         good(cudaEventRecord(source.event, source.stream)) && good(cudaStreamWaitEvent(target.stream, source.event, 0));
+         good(cudaMemcpyPeerAsync(target.fetched, 1 - from, source.words, from, kCount * 4, source.stream)) && waitFor(from);
 }
 
 void CUDART_CB lag(void*) { std::this_thread::sleep_for(std::chrono::seconds(2)); }
@@ -101,7 +105,7 @@ int main() {
     } else if (said.rfind("fetch", 0) == 0) {
       if (copyFrom(1 - d)) compare(places[d].fetched, places[d].stream, places[1 - d].done);
     } else if (said.rfind("hang", 0) == 0) {
-      good(cudaSetDevice(d)) && good(cudaLaunchHostFunc(places[d].stream, lag, nullptr)) && copyFrom(d);
+      good(cudaSetDevice(d)) && good(cudaLaunchHostFunc(places[d].stream, lag, nullptr)) && waitFor(d);
     } else if (said.rfind("pour", 0) == 0) {
       for (int i = 0; i < 400 && copyFrom(d); ++i) {}
     } else if (said.rfind("sync", 0) == 0) {

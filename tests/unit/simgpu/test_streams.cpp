@@ -50,6 +50,32 @@ TEST_CASE("streams run in order and beside each other", "[stream]") {
   OK(CU(cuMemFree)(p));
 }
 
+// Only where streams share a queue (OL_SIM_CONNECTIONS=1).
+TEST_CASE("what stands in a shared queue holds up what other streams submit later", "[.connections]") {
+  const Primary primary;
+  CUstream a = nullptr, b = nullptr;
+  OK(CU(cuStreamCreate)(&a, CU_STREAM_NON_BLOCKING));
+  OK(CU(cuStreamCreate)(&b, CU_STREAM_NON_BLOCKING));
+  CUdeviceptr p = 0;
+  OK(CU(cuMemAlloc)(&p, 4096));
+  OK(CU(cuMemsetD8Async)(p, 1, 4096, b));  // before
+  Gate gate(a);
+  OK(CU(cuStreamSynchronize)(b));
+  OK(CU(cuMemsetD8Async)(p, 2, 4096, b));
+  for (int i = 0; i < 20; ++i) {
+    CHECK(CU(cuStreamQuery)(b) == CUDA_ERROR_NOT_READY);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  gate.open();
+  OK(CU(cuStreamSynchronize)(b));
+  uint8_t last = 0;
+  OK(CU(cuMemcpyDtoH)(&last, p + 4095, 1));
+  CHECK(last == 2);
+  OK(CU(cuStreamDestroy)(a));
+  OK(CU(cuStreamDestroy)(b));
+  OK(CU(cuMemFree)(p));
+}
+
 TEST_CASE("the legacy stream waits for blocking streams and they for it", "[stream]") {
   const Primary primary;
   CUstream blocking = nullptr, free_running = nullptr;
