@@ -35,12 +35,14 @@ struct Pair {
 struct All {
   std::array<std::array<Pair, kMostSessions>, kMostSessions> pairs;  // by slot, the lower first
   std::atomic<uint64_t> next_copy{1};
-  Counted tcp, shm, through_here;
 };
 All& all() {
   static auto* instance = new All;
   return *instance;
 }
+
+// Asked for at the end of every program: there without memory of the heap.
+constinit Counted over_tcp, over_shm, through_here;
 
 // The worker of `from` connects to that of `to`. What it says: how, or why not. `result`: whether it could be asked.
 PeerLinked connect(Session& from, Session& to, std::string* text, CUresult* result) {
@@ -154,25 +156,24 @@ std::optional<CUresult> copyStraight(const StraightEnd& to, const StraightEnd& f
   if (in_result != CUDA_SUCCESS) return in_result;
   if (out_result != CUDA_SUCCESS) return out_result;
   if (sent == Straight::kDone && taken == Straight::kDone) {
-    (linked == PeerLinked::kShm ? all().shm : all().tcp).add(bytes);
+    (linked == PeerLinked::kShm ? over_shm : over_tcp).add(bytes);
     return CUDA_SUCCESS;
   }
   lost(pair, number);
   return {};
 }
 
-void countThroughHere(uint64_t bytes) { all().through_here.add(bytes); }
+void countThroughHere(uint64_t bytes) { through_here.add(bytes); }
 
 void tellCopiesBetween() {
-  const All& counted = all();
-  if (counted.tcp.copies == 0 && counted.shm.copies == 0 && counted.through_here.copies == 0) return;
+  if (over_tcp.copies == 0 && over_shm.copies == 0 && through_here.copies == 0) return;
   const auto number = [](const std::atomic<uint64_t>& value) { return static_cast<unsigned long long>(value.load()); };
   base::logInfo(
       "copies between gpunodes: %llu of %llu bytes straight over tcp, %llu of %llu straight over shared memory, %llu "
       "of %llu "
       "through this program",
-      number(counted.tcp.copies), number(counted.tcp.bytes), number(counted.shm.copies), number(counted.shm.bytes),
-      number(counted.through_here.copies), number(counted.through_here.bytes));
+      number(over_tcp.copies), number(over_tcp.bytes), number(over_shm.copies), number(over_shm.bytes),
+      number(through_here.copies), number(through_here.bytes));
 }
 
 }  // namespace olpager::forward
