@@ -168,13 +168,17 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
   ++stream.calls;
   lock.unlock();
   bool recorded = false;
-  if (driver_.cuCtxPushCurrent_v2(key.context) == CUDA_SUCCESS) {
+  CUresult result = driver_.cuCtxPushCurrent_v2(key.context);
+  if (result == CUDA_SUCCESS) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's
     // end.
-    if (driver_.cuStreamIsCapturing(key.stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) {
-      if (event == nullptr && driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) event = nullptr;
-      recorded = event != nullptr && driver_.cuEventRecord(event, key.stream) == CUDA_SUCCESS;
+    result = driver_.cuStreamIsCapturing(key.stream, &status);
+    if (result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) {
+      if (event == nullptr) result = driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+      if (result != CUDA_SUCCESS) event = nullptr;
+      if (event != nullptr) result = driver_.cuEventRecord(event, key.stream);
+      recorded = event != nullptr && result == CUDA_SUCCESS;
     }
     CUcontext popped = nullptr;
     driver_.cuCtxPopCurrent_v2(&popped);
@@ -182,6 +186,8 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
   lock.lock();
   leaveCall(stream);
   if (stream.gone) return false;  // the event went with its context
+  // As in collect(): in a context that a kernel has broken nothing runs any more, nor can it be marked.
+  if (endsContext(result)) stream.completed.store(std::max(stream.completed.load(), number));
   if (recorded) {
     stream.marks.push_back({event, number});
   } else if (event != nullptr) {

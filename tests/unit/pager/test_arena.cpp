@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -254,6 +255,28 @@ class CapturedErrors {
 };
 
 }  // namespace
+
+// A kernel breaks the context before the end of its launch was marked, and nothing can be marked any more. A launch that needs other
+// memory's place in VRAM does not wait for that end.
+TEST_CASE("a context that is lost with a launch unmarked keeps nobody waiting", "[.lost unmarked]") {
+  static std::atomic<bool> lost{false};
+  Rig rig({.vram = 8 * kMiB, .seconds = 40, .alter = [](DriverApi& api) {
+             api.cuEventRecord = [](CUevent event, CUstream stream) {
+               return lost ? CUDA_ERROR_ILLEGAL_ADDRESS : driver().api.cuEventRecord(event, stream);
+             };
+           }});
+  std::vector<CUdeviceptr> buffers;
+  for (uint64_t i = 0; i < 4; ++i) buffers.push_back(rig.allocate(4 * kMiB));
+  for (const CUdeviceptr buffer : buffers) rig.fill(buffer, 4 * kMiB, 1);
+  rig.synchronize();
+  lost = true;
+  CapturedErrors errors;
+  for (int round = 0; round < 2; ++round)
+    for (const CUdeviceptr buffer : buffers)
+      static_cast<void>(
+          rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), buffer, uint64_t{1}, kStep, uint64_t{1}));
+  CHECK(errors.text().find("the context is lost (CUDA error 700)") != std::string::npos);
+}
 
 // Where host memory can't be mapped in place, what is parked is not mapped: the miss is certain. A process of its own: its
 // device is lost.
