@@ -258,7 +258,7 @@ class CapturedErrors {
 
 // A kernel breaks the context before the end of its launch was marked, and nothing can be marked any more. A launch that needs other
 // memory's place in VRAM does not wait for that end.
-TEST_CASE("a context that is lost with a launch unmarked keeps nobody waiting", "[.lost unmarked]") {
+TEST_CASE("a context that is lost with a launch unmarked keeps nobody waiting", "[.lost][unmarked]") {
   static std::atomic<bool> lost{false};
   Rig rig({.vram = 8 * kMiB, .seconds = 40, .alter = [](DriverApi& api) {
              api.cuEventRecord = [](CUevent event, CUstream stream) {
