@@ -70,6 +70,11 @@ Exercise exercise(Side& client, const LinkPtr& link, const RemoteRange& remote, 
     ++(one->outcome == Outcome::kOk ? result.ok : result.failed);
   }
   REQUIRE(outstanding == 0);
+  // Operations fail since the link is down, which is told behind the last of them.
+  if (result.failed > 0 && !result.down) {
+    client.await(Kind::kDown);
+    result.down = true;
+  }
   return result;
 }
 
