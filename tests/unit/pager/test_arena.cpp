@@ -269,12 +269,12 @@ TEST_CASE("a context that is lost with a launch unmarked keeps nobody waiting", 
   for (uint64_t i = 0; i < 4; ++i) buffers.push_back(rig.allocate(4 * kMiB));
   for (const CUdeviceptr buffer : buffers) rig.fill(buffer, 4 * kMiB, 1);
   rig.synchronize();
+  const CUfunction add = rig.kernel("addTo");
   lost = true;
   CapturedErrors errors;
   for (int round = 0; round < 2; ++round)
     for (const CUdeviceptr buffer : buffers)
-      static_cast<void>(
-          rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), buffer, uint64_t{1}, kStep, uint64_t{1}));
+      static_cast<void>(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), add, buffer, uint64_t{1}, kStep, uint64_t{1}));
   CHECK(errors.text().find("the context is lost (CUDA error 700)") != std::string::npos);
 }
 
