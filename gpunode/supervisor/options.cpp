@@ -94,14 +94,10 @@ Status setCacheSize(SupervisorOptions& options, std::string_view text) {
   options.cache_bytes = bytes.value();
   return {};
 }
-Status setConfine(SupervisorOptions& options, std::string_view text) {
+template <bool SupervisorOptions::*kMember>
+Status setSwitch(SupervisorOptions& options, std::string_view text) {
   if (text != "on" && text != "off") return notAllowed(text, "on or off");
-  options.confine = text == "on";
-  return {};
-}
-Status setStraight(SupervisorOptions& options, std::string_view text) {
-  if (text != "on" && text != "off") return notAllowed(text, "on or off");
-  options.straight = text == "on";
+  options.*kMember = text == "on";
   return {};
 }
 Status setSessions(SupervisorOptions& options, std::string_view text) {
@@ -141,9 +137,10 @@ const std::vector<SupervisorKey>& supervisorKeys() {
       {"cache", "The folder for modules that clients have sent, or none",
        "$CACHE_DIRECTORY, else olpager in $XDG_CACHE_HOME, ~/.cache or /var/cache", setCache},
       {"cache-size", "The most that the modules of one key may take there", "4GiB", setCacheSize},
-      {"confine", "Whether workers may start no programs and open no connections: on or off", "on", setConfine},
+      {"confine", "Whether workers may start no programs and open no connections: on or off", "on",
+       setSwitch<&SupervisorOptions::confine>},
       {"straight", "Whether copies to and from a program's other gpunodes go straight there: on or off", "on",
-       setStraight},
+       setSwitch<&SupervisorOptions::straight>},
       {"sessions", "The most at a time", "64", setSessions},
       {"key-sessions", "The most at a time of one key", "no limit of its own", setKeySessions},
       {"grace", "Seconds for which a session without a connection is kept", "10", setGrace},

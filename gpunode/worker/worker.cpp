@@ -3,14 +3,12 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "base/log.h"
 #include "gpunode/worker/invocation.h"
 #include "interpose/api/driver_symbols.h"
-#include "interpose/forward/straight.h"
 #include "interpose/local/control.h"
 
 namespace olpager::gpunode {
@@ -287,8 +285,7 @@ calls::Channel::Read Worker::next(std::vector<std::byte>& record, std::chrono::m
 }
 
 // While the leader stays in that call: takes what comes, and makes of it what ends host functions, what they changed in memory, and what
-// opens gates. All
-// else waits for the leader, in its order.
+// opens gates. All else waits for the leader, in its order: nothing that a gate waits for is among it (interpose/forward/crossings.h).
 void Worker::readAhead(uint64_t stuck) {
   constexpr size_t kMost = 64 << 20;
   const std::unique_lock reading(reading_mutex_, std::try_to_lock);
@@ -302,9 +299,6 @@ void Worker::readAhead(uint64_t stuck) {
     const bool opens = static_cast<forward::Operation>(head.function) == forward::Operation::kOpenGate;
     if (endsWaits(head) && (!opens || opensNow(record))) {
       makeAhead(record);
-    } else if (goesAhead(record)) {
-      // Waits for others, and for the GPU: in a thread of its own.
-      std::thread([this, made = std::move(record)] { make(made); }).detach();
     } else {
       ahead_bytes_ += record.size();
       ahead_.push_back(std::move(record));
@@ -317,43 +311,6 @@ bool Worker::opensNow(const std::vector<std::byte>& record) {
   forward::Reader reader(record);
   (void)reader.value<CallHead>();
   return gates_.isPut(reader.value<uint32_t>());
-}
-
-// What streams may wait for here: copies to and from other gpunodes that are behind nothing any more. What they need is made already, unless
-// it waits for the leader.
-bool Worker::goesAhead(const std::vector<std::byte>& record) const {
-  using api::Symbol;
-  using forward::Operation;
-  forward::Reader reader(record);
-  const auto function = reader.value<CallHead>().function;
-  const auto operation = static_cast<Operation>(function);
-  if (operation == Operation::kPeerLink) return true;
-  if (operation != Operation::kStraightIn && operation != Operation::kStraightOut) return false;
-  if (reader.value<forward::StraightHead>().now == 0) return false;
-  return std::none_of(ahead_.begin(), ahead_.end(), [](const std::vector<std::byte>& other) {
-    const auto waits = headOf(other).function;
-    switch (static_cast<Operation>(waits)) {
-      case Operation::kAllocateAt:
-      case Operation::kContextCreate:
-      case Operation::kPrimaryRetain:
-        return true;
-      default:
-        break;
-    }
-    switch (static_cast<Symbol>(waits)) {
-      case Symbol::kCuMemAlloc_v2:
-      case Symbol::kCuMemAllocPitch_v2:
-      case Symbol::kCuMemAllocAsync:
-      case Symbol::kCuMemAllocAsync_ptsz:
-      case Symbol::kCuMemAllocFromPoolAsync:
-      case Symbol::kCuMemAllocFromPoolAsync_ptsz:
-      case Symbol::kCuMemMap:
-      case Symbol::kCuMemSetAccess:
-        return true;
-      default:
-        return false;
-    }
-  });
 }
 
 // What needs no driver.

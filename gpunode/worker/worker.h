@@ -8,8 +8,8 @@
 // While host functions run or gates are closed, any call may wait for them: then another thread reads on, and makes of what comes only what
 // ends them or opens them.
 //
-// Locks: lead_mutex_ (who leads); reading_mutex_ (who takes records), before rejoin_mutex_ (who waits for the client's next link); the tables' own; none is held while the driver
-// is called.
+// Locks: lead_mutex_ (who leads); reading_mutex_ (who takes records), before rejoin_mutex_ (who waits for the client's next link); the
+// tables' own; none is held while the driver is called.
 #pragma once
 
 #include <cuda.h>
@@ -116,7 +116,6 @@ class Worker {
   void makeTimed(const std::vector<std::byte>& record);
   calls::Channel::Read next(std::vector<std::byte>& record, std::chrono::microseconds timeout);
   void readAhead(uint64_t stuck);
-  bool goesAhead(const std::vector<std::byte>& record) const;
   bool opensNow(const std::vector<std::byte>& record);
   void makeAhead(const std::vector<std::byte>& record);
   void count(const std::vector<std::byte>& record);

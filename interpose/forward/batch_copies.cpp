@@ -6,6 +6,7 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/copies.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/streams.h"
 
 namespace olpager::forward {
 namespace {
@@ -47,10 +48,6 @@ bool isSharedAnywhere(CUdeviceptr address) {
 bool readsLate(CUmemcpySrcAccessOrder order, CUdeviceptr from) {
   return order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL && isSharedAnywhere(from);
 }
-CUresult synchronize(CUstream stream, bool per_thread) {
-  return per_thread ? ol_forward_generated_cuStreamSynchronize_ptsz(stream)
-                    : ol_forward_generated_cuStreamSynchronize(stream);
-}
 
 // All of the batch is looked at before the first of it is copied. Sources are read no later than the driver would: each order allows it.
 CUresult copyBatch(const Batch& batch, bool per_thread) {
@@ -79,7 +76,7 @@ CUresult copyBatch(const Batch& batch, bool per_thread) {
     if (batch.failed != nullptr) *batch.failed = i;
     return result;
   }
-  return late ? synchronize(batch.stream, per_thread) : CUDA_SUCCESS;
+  return late ? finishStream(batch.stream, per_thread) : CUDA_SUCCESS;
 }
 
 CUresult elementBytes(const CUmemcpy3DOperand& operand, uint64_t* bytes) {
@@ -166,7 +163,7 @@ CUresult copyBoxes(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, size_t* fail
     if (failed != nullptr) *failed = i;
     return result;
   }
-  return late ? synchronize(stream, per_thread) : CUDA_SUCCESS;
+  return late ? finishStream(stream, per_thread) : CUDA_SUCCESS;
 }
 
 // One side's memory is the program's: addresses are the same in all contexts, so it is a copy like any other.

@@ -10,6 +10,7 @@
 #include "interpose/forward/host_copies.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/straight_copies.h"
+#include "interpose/forward/streams.h"
 
 namespace olpager::forward {
 namespace {
@@ -51,13 +52,6 @@ CUresult contextOf(const DeviceSide& side, uint64_t* context) {
   return ol_forward_cuPointerGetAttribute(context, CU_POINTER_ATTRIBUTE_CONTEXT, side.address);
 }
 
-CUresult finishStream(const StreamAt& at) {
-  Call call(at.per_thread ? api::Symbol::kCuStreamSynchronize_ptsz : api::Symbol::kCuStreamSynchronize, at.session);
-  call.value(at.stream);
-  call.mayWait();
-  return call.sync();
-}
-
 }  // namespace
 
 bool ofTwoSessions(CUdeviceptr one, CUdeviceptr other) {
@@ -88,7 +82,7 @@ CUresult copyBetweenBehind(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, con
   // What is called from now on may be for kernels that use what is copied.
   noteAddressesOf(sessionOfAddress(to), sessionOfAddress(from));
   // The stream comes to here: crossings.h says why the copy is not left behind in it.
-  if (const CUresult result = finishStream(at); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = finishStream(at.stream, at.per_thread); result != CUDA_SUCCESS) return result;
   Session* const taker = sessionOfAddress(to);
   Session* const sender = sessionOfAddress(from);
   if (const auto straight =

@@ -15,6 +15,7 @@
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/managed.h"
+#include "interpose/forward/streams.h"
 #include "pager/space/space.h"
 
 namespace olpager::forward {
@@ -256,8 +257,7 @@ CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
   if (!held || (capturing() && captures(stream, per_thread)))
     return per_thread ? ol_forward_generated_cuMemFreeAsync_ptsz(address, stream)
                       : ol_forward_generated_cuMemFreeAsync(address, stream);
-  const CUresult result = per_thread ? ol_forward_generated_cuStreamSynchronize_ptsz(stream)
-                                     : ol_forward_generated_cuStreamSynchronize(stream);
+  const CUresult result = finishStream(stream, per_thread);
   return result == CUDA_SUCCESS ? release(address) : result;
 }
 

@@ -4,17 +4,14 @@
 
 #include <fstream>
 
+#include "base/sanitizer.h"
 #include "tests/unit/memserver/rig.h"
 
 namespace olpager::memserver::test {
 namespace {
 
 // AddressSanitizer keeps what was freed for a while.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kSpare = 384 * kMiB;
-#else
-constexpr uint64_t kSpare = 32 * kMiB;
-#endif
+constexpr uint64_t kSpare = (base::kAddressSanitizer || base::kThreadSanitizer ? 384 : 32) * kMiB;
 
 ServiceOptions shortLease(uint32_t ms) {
   ServiceOptions options;

@@ -20,15 +20,34 @@ struct Gate {
   uint32_t* flag = nullptr;
 };
 
+/// Two streams that wait for nobody, and memory for both.
+struct TwoStreams {
+  TwoStreams() {
+    OK(CU(cuStreamCreate)(&a, CU_STREAM_NON_BLOCKING));
+    OK(CU(cuStreamCreate)(&b, CU_STREAM_NON_BLOCKING));
+    OK(CU(cuMemAlloc)(&p, 4096));
+  }
+  uint8_t last() const {
+    uint8_t byte = 0;
+    OK(CU(cuMemcpyDtoH)(&byte, p + 4095, 1));
+    return byte;
+  }
+  void end() {
+    OK(CU(cuStreamDestroy)(a));
+    CHECK(CU(cuStreamQuery)(a) == CUDA_ERROR_INVALID_HANDLE);
+    OK(CU(cuStreamDestroy)(b));
+    OK(CU(cuMemFree)(p));
+  }
+  CUstream a = nullptr, b = nullptr;
+  CUdeviceptr p = 0;
+};
+
 }  // namespace
 
 TEST_CASE("streams run in order and beside each other", "[stream]") {
   const Primary primary;
-  CUstream a = nullptr, b = nullptr;
-  OK(CU(cuStreamCreate)(&a, CU_STREAM_NON_BLOCKING));
-  OK(CU(cuStreamCreate)(&b, CU_STREAM_NON_BLOCKING));
-  CUdeviceptr p = 0;
-  OK(CU(cuMemAlloc)(&p, 4096));
+  TwoStreams two;
+  const auto& [a, b, p] = two;
   Gate gate(a);
   OK(CU(cuMemsetD8Async)(p, 1, 4096, a));
   CHECK(CU(cuStreamQuery)(a) == CUDA_ERROR_NOT_READY);
@@ -37,27 +56,19 @@ TEST_CASE("streams run in order and beside each other", "[stream]") {
   gate.open();
   OK(CU(cuStreamSynchronize)(a));
   OK(CU(cuStreamQuery)(a));
-  uint8_t last = 0;
-  OK(CU(cuMemcpyDtoH)(&last, p + 4095, 1));
-  CHECK(last == 1);
+  CHECK(two.last() == 1);
   unsigned long long id_a = 0, id_b = 0;
   OK(CU(cuStreamGetId)(a, &id_a));
   OK(CU(cuStreamGetId)(b, &id_b));
   CHECK(id_a != id_b);
-  OK(CU(cuStreamDestroy)(a));
-  CHECK(CU(cuStreamQuery)(a) == CUDA_ERROR_INVALID_HANDLE);
-  OK(CU(cuStreamDestroy)(b));
-  OK(CU(cuMemFree)(p));
+  two.end();
 }
 
 // Only where streams share a queue (OL_SIM_CONNECTIONS=1).
 TEST_CASE("what stands in a shared queue holds up what other streams submit later", "[.connections]") {
   const Primary primary;
-  CUstream a = nullptr, b = nullptr;
-  OK(CU(cuStreamCreate)(&a, CU_STREAM_NON_BLOCKING));
-  OK(CU(cuStreamCreate)(&b, CU_STREAM_NON_BLOCKING));
-  CUdeviceptr p = 0;
-  OK(CU(cuMemAlloc)(&p, 4096));
+  TwoStreams two;
+  const auto& [a, b, p] = two;
   OK(CU(cuMemsetD8Async)(p, 1, 4096, b));  // before
   Gate gate(a);
   OK(CU(cuStreamSynchronize)(b));
@@ -68,12 +79,8 @@ TEST_CASE("what stands in a shared queue holds up what other streams submit late
   }
   gate.open();
   OK(CU(cuStreamSynchronize)(b));
-  uint8_t last = 0;
-  OK(CU(cuMemcpyDtoH)(&last, p + 4095, 1));
-  CHECK(last == 2);
-  OK(CU(cuStreamDestroy)(a));
-  OK(CU(cuStreamDestroy)(b));
-  OK(CU(cuMemFree)(p));
+  CHECK(two.last() == 2);
+  two.end();
 }
 
 TEST_CASE("the legacy stream waits for blocking streams and they for it", "[stream]") {
