@@ -200,6 +200,7 @@ TEST_CASE("a transfer to a memserver that stalls can be interrupted", "[failures
 TEST_CASE("a memserver that has no descriptors for a slab loses nothing", "[failures]") {
   // Some low numbers, which are all that there is later.
   std::vector<base::UniqueFd> low;
+  low.reserve(48);
   for (int i = 0; i < 48; ++i) low.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
   const auto limit_then = static_cast<rlim_t>(low.back().get()) + 1;
   constexpr size_t kSlabs = 64;

@@ -220,6 +220,7 @@ TEST_CASE("many threads submit to many streams", "[stream][stress]") {
   const Primary primary;
   constexpr int kThreads = 4, kRounds = 60;
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   std::atomic<int> wrong{0};
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
@@ -232,7 +233,7 @@ TEST_CASE("many threads submit to many streams", "[stream][stress]") {
       if (CU(cuEventCreate)(&event, 0) != CUDA_SUCCESS) ++wrong;
       if (CU(cuMemHostAlloc)(&host, 4096, 0) != CUDA_SUCCESS) ++wrong;
       for (int round = 0; round < kRounds; ++round) {
-        if (CU(cuMemAlloc)(&p, 4096 * (1 + round % 3)) != CUDA_SUCCESS) ++wrong;
+        if (CU(cuMemAlloc)(&p, size_t{4096} * static_cast<size_t>(1 + round % 3)) != CUDA_SUCCESS) ++wrong;
         if (CU(cuMemsetD8Async)(p, uint8_t(round + t), 4096, stream) != CUDA_SUCCESS) ++wrong;
         if (CU(cuMemcpyDtoHAsync)(host, p, 4096, stream) != CUDA_SUCCESS) ++wrong;
         if (CU(cuEventRecord)(event, stream) != CUDA_SUCCESS) ++wrong;
