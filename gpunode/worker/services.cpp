@@ -81,6 +81,14 @@ Serve writtenService(size_t operation) {
       return straightStop;
     case Operation::kAllocateAt:
       return allocateAt;
+    case Operation::kLinkCreate:
+      return linkCreate;
+    case Operation::kLinkAdd:
+      return linkAdd;
+    case Operation::kLinkComplete:
+      return linkComplete;
+    case Operation::kLinkDestroy:
+      return linkDestroy;
   }
   return nullptr;
 }

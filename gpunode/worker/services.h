@@ -24,6 +24,11 @@ CUresult loadModule(Invocation& in);
 CUresult loadLibrary(Invocation& in);
 CUresult nameKernel(Invocation& in);
 
+CUresult linkCreate(Invocation& in);
+CUresult linkAdd(Invocation& in);
+CUresult linkComplete(Invocation& in);
+CUresult linkDestroy(Invocation& in);
+
 CUresult parameters(Invocation& in);
 CUresult launch(Invocation& in);
 CUresult clusters(Invocation& in);

@@ -9,7 +9,7 @@
 // ends them or opens them.
 //
 // Locks: lead_mutex_ (who leads); reading_mutex_ (who takes records), before rejoin_mutex_ (who waits for the client's next link); the
-// tables' own; none is held while the driver is called.
+// tables' own; none is held while the driver is called, but a linker's (links.h).
 #pragma once
 
 #include <cuda.h>
@@ -30,6 +30,7 @@
 #include "gpunode/worker/gates.h"
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/host_memory.h"
+#include "gpunode/worker/links.h"
 #include "gpunode/worker/module_cache.h"
 #include "gpunode/worker/peers.h"
 #include "gpunode/worker/staging.h"
@@ -65,6 +66,7 @@ class Worker {
   HandleTable& handles() { return handles_; }
   HostMemory& hostMemory() { return host_memory_; }
   ModuleCache& moduleCache() { return module_cache_; }
+  Links& links() { return links_; }
   Staging& staging() { return staging_; }
   Gates& gates() { return gates_; }
   Peers& peers() { return peers_; }
@@ -135,6 +137,7 @@ class Worker {
   HandleTable handles_;
   HostMemory host_memory_;
   ModuleCache module_cache_;
+  Links links_;
   Exchange exchange_{*this};
   Staging staging_;
   Gates gates_;

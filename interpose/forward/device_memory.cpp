@@ -267,6 +267,7 @@ void noteCall(const Session& session, uint16_t function) {
   const bool uses = function < api::kSymbolCount ? memoryUsers()[function]
                                                  : function == static_cast<uint16_t>(Operation::kLoadModule) ||
                                                        function == static_cast<uint16_t>(Operation::kLoadLibrary) ||
+                                                       function == static_cast<uint16_t>(Operation::kLinkComplete) ||
                                                        function == static_cast<uint16_t>(Operation::kContextCreate) ||
                                                        function == static_cast<uint16_t>(Operation::kPrimaryRetain);
   if (uses) book(session.slot()).spent.fetch_add(1);

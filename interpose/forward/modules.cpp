@@ -1,38 +1,24 @@
 // Modules and libraries: the image that a pointer names is found and sent as it is (a container, a cubin, PTX); options of the
 // compiler go along as far as they are numbers, its logs come back.
-#include <algorithm>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <string>
-#include <vector>
 
 #include "base/fatbin/fatbin.h"
 #include "base/log.h"
-#include "coherence/calls/digest.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/images.h"
+#include "interpose/forward/jit_options.h"
 #include "interpose/forward/libraries.h"
 #include "interpose/forward/memory.h"
 
 namespace olpager::forward {
 namespace {
 
-bool isLog(CUjit_option option) { return option == CU_JIT_INFO_LOG_BUFFER || option == CU_JIT_ERROR_LOG_BUFFER; }
-
-// Options whose values are pointers to more than a log.
-bool isDeep(CUjit_option option) {
-  return option == CU_JIT_GLOBAL_SYMBOL_NAMES || option == CU_JIT_GLOBAL_SYMBOL_ADDRESSES ||
-         option == CU_JIT_REFERENCED_KERNEL_NAMES || option == CU_JIT_REFERENCED_VARIABLE_NAMES;
-}
-
 /// An image on its way, with the compiler's options.
 struct Load {
   std::span<const std::byte> image;
   std::string owned;  // where the image had to be made
-  unsigned count = 0;
-  CUjit_option* options = nullptr;
-  void** values = nullptr;
+  JitOptions options;
 };
 
 CUresult locate(const void* code, Load& load) {
@@ -53,98 +39,40 @@ CUresult locate(const void* code, Load& load) {
   return CUDA_SUCCESS;
 }
 
-// A smaller image is sent without asking whether the worker has it: that would be another round trip.
-constexpr size_t kWorthAsking = 32 << 10;
-
 // Where an image goes, and the number that the library is to have; 0: the worker chooses.
 struct To {
   Session* session;
   uint64_t number = 0;
 };
 
-CUresult sendAs(Operation operation, const To& to, ImageForm form, const calls::Digest& digest, const Load& load,
-                void** out, bool* unknown) {
+CUresult sendAs(Operation operation, const To& to, const ImageWay& way, const Load& load, void** out, bool* unknown) {
   if (to.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(operation, to.session);
   call.beforeInit();
   if (operation == Operation::kLoadLibrary) call.value(to.number);
-  call.value(static_cast<uint32_t>(load.count));
-  for (unsigned i = 0; i < load.count; ++i) {
-    if (isDeep(load.options[i])) return refused("a module load with names of symbols in its options", false);
-    call.value(static_cast<int32_t>(load.options[i]));
-    call.value(isLog(load.options[i]) ? uint64_t{0} : reinterpret_cast<uint64_t>(load.values[i]));
-  }
-  call.value(form);
+  load.options.put(call);
   transport::RegionPtr region;
-  if (form == ImageForm::kDigest) {
-    call.raw(digest.data(), digest.size());
-  } else if (form == ImageForm::kRegion) {
-    auto made = transport::registerMemory(to.session->domain(),
-                                          {const_cast<std::byte*>(load.image.data()), load.image.size(), -1, 0},
-                                          transport::kRemoteRead);
-    if (!made.ok()) {
-      base::logError("a module of %zu bytes can't be sent: %s", load.image.size(), made.error().message.c_str());
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    region = std::move(made).value();
-    call.value(region->key());
-    call.mayWait();  // the worker reads it meanwhile
-  } else {
-    call.value(static_cast<uint64_t>(load.image.size()));
-    call.bulk(load.image);
-  }
+  if (const CUresult error = putImage(call, way, &region); error != CUDA_SUCCESS) return error;
   const CUresult result = call.sync();
   if (!call.answered()) return result;
   Reader& reply = call.reply();
-  const auto told = reply.value<int32_t>();
-  if (told == kImageUnknown) {
-    *unknown = true;
-    return CUDA_ERROR_FILE_NOT_FOUND;
-  }
-  const auto status = static_cast<CUresult>(told);
+  const CUresult status = takeStatus(reply, unknown);
+  if (*unknown) return status;
   const auto handle = reply.value<uint64_t>();
-  for (unsigned i = 0; i < load.count; ++i) {
-    const auto value = reply.value<uint64_t>();
-    const auto text = reply.text();
-    if (isLog(load.options[i])) {
-      // Its size is given by the option for it, which may stand anywhere.
-      const auto size_option = load.options[i] == CU_JIT_INFO_LOG_BUFFER ? CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES
-                                                                         : CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
-      uint64_t room = 0;
-      for (unsigned j = 0; j < load.count; ++j) {
-        if (load.options[j] == size_option) room = reinterpret_cast<uint64_t>(load.values[j]) & UINT32_MAX;
-      }
-      auto* const into = static_cast<char*>(load.values[i]);
-      if (into == nullptr || room == 0) continue;
-      const size_t bytes = std::min<size_t>(text.size(), room - 1);
-      std::memcpy(into, text.data(), bytes);
-      into[bytes] = '\0';
-    }
-    (void)value;
-  }
+  load.options.take(reply);
   if (status == CUDA_SUCCESS) *out = reinterpret_cast<void*>(handle);
   return status;
 }
 
-// A client's modules are sent once: the worker keeps those of its key (gpunode/worker/module_cache.h).
 CUresult send(Operation operation, const To& to, const Load& load, void** out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (load.image.size() > kMostImageBytes) return refused("a module above 1 GiB", false);
-  const ImageForm whole = load.image.size() > kMostBytes ? ImageForm::kRegion : ImageForm::kKeep;
-  calls::Digest digest{};
-  bool unknown = false;
-  if (load.image.size() < kWorthAsking || !calls::digestOf(load.image, digest))
-    return sendAs(operation, to, whole == ImageForm::kRegion ? whole : ImageForm::kBytes, digest, load, out, &unknown);
-  const CUresult result = sendAs(operation, to, ImageForm::kDigest, digest, load, out, &unknown);
-  return unknown ? sendAs(operation, to, whole, digest, load, out, &unknown) : result;
+  return sendImage(load.image,
+                   [&](const ImageWay& way, bool* unknown) { return sendAs(operation, to, way, load, out, unknown); });
 }
 
 CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options, void** values, void** out) {
-  if (count != 0 && (options == nullptr || values == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   Load one;
-  one.count = count;
-  one.options = options;
-  one.values = values;
+  if (const CUresult error = one.options.read(count, options, values); error != CUDA_SUCCESS) return error;
   if (const CUresult error = locate(code, one); error != CUDA_SUCCESS) return error;
   if (operation == Operation::kLoadLibrary && severalSessions())
     return loadEverywhere(
@@ -158,11 +86,8 @@ CUresult load(Operation operation, const void* code, unsigned count, CUjit_optio
 
 CUresult loadFile(Operation operation, const char* path, unsigned count, CUjit_option* options, void** values,
                   void** out) {
-  if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
-  std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  bytes.push_back('\0');  // PTX text ends so
+  std::string bytes;
+  if (const CUresult error = readImageFile(path, &bytes); error != CUDA_SUCCESS) return error;
   return load(operation, bytes.data(), count, options, values, out);
 }
 

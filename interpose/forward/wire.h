@@ -52,6 +52,10 @@ enum class Operation : uint16_t {
   kStraightOut,   // a copy to another session's worker: this one sends
   kStraightIn,    // and this one takes
   kStraightStop,  // one end need not wait for the other any more
+  kLinkCreate,    // cuLink*: a linker gets a number of the client's
+  kLinkAdd,       // an input, as an image (see ImageForm)
+  kLinkComplete,  // and a piece of what came out
+  kLinkDestroy,
 };
 
 /// At the head of a record of the client's.
@@ -107,7 +111,7 @@ struct Room {
   uint64_t largest = 0;
 };
 
-/// How a module's image comes: its bytes (not worth asking for), its SHA-256 and length alone, or its bytes after the worker did not
+/// How the image of a module, or of a linker's input, comes: its bytes (not worth asking for), its SHA-256 and length alone, or its bytes after the worker did not
 /// have that, which are to be kept; where they are more than a call holds, the worker reads them from a region of the client's memory.
 enum class ImageForm : uint8_t { kBytes = 0, kDigest = 1, kKeep = 2, kRegion = 3 };
 /// In place of a load's result: the worker has no image with that digest.

@@ -168,13 +168,19 @@ TEST_CASE("bulk copies of more than their region has are nonsense", "[gpunode]")
 }
 
 TEST_CASE("images of no length, or of more than an image may have, are nonsense", "[gpunode]") {
-  for (const auto operation : {forward::Operation::kLoadModule, forward::Operation::kLoadLibrary}) {
+  for (const auto operation :
+       {forward::Operation::kLoadModule, forward::Operation::kLoadLibrary, forward::Operation::kLinkAdd}) {
     for (const uint64_t length : {uint64_t{0}, forward::kMostImageBytes + 1, UINT64_MAX}) {
       gpunode::Worker worker({});
       forward::CallHead head{};
       head.function = static_cast<uint16_t>(operation);
       forward::Writer writer;
       if (operation == forward::Operation::kLoadLibrary) writer.value(uint64_t{0});  // any number
+      if (operation == forward::Operation::kLinkAdd) {
+        writer.value(forward::firstNumber(0));
+        writer.value(static_cast<int32_t>(CU_JIT_INPUT_PTX));
+        writer.value(uint8_t{0});  // no name
+      }
       writer.value(uint32_t{0});
       writer.value(forward::ImageForm::kRegion);
       writer.value(transport::RemoteKey{77, length, 1, 0});
@@ -182,6 +188,54 @@ TEST_CASE("images of no length, or of more than an image may have, are nonsense"
       CHECK(gpunode::writtenService(head.function)(in) != CUDA_SUCCESS);
       CHECK_FALSE(in.arguments().ok());
     }
+  }
+}
+
+TEST_CASE("options of the compiler that no client sends are nonsense", "[gpunode]") {
+  const auto nonsense = [](uint32_t count, int32_t option) {
+    gpunode::Worker worker({});
+    forward::CallHead head{};
+    head.function = static_cast<uint16_t>(forward::Operation::kLinkCreate);
+    forward::Writer writer;
+    writer.value(forward::firstNumber(0));
+    writer.value(count);
+    for (uint32_t i = 0; i < std::min<uint32_t>(count, 100); ++i) {
+      writer.value(option);
+      writer.value(uint64_t{1} << 40);
+    }
+    Invocation in(worker, head, forward::Reader(writer.bytes));
+    CHECK(gpunode::writtenService(head.function)(in) != CUDA_SUCCESS);
+    return !in.arguments().ok();
+  };
+  CHECK_FALSE(nonsense(1, CU_JIT_INFO_LOG_BUFFER));
+  CHECK_FALSE(nonsense(64, CU_JIT_WALL_TIME));
+  CHECK(nonsense(65, CU_JIT_WALL_TIME));
+  CHECK(nonsense(UINT32_MAX, CU_JIT_WALL_TIME));
+  CHECK(nonsense(1, -1));
+  CHECK(nonsense(1, CU_JIT_NUM_OPTIONS));
+  CHECK(nonsense(1, CU_JIT_GLOBAL_SYMBOL_NAMES));  // a pointer
+}
+
+TEST_CASE("a linker that is not there is an error, not nonsense", "[gpunode]") {
+  gpunode::Worker worker({});
+  for (const auto operation :
+       {forward::Operation::kLinkAdd, forward::Operation::kLinkComplete, forward::Operation::kLinkDestroy}) {
+    forward::CallHead head{};
+    head.function = static_cast<uint16_t>(operation);
+    forward::Writer writer;
+    writer.value(forward::firstNumber(0) + 5);
+    if (operation == forward::Operation::kLinkComplete) writer.value(uint64_t{0});
+    if (operation == forward::Operation::kLinkAdd) {
+      writer.value(static_cast<int32_t>(CU_JIT_INPUT_PTX));
+      writer.value(uint8_t{0});
+      writer.value(uint32_t{0});
+      writer.value(forward::ImageForm::kBytes);
+      writer.value(uint64_t{4});
+      writer.raw("text", 4);
+    }
+    Invocation in(worker, head, forward::Reader(writer.bytes));
+    CHECK(gpunode::writtenService(head.function)(in) == CUDA_ERROR_INVALID_HANDLE);
+    CHECK(in.arguments().ok());
   }
 }
 
