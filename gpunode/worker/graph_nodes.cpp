@@ -122,6 +122,26 @@ CUresult graphMemcpyNode(Invocation& in) {
   return CUDA_ERROR_INVALID_VALUE;
 }
 
+CUresult graphAllocNode(Invocation& in) {
+  const Target target = readTarget(in);
+  CUDA_MEM_ALLOC_NODE_PARAMS params{};
+  params.poolProps = in.value<CUmemPoolProps>();
+  params.poolProps.win32SecurityAttributes = nullptr;
+  params.bytesize = in.value<uint64_t>();
+  params.accessDescCount = in.value<uint64_t>();
+  params.accessDescs = in.array<CUmemAccessDesc>(params.accessDescCount);
+  if (target.what != NodeCall::kAdd || (params.accessDescs == nullptr && params.accessDescCount != 0))
+    in.arguments().fail();
+  if (!in.ok()) return in.refusal();
+  if (in.driver().cuGraphAddMemAllocNode == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  CUgraphNode node = nullptr;
+  const CUresult result =
+      made(in, target,
+           in.driver().cuGraphAddMemAllocNode(&node, target.graph, target.dependencies, target.count, &params), node);
+  if (result == CUDA_SUCCESS) in.results().value(params.dptr);
+  return result;
+}
+
 namespace {
 
 // One block, whichever way the driver tells it.
@@ -169,13 +189,31 @@ CUresult kernelParameters(Invocation& in, CUgraphNode node) {
 
 }  // namespace
 
+namespace {
+
+CUresult allocParameters(Invocation& in, CUgraphNode node) {
+  CUDA_MEM_ALLOC_NODE_PARAMS params{};
+  if (in.driver().cuGraphMemAllocNodeGetParams == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  const CUresult result = in.driver().cuGraphMemAllocNodeGetParams(node, &params);
+  if (result != CUDA_SUCCESS) return result;
+  in.results().value(params.poolProps);
+  in.results().value(static_cast<uint64_t>(params.bytesize));
+  in.results().value(params.dptr);
+  for (size_t i = 0; params.accessDescs != nullptr && i < params.accessDescCount; ++i)
+    in.results().value(params.accessDescs[i]);
+  return result;
+}
+
+}  // namespace
+
 CUresult graphNodeParameters(Invocation& in) {
   const auto node = in.handle<CUgraphNode>();
   const auto kind = in.value<forward::NodeKind>();
-  if (kind > forward::NodeKind::kHost) in.arguments().fail();
+  if (kind > forward::NodeKind::kAlloc) in.arguments().fail();
   if (!in.ok()) return in.refusal();
   const api::DriverTable& driver = in.driver();
   if (kind == forward::NodeKind::kKernel) return kernelParameters(in, node);
+  if (kind == forward::NodeKind::kAlloc) return allocParameters(in, node);
   if (kind == forward::NodeKind::kHost) {
     CUDA_HOST_NODE_PARAMS params{};
     const CUresult result = driver.cuGraphHostNodeGetParams(node, &params);

@@ -1,8 +1,10 @@
 // The client's host memory and host functions as the driver here sees them.
 #include <memory>
+#include <optional>
 
 #include "base/log.h"
 #include "gpunode/worker/owed.h"
+#include "gpunode/worker/relaxed.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/pinned.h"
@@ -39,7 +41,10 @@ CUresult hostAlloc(Invocation& in) {
   const auto address = in.value<uint64_t>();
   const auto bytes = in.value<uint64_t>();
   const auto key = in.value<transport::RemoteKey>();
+  const bool during_capture = in.value<uint8_t>() != 0;
   if (!in.ok()) return in.refusal();
+  std::optional<Relaxed> relaxed;
+  if (during_capture) relaxed.emplace(in.driver());
   const bool shared = shareBlock(in, address, bytes, key);
   if (!shared) {
     if (!in.worker().hostMemory().map(address, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;

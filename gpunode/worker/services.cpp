@@ -55,6 +55,8 @@ Serve writtenService(size_t operation) {
       return graphHostNode;
     case Operation::kGraphMemcpyNode:
       return graphMemcpyNode;
+    case Operation::kGraphAllocNode:
+      return graphAllocNode;
     case Operation::kGraphNodeParameters:
       return graphNodeParameters;
     case Operation::kGraphKernelNodeAttribute:

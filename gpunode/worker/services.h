@@ -53,6 +53,7 @@ CUresult allocateAt(Invocation& in);
 CUresult graphKernelNode(Invocation& in);
 CUresult graphHostNode(Invocation& in);
 CUresult graphMemcpyNode(Invocation& in);
+CUresult graphAllocNode(Invocation& in);
 CUresult graphNodeParameters(Invocation& in);
 CUresult graphKernelNodeAttribute(Invocation& in);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/fd.h"
+#include "gpunode/worker/relaxed.h"
 
 namespace olpager::gpunode {
 
@@ -74,8 +75,7 @@ Staging::Piece* Staging::takeFree(const api::DriverTable& driver) {
 Staging::Piece* Staging::takeMarked(const api::DriverTable& driver) {
   constexpr size_t kLooks = 8;
   constexpr size_t kNotDone = 2;  // streams that are in the middle of something
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  if (driver.cuThreadExchangeStreamCaptureMode != nullptr) (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
+  const Relaxed relaxed(driver);
   Piece* found = nullptr;
   for (size_t look = 0, not_done = 0; look < kLooks && not_done < kNotDone; ++look) {
     Piece* piece = nullptr;
@@ -101,7 +101,6 @@ Staging::Piece* Staging::takeMarked(const api::DriverTable& driver) {
     if (found != nullptr) free_.push_back(found);
     found = piece;
   }
-  if (driver.cuThreadExchangeStreamCaptureMode != nullptr) (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
   return found;
 }
 

@@ -74,25 +74,30 @@ CopyHead headBetween(const Where& where, uint64_t to, uint64_t from, uint64_t by
 
 CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& where);
 
-// A copy in a stream that captures: with memory that both sides have, or not at all.
+// A copy in a stream that captures: with memory that the worker has as well, or not at all.
 bool isCaptured(const Where& where) { return where.async && capturing() && captures(where.stream, where.per_thread); }
 
+// Where the worker has what a captured copy reads or writes here. It is exchanged at each launch of the graph.
+CUresult captureSide(const Where& where, uint64_t near, uint64_t bytes, uint64_t* there) {
+  if (const CUresult error = pinnedThere(near, bytes, there); error != CUDA_SUCCESS) return error;
+  if (*there == 0) return refused("a captured copy from or to memory that is not pinned", false);
+  noteNamed(where.session, *there);
+  return CUDA_SUCCESS;
+}
+
 CUresult captureCopy(Operation operation, const Far& far, const void* near, uint64_t bytes, const Where& where) {
-  const uint64_t block = blockOf(reinterpret_cast<uint64_t>(near), bytes);
-  if (block == 0) return refused("a captured copy from or to memory that is not of cuMemHostAlloc", false);
-  noteNamed(where.session, block);
   CopyHead head = headOf(where, far, 0, bytes);
-  head.near = reinterpret_cast<uint64_t>(near);
+  if (const CUresult error = captureSide(where, reinterpret_cast<uint64_t>(near), bytes, &head.near);
+      error != CUDA_SUCCESS)
+    return error;
   Call call(operation, where.session);
   call.value(head);
   return call.sync();
 }
 
 CUresult captureBetween(uint64_t to, uint64_t from, uint64_t bytes, const Where& where) {
-  if (blockOf(to, bytes) == 0 || blockOf(from, bytes) == 0)
-    return refused("a captured copy between memory that is not of cuMemHostAlloc", false);
-  noteNamed(where.session, to);
-  noteNamed(where.session, from);
+  if (const CUresult error = captureSide(where, to, bytes, &to); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = captureSide(where, from, bytes, &from); error != CUDA_SUCCESS) return error;
   Call call(Operation::kCopyDevice, where.session);
   call.value(headBetween(where, to, from, bytes));
   return call.oneWay();
@@ -321,6 +326,9 @@ struct Rows {
   uint64_t width, pitch, height, layer;  // bytes of a row, between rows, rows, bytes between layers
   uint64_t depth;
 
+  /// From the first byte to behind the last.
+  uint64_t extent() const { return (depth - 1) * layer + (height - 1) * pitch + width; }
+
   template <typename Each>
   void forEach(Each each) const {
     for (uint64_t z = 0; z < depth; ++z) {
@@ -374,6 +382,45 @@ bool isSharedBox(const Session& session, CUDA_MEMCPY3D box) {
   return side.shared();
 }
 
+// A box with sides in the client's memory, in a stream that captures. Between two such sides it is one between addresses that the GPU has.
+CUresult captureBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& where) {
+  const bool from_host = box.srcMemoryType == CU_MEMORYTYPE_HOST;
+  const bool to_host = box.dstMemoryType == CU_MEMORYTYPE_HOST;
+  CopyHead head = headOf(where);
+  head.shape = shape;
+  const auto move = [&](const void* base, bool source, uint64_t* moved) {
+    const Rows rows = rowsOf(base, box, source);
+    const auto first = reinterpret_cast<uint64_t>(rows.first);
+    uint64_t there = 0;
+    const CUresult result = captureSide(where, first, rows.extent(), &there);
+    *moved = reinterpret_cast<uint64_t>(base) + (there - first);
+    head.near = there;
+    return result;
+  };
+  uint64_t source = 0, destination = 0;
+  if (from_host) {
+    if (const CUresult error = move(box.srcHost, true, &source); error != CUDA_SUCCESS) return error;
+    box.srcHost = reinterpret_cast<const void*>(source);
+  }
+  if (to_host) {
+    if (const CUresult error = move(box.dstHost, false, &destination); error != CUDA_SUCCESS) return error;
+    box.dstHost = reinterpret_cast<void*>(destination);
+  }
+  if (from_host && to_host) {
+    box.srcMemoryType = box.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    box.srcDevice = source, box.dstDevice = destination;
+    box.srcHost = nullptr, box.dstHost = nullptr;
+    head.near = 0;
+  }
+  head.box = box;
+  Call call(from_host && to_host ? Operation::kCopyDevice
+            : from_host          ? Operation::kCopyIn
+                                 : Operation::kCopyOut,
+            where.session);
+  call.value(head);
+  return call.sync();
+}
+
 Session* sessionOf(CUmemorytype type, CUdeviceptr device, CUarray array) {
   if (type == CU_MEMORYTYPE_DEVICE) return sessionOfAddress(device);
   return type == CU_MEMORYTYPE_ARRAY ? sessionOfHandle(reinterpret_cast<uint64_t>(array)) : nullptr;
@@ -414,6 +461,7 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
     head.near = reinterpret_cast<uint64_t>(near);
     return copyShared(from_host ? Operation::kCopyIn : Operation::kCopyOut, head, where);
   }
+  if (isCaptured(where)) return captureBox(box, shape, where);
   const Rows rows = rowsOf(near, box, from_host);
   if (box.WidthInBytes > kMostBytes || rows.bytes() > kMostBytes)
     return refused("a 2D or 3D copy of more than 48 MiB to or from host memory", false);
@@ -426,7 +474,6 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
     rows.forEach([&](const std::byte* row) { std::memmove(targets[at++], row, rows.width); });
     return CUDA_SUCCESS;
   }
-  if (isCaptured(where)) return refused("a captured 2D or 3D copy from or to host memory", false);
   head.bytes = rows.bytes();
   // The packed side: rows behind one another, from the start.
   auto& pitch = from_host ? head.box.srcPitch : head.box.dstPitch;

@@ -15,6 +15,7 @@
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/managed.h"
+#include "interpose/forward/memory.h"
 #include "interpose/forward/streams.h"
 #include "pager/space/space.h"
 
@@ -261,6 +262,14 @@ CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
   return result == CUDA_SUCCESS ? release(address) : result;
 }
 
+// What was allocated outside of the pager's range is known as device memory from now on.
+CUresult noted(const CUdeviceptr* out, uint64_t bytes, const Session* session, CUresult result) {
+  if (result != CUDA_SUCCESS || session == nullptr || *out == 0) return result;
+  const Description& description = session->description();
+  if (*out - description.va_base >= description.va_size) noteDeviceMemory(*session, *out, bytes);
+  return result;
+}
+
 }  // namespace
 
 void noteCall(const Session& session, uint16_t function) {
@@ -319,6 +328,21 @@ CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size
   if (result == CUDA_SUCCESS) know(*address, *pitch * height);
   return result;
 }
+// Where a stream captures, and from some pools, it is the driver's own memory, outside of the pager's range.
+#define OL_IN_ORDER(suffix)                                                                                          \
+  CUresult ol_forward_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) {                     \
+    return noted(out, bytes, Route().handle(stream).session(),                                                       \
+                 ol_forward_generated_cuMemAllocAsync##suffix(out, bytes, stream));                                  \
+  }                                                                                                                  \
+  CUresult ol_forward_cuMemAllocFromPoolAsync##suffix(CUdeviceptr* out, size_t bytes, CUmemoryPool pool,             \
+                                                      CUstream stream) {                                             \
+    return noted(out, bytes, Route().handle(pool).handle(stream).session(),                                          \
+                 ol_forward_generated_cuMemAllocFromPoolAsync##suffix(out, bytes, pool, stream));                    \
+  }
+OL_IN_ORDER()
+OL_IN_ORDER(_ptsz)
+#undef OL_IN_ORDER
+
 CUresult ol_forward_cuMemFree_v2(CUdeviceptr address) {
   return isManaged(address) ? freeManaged(address) : release(address);
 }

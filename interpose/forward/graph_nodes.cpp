@@ -65,12 +65,15 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   return finish(call, made);
 }
 
-// Sides in the client's memory have to be pinned: the worker copies to and from what it has at the same address.
-CUresult settleSide(const Session* session, CUmemorytype type, const void* host, uint64_t bytes) {
+// Sides in the client's memory have to be pinned: the worker copies to and from what it has of it. It looks at all that the copy can touch; here it is to
+// find that.
+CUresult settleSide(const Session* session, CUmemorytype type, const void* host, uint64_t* there) {
+  *there = reinterpret_cast<uint64_t>(host);
   if (type != CU_MEMORYTYPE_HOST) return CUDA_SUCCESS;
-  const uint64_t block = blockOf(reinterpret_cast<uint64_t>(host), bytes);
-  if (block == 0) return refused("a copy from or to memory in a graph that is not of cuMemHostAlloc", false);
-  noteNamed(session, block);
+  if (const CUresult error = pinnedThere(reinterpret_cast<uint64_t>(host), 1, there); error != CUDA_SUCCESS)
+    return error;
+  if (*there == 0) return refused("a copy in a graph from or to memory that is not pinned", false);
+  noteNamed(session, *there);
   return CUDA_SUCCESS;
 }
 
@@ -85,16 +88,39 @@ CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext 
   unify(box.srcMemoryType, box.srcDevice);
   unify(box.dstMemoryType, box.dstDevice);
   Session* const session = sessionOf(target);
-  // The worker looks at all that the copy can touch; here it is to find the block.
-  if (const CUresult error = settleSide(session, box.srcMemoryType, box.srcHost, 1); error != CUDA_SUCCESS)
+  uint64_t source = 0, destination = 0;
+  if (const CUresult error = settleSide(session, box.srcMemoryType, box.srcHost, &source); error != CUDA_SUCCESS)
     return error;
-  if (const CUresult error = settleSide(session, box.dstMemoryType, box.dstHost, 1); error != CUDA_SUCCESS)
+  if (const CUresult error = settleSide(session, box.dstMemoryType, box.dstHost, &destination); error != CUDA_SUCCESS)
     return error;
+  box.srcHost = reinterpret_cast<const void*>(source);
+  box.dstHost = reinterpret_cast<void*>(destination);
   Call call(Operation::kGraphMemcpyNode, session);
   put(call, target);
   call.value(box);
   call.value(reinterpret_cast<uint64_t>(context));
   return finish(call, made);
+}
+
+// Memory of a graph's own, outside of the pool: it is known as device memory from now on.
+CUresult allocNode(CUgraph graph, const CUgraphNode* dependencies, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* given,
+                   CUgraphNode* made) {
+  if (given == nullptr || made == nullptr || (given->accessDescCount != 0 && given->accessDescs == nullptr))
+    return CUDA_ERROR_INVALID_VALUE;
+  Session* const session = Route().handle(graph).session();
+  if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  Call call(Operation::kGraphAllocNode, session);
+  put(call, {NodeCall::kAdd, graph, dependencies, count});
+  call.devices(given->poolProps);
+  call.value(static_cast<uint64_t>(given->bytesize));
+  call.value(static_cast<uint64_t>(given->accessDescCount));
+  call.devices(given->accessDescs, given->accessDescCount);
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  *made = reinterpret_cast<CUgraphNode>(call.reply().value<uint64_t>());
+  given->dptr = call.reply().value<CUdeviceptr>();
+  noteDeviceMemory(*session, given->dptr, given->bytesize);
+  return result;
 }
 
 // What the program gave with a function's number: a node may be asked for it.
@@ -128,7 +154,7 @@ CUresult hostNode(const Target& target, const CUDA_HOST_NODE_PARAMS* given, CUgr
   return finish(call, made);
 }
 
-// What a program was told of a kernel node: the block and pointers into it stay until it asks for the same node again.
+// What a program was told of a node: a kernel's block and pointers into it, who may use allocated memory. It stays until it asks for the same node again.
 struct ToldParameters {
   std::vector<std::byte> block;
   std::vector<void*> pointers;
@@ -175,6 +201,36 @@ CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
   return result;
 }
 
+CUresult allocParameters(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Call call(Operation::kGraphNodeParameters, Route().handle(node));
+  call.value(reinterpret_cast<uint64_t>(node));
+  call.value(NodeKind::kAlloc);
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  Reader& reply = call.reply();
+  CUDA_MEM_ALLOC_NODE_PARAMS params{};
+  params.poolProps = reply.value<CUmemPoolProps>();
+  fromWorker(*call.session(), params.poolProps.location);
+  params.bytesize = reply.value<uint64_t>();
+  params.dptr = reply.value<CUdeviceptr>();
+  auto made = std::make_unique<ToldParameters>();
+  while (reply.ok() && reply.left() >= sizeof(CUmemAccessDesc)) {
+    auto access = reply.value<CUmemAccessDesc>();
+    fromWorker(*call.session(), access.location);
+    const auto* const bytes = reinterpret_cast<const std::byte*>(&access);
+    made->block.insert(made->block.end(), bytes, bytes + sizeof access);
+  }
+  if (!reply.ok()) return CUDA_ERROR_UNKNOWN;
+  params.accessDescCount = made->block.size() / sizeof(CUmemAccessDesc);
+  if (params.accessDescCount != 0) params.accessDescs = reinterpret_cast<const CUmemAccessDesc*>(made->block.data());
+  *out = params;
+  Told& all = told();
+  const std::lock_guard lock(all.mutex);
+  all.of[reinterpret_cast<uint64_t>(node)] = std::move(made);
+  return result;
+}
+
 CUresult kernelAttribute(CUgraphNode node, CUkernelNodeAttrID attribute, const CUkernelNodeAttrValue* value,
                          CUkernelNodeAttrValue* out) {
   CUlaunchAttribute whole{};
@@ -201,6 +257,9 @@ CUDA_KERNEL_NODE_PARAMS paramsOf(const CUDA_KERNEL_NODE_PARAMS_v3& from) {
   params.kernelParams = from.kernelParams;
   params.extra = from.extra;
   return params;
+}
+CUDA_MEM_ALLOC_NODE_PARAMS paramsOf(const CUDA_MEM_ALLOC_NODE_PARAMS_v2& from) {
+  return {from.poolProps, from.accessDescs, from.accessDescCount, from.bytesize, from.dptr};
 }
 CUDA_MEMSET_NODE_PARAMS paramsOf(const CUDA_MEMSET_NODE_PARAMS_v2& from) {
   return {from.dst, from.pitch, from.value, from.elementSize, from.width, from.height};
@@ -247,6 +306,14 @@ CUresult ol_forward_cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode
   return memcpyNode({NodeCall::kSetExec, nullptr, nullptr, 0, node, exec}, given, context, nullptr);
 }
 
+CUresult ol_forward_cuGraphAddMemAllocNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                                           size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* given) {
+  return allocNode(graph, dependencies, count, given, node);
+}
+CUresult ol_forward_cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
+  return allocParameters(node, out);
+}
+
 CUresult ol_forward_cuGraphAddHostNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
                                        const CUDA_HOST_NODE_PARAMS* given) {
   return hostNode({NodeCall::kAdd, graph, dependencies, count}, given, node);
@@ -276,7 +343,13 @@ CUresult ol_forward_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* 
   call.value(reinterpret_cast<uint64_t>(node));
   call.value(NodeKind::kMemcpy);
   const CUresult result = call.sync();
-  if (call.answered()) *out = call.reply().value<CUDA_MEMCPY3D>();
+  if (!call.answered()) return result;
+  *out = call.reply().value<CUDA_MEMCPY3D>();
+  // Of registered memory the worker has another address.
+  if (out->srcMemoryType == CU_MEMORYTYPE_HOST)
+    out->srcHost = reinterpret_cast<const void*>(hereOf(reinterpret_cast<uint64_t>(out->srcHost)));
+  if (out->dstMemoryType == CU_MEMORYTYPE_HOST)
+    out->dstHost = reinterpret_cast<void*>(hereOf(reinterpret_cast<uint64_t>(out->dstHost)));
   return result;
 }
 CUresult ol_forward_cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* out) {
@@ -333,6 +406,14 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
       return ol_forward_generated_cuGraphAddEventWaitNode(node, graph, dependencies, count, given->eventWait.event);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
       return ol_forward_generated_cuGraphAddEventRecordNode(node, graph, dependencies, count, given->eventRecord.event);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
+      CUDA_MEM_ALLOC_NODE_PARAMS params = paramsOf(given->alloc);
+      const CUresult result = allocNode(graph, dependencies, count, &params, node);
+      if (result == CUDA_SUCCESS) given->alloc.dptr = params.dptr;
+      return result;
+    }
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      return ol_forward_generated_cuGraphAddMemFreeNode(node, graph, dependencies, count, given->free.dptr);
     default:
       return refused("cuGraphAddNode of this kind of node", false);
   }

@@ -42,8 +42,9 @@ struct KernelNodeHead {
 static_assert(sizeof(KernelNodeHead) == 48);
 
 /// Of kGraphNodeParameters: the kind that is asked for. The reply has for a kernel KernelNodeHead, which has the kernel's function in it,
-/// the function by its other name, and the parameters; for a copy CUDA_MEMCPY3D; for a host function its number.
-enum class NodeKind : uint8_t { kKernel, kMemcpy, kHost };
+/// the function by its other name, and the parameters; for a copy CUDA_MEMCPY3D; for a host function its number; for an allocation CUmemPoolProps, bytes and
+/// address (8 each), and a CUmemAccessDesc for each that may use it.
+enum class NodeKind : uint8_t { kKernel, kMemcpy, kHost, kAlloc };
 
 /// Of the reply to kParameters, one for each parameter.
 struct ParameterPlace {

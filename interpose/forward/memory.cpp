@@ -155,13 +155,14 @@ class InSessions {
   std::vector<One> calls_;
 };
 
-// Without a descriptor the memory can't be shared.
+// Without a descriptor the memory can't be shared. `registered`: natively it is there, and what is asked of it is allowed while a stream captures.
 std::unique_ptr<Call> allocCall(Session* session, uint64_t address, uint64_t bytes, const transport::RegionPtr& region,
-                                bool has_descriptor) {
+                                bool has_descriptor, bool registered) {
   auto call = std::make_unique<Call>(Operation::kHostAlloc, session);
   call->value(address);
   call->value(bytes);
   call->value(has_descriptor && region != nullptr ? region->key() : transport::RemoteKey{});
+  call->value(static_cast<uint8_t>(registered));
   return call;
 }
 
@@ -333,7 +334,7 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
   for (Session* const session : with) {
     // Where there is no context yet: mapPinned() when there is one.
     if (with.size() > 1 && contextIn(session) == 0) continue;
-    calls.add(allocCall(session, address, mapped, block.sides[session->slot()].region, static_cast<bool>(fd)));
+    calls.add(allocCall(session, address, mapped, block.sides[session->slot()].region, static_cast<bool>(fd), false));
   }
   std::vector<std::pair<Session*, Side::Kind>> made;
   const CUresult result = calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
@@ -536,7 +537,7 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out) {
   InSessions calls;
   for (Session* const session : sessions()) {
     if (severalSessions() && contextIn(session) == 0) continue;  // mapPinned() when there is one
-    calls.add(allocCall(session, there, rounded(bytes, kPage), nullptr, false));
+    calls.add(allocCall(session, there, rounded(bytes, kPage), nullptr, false, true));
   }
   std::vector<std::pair<Session*, Side::Kind>> made;
   if (const CUresult result = calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
@@ -556,6 +557,21 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out) {
     nameBesideShared(all, session->slot());
   }
   *out = there + (address - base);
+  return CUDA_SUCCESS;
+}
+
+CUresult pinnedThere(uint64_t address, uint64_t bytes, uint64_t* there) {
+  *there = 0;
+  address = hereOf(address);
+  BlockInfo block;
+  if (!blockAt(address, &block) || bytes > block.bytes - (address - block.base)) return CUDA_SUCCESS;
+  if (block.registered) {
+    CUdeviceptr mirror = 0;
+    const CUresult result = mirrored(address, &mirror);
+    *there = mirror;
+    return result;
+  }
+  *there = address;
   return CUDA_SUCCESS;
 }
 
@@ -594,7 +610,8 @@ void mapPinned(Session* session, uint64_t context) {
       const Side& side = block.sides[session->slot()];
       if (block.there == 0 || side.kind != Side::Kind::kNone) continue;
       missing.push_back(address);
-      calls.push_back(allocCall(session, block.there, rounded(block.bytes, kPage), side.region, !block.registered));
+      calls.push_back(allocCall(session, block.there, rounded(block.bytes, kPage), side.region, !block.registered,
+                                block.registered));
     }
   }
   for (size_t i = 0; i < calls.size(); ++i) {
@@ -657,15 +674,6 @@ void sendPinnedNow(Session* session) {
     }
   }
   if (!runs.empty()) sendRuns(session, runs);
-}
-
-uint64_t blockOf(uint64_t address, uint64_t bytes) {
-  if (address - kWindow >= kWindowBytes) return 0;
-  Memory& all = memory();
-  std::lock_guard lock(all.mutex);
-  uint64_t base = 0;
-  const Block* block = find(all, address, &base);
-  return block != nullptr && bytes <= block->bytes - (address - base) ? base : 0;
 }
 
 void noteNamed(const Session* session, uint64_t address) {

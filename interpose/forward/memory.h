@@ -53,13 +53,15 @@ CUresult releaseBlock(uint64_t address, bool managed);
 /// window, until it is unregistered.
 CUresult mirrored(uint64_t address, CUdeviceptr* out);
 
+/// Where the workers have [address, + bytes) of the program's pinned memory: a block of the window, or what it registered, for which they get memory as by
+/// mirrored(). `there` 0: it is not all pinned.
+CUresult pinnedThere(uint64_t address, uint64_t bytes, uint64_t* there);
+
 /// Names pinned memory to a session's worker: valid until it is freed or unregistered. False: [address, + bytes) is not all pinned, or could
 /// not be registered.
 bool pinnedRegion(const Session& session, const void* address, uint64_t bytes, transport::RemoteKey* key,
                   uint64_t* offset);
 
-/// The start of the pinned block in the window, mapped here, that [address, + bytes) lies in; 0: in none.
-uint64_t blockOf(uint64_t address, uint64_t bytes);
 /// From now on what the program changes in the block, if the session exchanges it, is looked for before the session's graphs, and what they change comes back.
 void noteNamed(const Session* session, uint64_t block);
 /// All such blocks, by the worker's addresses.

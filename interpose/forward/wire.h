@@ -56,6 +56,7 @@ enum class Operation : uint16_t {
   kLinkAdd,       // an input, as an image (see ImageForm)
   kLinkComplete,  // and a piece of what came out
   kLinkDestroy,
+  kGraphAllocNode,
 };
 
 /// At the head of a record of the client's.
