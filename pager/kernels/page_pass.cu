@@ -204,7 +204,7 @@ __device__ __forceinline__ void scan(const u64* words, u64 count, const Range& r
   for (u64 i = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; i < count;
        i += static_cast<u64>(gridDim.x) * blockDim.x) {
     u32 bit;
-    if (bitOf(words[i], range, &bit)) mark(bit, range.found);
+    if (bitOf(__ldcs(words + i), range, &bit)) mark(bit, range.found);
   }
 }
 

@@ -46,6 +46,7 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaLaunchHostFunc(
       a, [](void*) { ++calls; }, nullptr));
   RUNTIME_OK(cudaStreamEndCapture(a, &captured));
+  RUNTIME_OK(cudaStreamSynchronize(b));  // what the pressure did there comes before what it does in a
   cudaGraphExec_t exec;
   RUNTIME_OK(cudaGraphInstantiate(&exec, captured, 0));
   size_t nodes = 0;
@@ -128,6 +129,7 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaGraphLaunch(exec, a));
   RUNTIME_OK(cudaStreamSynchronize(a));
   chain(seed + 999, "chain after a whole update");
+  pressure.check();
   RUNTIME_OK(cudaGraphExecDestroy(exec));
   RUNTIME_OK(cudaGraphExecDestroy(built_exec));
   RUNTIME_OK(cudaGraphDestroy(captured));

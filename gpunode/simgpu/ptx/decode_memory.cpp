@@ -6,7 +6,7 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-// Caching and scope say nothing here: there are no caches, and scopes are all the widest.
+// Caching and scope say nothing here: there are no caches, and scopes are all the widest. (Of loads .cs is kept: ops_memory.cpp.)
 bool isHint(std::string_view m) {
   static constexpr std::string_view kHints[] = {"ca",          "cg",          "cs",           "lu",
                                                 "cv",          "wb",          "wt",           "nc",
@@ -43,7 +43,7 @@ std::uint32_t takeOrder(Modifiers& mods) {
 }  // namespace
 
 void FunctionDecoder::load(Modifiers& mods) {
-  const std::uint32_t flags = takeOrder(mods);
+  const std::uint32_t flags = takeOrder(mods) | (mods.take("cs") ? kOnce : 0);
   const Space space = takeSpace(mods);
   const std::uint32_t vector = takeVector(mods);
   mods.drop(isHint);

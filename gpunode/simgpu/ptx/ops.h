@@ -133,6 +133,7 @@ inline constexpr std::uint32_t kSetBF16 = 1 << 8;
 inline constexpr std::uint32_t kAddress32 = 1 << 0;  ///< 32 bits wide
 inline constexpr std::uint32_t kStrong = 1 << 1;  ///< volatile, relaxed, acquire, release: element-wise atomic accesses
 inline constexpr std::uint32_t kOrdered = 1 << 2;  ///< acquire, release: with a fence
+inline constexpr std::uint32_t kOnce = 1 << 3;     ///< loads: .cs, of what will not be used again
 
 struct MemoryKind {
   bool store = false;

@@ -2,6 +2,7 @@
 // and one loop that can be vectorised; everything else goes lane by lane.
 #include <type_traits>
 
+#include "base/sanitizer.h"
 #include "gpunode/simgpu/ptx/fence.h"
 #include "gpunode/simgpu/ptx/lanes.h"
 
@@ -86,10 +87,10 @@ class Target {
   std::byte* host_ = nullptr;
 };
 
-/// Two words of 8 bytes at once are what the pager's page pass reads. It may do so while others write: what it read of a page counts only
-/// where nobody used the page meanwhile (pager/retire.cpp). These reads are no business of ThreadSanitizer's.
-template <typename M, std::uint32_t kVector>
-inline constexpr bool kPagePass = sizeof(M) == 8 && kVector == 2;
+/// What is read once, in passing: so do the pager's page pass and scans for pointers, and may while others write. What they read of a page
+/// counts only where nobody used the page meanwhile, and what they find in memory in use is added to what is known, not believed alone
+/// (pager/retire.cpp). These reads are no business of ThreadSanitizer's.
+inline bool unseen(const Op& op) { return base::kThreadSanitizer && (op.flags & kOnce) != 0; }
 template <typename M>
 __attribute__((no_sanitize("thread"))) M loadUnseen(const M* p) {
   return *p;
@@ -132,7 +133,7 @@ Step load(Warp& w, const Op& op) {
         PTX_LANE_LOOP
         for (std::uint32_t i = 0; i < kWarpSize; ++i) {
           const M* const from = m + i * kVector + v;
-          d[i] = static_cast<R>(kPagePass<M, kVector> ? loadUnseen(from) : *from);
+          d[i] = static_cast<R>(unseen(op) ? loadUnseen(from) : *from);
         }
       }
       return Step::kNext;
@@ -148,8 +149,7 @@ Step load(Warp& w, const Op& op) {
       return Step::kFault;
     for (std::uint32_t v = 0; v < kVector; ++v) {
       const std::byte* const from = p + v * sizeof(M);
-      const bool unseen = kPagePass<M, kVector> && (op.flags & kStrong) == 0;
-      data[v][i] = static_cast<R>(unseen ? loadUnseen(reinterpret_cast<const M*>(from)) : loadOne<M>(from));
+      data[v][i] = static_cast<R>(unseen(op) ? loadUnseen(reinterpret_cast<const M*>(from)) : loadOne<M>(from));
     }
   }
   if ((op.flags & kStrong) != 0) {

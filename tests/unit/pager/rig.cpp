@@ -207,15 +207,22 @@ void Rig::fill(CUdeviceptr at, uint64_t bytes, uint64_t seed, CUstream stream) {
 }
 
 bool Rig::holds(CUdeviceptr at, uint64_t bytes, uint64_t seed, uint64_t added) {
+  bool holds = false;
+  mustSucceed(tryHolds(at, bytes, seed, added, &holds), "copyOut");
+  return holds;
+}
+CUresult Rig::tryHolds(CUdeviceptr at, uint64_t bytes, uint64_t seed, uint64_t added, bool* holds) {
+  *holds = false;
   std::vector<uint64_t> words(bytes / 8);
-  mustSucceed(copyOut(CU_STREAM_LEGACY, words.data(), at, bytes), "copyOut");
+  if (const CUresult result = copyOut(CU_STREAM_LEGACY, words.data(), at, bytes); result != CUDA_SUCCESS) return result;
   mustSucceed(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY), "cuStreamSynchronize");
   for (uint64_t i = 0; i < bytes / 8 / kStep; ++i) {
     if (words[i * kStep] == mix(seed + i) + added) continue;
     UNSCOPED_INFO("word " << i * kStep << " of 0x" << std::hex << at << " is " << words[i * kStep]);
-    return false;
+    return CUDA_SUCCESS;
   }
-  return true;
+  *holds = true;
+  return CUDA_SUCCESS;
 }
 
 void Rig::press() {

@@ -145,6 +145,8 @@ class Rig {
   void fill(CUdeviceptr at, uint64_t bytes, uint64_t seed, CUstream stream = CU_STREAM_LEGACY);
   /// True when `at` holds what fill(seed) wrote plus `added`.
   bool holds(CUdeviceptr at, uint64_t bytes, uint64_t seed, uint64_t added = 0);
+  /// The same where the copy to the host may be refused: what it answered.
+  CUresult tryHolds(CUdeviceptr at, uint64_t bytes, uint64_t seed, uint64_t added, bool* holds);
   /// Uses enough other memory that what is not used meanwhile leaves VRAM.
   void press();
 
