@@ -35,7 +35,7 @@ __global__ void walkFromVariable(unsigned hops, uint64_t* out) {
   for (unsigned i = 0; cell != nullptr && i <= hops; ++i, cell = cell->next) sum = sum * 31 + cell->tag;
   *out = sum;
 }
-__global__ void use(uint64_t* page) { page[threadIdx.x + 64]++; }
+__global__ void use(uint64_t* page, unsigned words) { page[threadIdx.x + words]++; }
 __global__ void wait(long long ticks) {
   const long long began = clock64();
   while (clock64() - began < ticks) {
@@ -112,7 +112,13 @@ class Web {
     settle();
   }
 
-  ~Web() { cudaDeviceSynchronize(); }
+  ~Web() {
+    cudaDeviceSynchronize();
+    for (void* memory : registered_) {
+      cudaHostUnregister(memory);
+      std::free(memory);
+    }
+  }
 
  private:
   static constexpr size_t kStaged = 512;
@@ -139,6 +145,7 @@ class Web {
       case kRegistered: {
         void* memory = std::aligned_alloc(4096, 8192);
         RUNTIME_OK(cudaHostRegister(memory, 8192, cudaHostRegisterDefault));
+        registered_.push_back(memory);
         cell = static_cast<Cell*>(memory) + 10;
         break;
       }
@@ -229,7 +236,8 @@ class Web {
   void press(cudaStream_t stream) {
     for (int i = 0; i < 3; ++i) {
       const size_t cell = random_.below(pages_);
-      use<<<1, 32, 0, stream>>>(reinterpret_cast<uint64_t*>(cells_[cell].cell));
+      // Each stream has words of its own: nothing orders the two.
+      use<<<1, 32, 0, stream>>>(reinterpret_cast<uint64_t*>(cells_[cell].cell), stream == other_ ? 128 : 64);
     }
   }
 
@@ -285,6 +293,7 @@ class Web {
   std::vector<std::vector<size_t>> groups_;
   size_t pages_ = 0;  // cells from the first on, of a page each
   int variables_ = 0;
+  std::vector<void*> registered_;
   std::vector<uint64_t> expected_;
   size_t walks_ = 0;
 };
