@@ -329,15 +329,15 @@ CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size
   return result;
 }
 // Where a stream captures, and from some pools, it is the driver's own memory, outside of the pager's range.
-#define OL_IN_ORDER(suffix)                                                                                          \
-  CUresult ol_forward_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) {                     \
-    return noted(out, bytes, Route().handle(stream).session(),                                                       \
-                 ol_forward_generated_cuMemAllocAsync##suffix(out, bytes, stream));                                  \
-  }                                                                                                                  \
-  CUresult ol_forward_cuMemAllocFromPoolAsync##suffix(CUdeviceptr* out, size_t bytes, CUmemoryPool pool,             \
-                                                      CUstream stream) {                                             \
-    return noted(out, bytes, Route().handle(pool).handle(stream).session(),                                          \
-                 ol_forward_generated_cuMemAllocFromPoolAsync##suffix(out, bytes, pool, stream));                    \
+#define OL_IN_ORDER(suffix)                                                                              \
+  CUresult ol_forward_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) {         \
+    return noted(out, bytes, Route().handle(stream).session(),                                           \
+                 ol_forward_generated_cuMemAllocAsync##suffix(out, bytes, stream));                      \
+  }                                                                                                      \
+  CUresult ol_forward_cuMemAllocFromPoolAsync##suffix(CUdeviceptr* out, size_t bytes, CUmemoryPool pool, \
+                                                      CUstream stream) {                                 \
+    return noted(out, bytes, Route().handle(pool).handle(stream).session(),                              \
+                 ol_forward_generated_cuMemAllocFromPoolAsync##suffix(out, bytes, pool, stream));        \
   }
 OL_IN_ORDER()
 OL_IN_ORDER(_ptsz)

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,8 @@
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/copies.h"
 #include "interpose/forward/launch_wire.h"
+#include "interpose/forward/straight.h"
+#include "tests/fuzz/rig/other_worker.h"
 #include "tests/fuzz/rig/sampler.h"
 
 namespace {
@@ -23,6 +26,7 @@ using namespace olpager;
 using forward::Operation;
 using fuzz::Input;
 using fuzz::Known;
+using fuzz::OtherWorker;
 using fuzz::Sampler;
 using gpunode::HandleKind;
 
@@ -47,6 +51,8 @@ const char* const kModule = R"(
   ret;
 }
 )";
+
+constexpr uint32_t kGateNumber = 9;
 
 std::string buildFolder() {
   char path[PATH_MAX] = {};
@@ -131,7 +137,59 @@ void nodeTarget(Sampler& out) {
   (void)out.handles<CUgraphNode>(count);
 }
 
-void operation(Operation what, Sampler& out) {
+// PTX, or nearly; the last of its call.
+void image(Sampler& out) {
+  std::string text = kModule;
+  const uint8_t how = out.input().byte();
+  if (how < 16) text.resize(how * 8);
+  if (how >= 16 && how < 32) text[how * 7] = static_cast<char>(out.input().byte());
+  out.writer().value(how < 250 ? forward::ImageForm::kBytes : static_cast<forward::ImageForm>(how % 5));
+  out.writer().value(static_cast<uint64_t>(text.size()));
+  out.writer().raw(text.data(), text.size());
+}
+
+// Of the compiler: mostly none, else logs with their sizes, or anything.
+void options(Sampler& out) {
+  const uint8_t how = out.input().byte();
+  const uint32_t count = how < 160 ? 0 : how % 5;
+  out.writer().value(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    out.writer().value(how < 240 ? static_cast<int32_t>(3 + (how + i) % 4) : static_cast<int32_t>(out.drawNumber()));
+    out.writer().value(out.drawNumber());
+  }
+}
+
+// The other worker's, or one where nobody is. None is on another machine.
+void peerLink(Sampler& out, OtherWorker& other) {
+  static const char* const kNowhere[] = {"",        ":",           "127.0.0.1", "127.0.0.1:1", "127.0.0.1:99999",
+                                         "[::1]:0", "127.0.0.1:-1"};
+  const uint8_t how = out.input().byte();
+  forward::PeerLinkHead head;
+  head.slot = how < 240 ? OtherWorker::kSlot : static_cast<uint32_t>(out.drawNumber());
+  head.tls = how % 16 == 3 ? static_cast<uint32_t>(out.drawNumber()) : 0;
+  head.tcp_only = how & 1;
+  const auto key = OtherWorker::key();
+  std::copy(key.begin(), key.end(), std::begin(head.key));
+  if (how % 32 == 5) head.key[how % 7] ^= 1;
+  out.writer().value(head);
+  out.writer().text(how % 16 == 6 ? kNowhere[how % std::size(kNowhere)] : other.address());
+}
+
+void straight(Sampler& out, OtherWorker& other, bool takes) {
+  const uint8_t how = out.input().byte();
+  forward::StraightHead head;
+  head.copy = how % 32 == 0 ? out.drawNumber() : out.known().next++;
+  head.address = out.drawAddress();
+  head.bytes = how < 200 ? 1 + out.input().bytes(2) * (how % 4 == 0 ? 64 : 1) : out.drawNumber();
+  head.stream = out.drawHandle(HandleKind::kStream);
+  head.slot = how < 250 ? OtherWorker::kSlot : static_cast<uint32_t>(out.drawNumber());
+  head.per_thread = how & 1;
+  head.now = how >> 1 & 1;
+  other.say(out, head, takes);
+  out.writer().value(head);
+}
+
+void operation(Operation what, Sampler& out, OtherWorker& other) {
   forward::Writer& writer = out.writer();
   switch (what) {
     case Operation::kAllocateAt:
@@ -153,17 +211,62 @@ void operation(Operation what, Sampler& out) {
       writer.value(out.drawHandle(HandleKind::kFunction));
       return;
     case Operation::kLoadModule:
-    case Operation::kLoadLibrary: {
-      std::string text = kModule;
-      const uint8_t how = out.input().byte();
-      if (how < 16) text.resize(how * 8);
-      if (how >= 16 && how < 32) text[how * 7] = static_cast<char>(out.input().byte());
+    case Operation::kLoadLibrary:
       if (what == Operation::kLoadLibrary)  // its number is the client's
         writer.value(forward::firstNumber(forward::kCommonSlot) + (out.known().next++ & 0xfff));
-      writer.value(uint32_t{0});
-      writer.value(how < 250 ? forward::ImageForm::kBytes : static_cast<forward::ImageForm>(how % 5));
-      writer.value(static_cast<uint64_t>(text.size()));
-      writer.raw(text.data(), text.size());
+      options(out);
+      return image(out);
+    case Operation::kLinkCreate:
+      out.number<CUlinkState>();
+      return options(out);
+    case Operation::kLinkAdd:
+      writer.value(out.drawHandle(HandleKind::kLinkState));
+      writer.value(out.input().byte() % 8 != 0 ? int32_t{CU_JIT_INPUT_PTX} : static_cast<int32_t>(out.drawNumber()));
+      out.string();
+      options(out);
+      return image(out);
+    case Operation::kLinkComplete:
+      writer.value(out.drawHandle(HandleKind::kLinkState));
+      writer.value(out.input().byte() % 2 != 0 ? uint64_t{0} : out.drawNumber());
+      return;
+    case Operation::kLinkDestroy:
+      writer.value(out.drawHandle(HandleKind::kLinkState));
+      return;
+    case Operation::kPeerLink:
+      return peerLink(out, other);
+    case Operation::kStraightOut:
+    case Operation::kStraightIn:
+      return straight(out, other, what == Operation::kStraightIn);
+    case Operation::kStraightStop: {
+      forward::StraightStopHead head;
+      head.copy = out.drawNumber();
+      head.slot = out.input().byte() % 8 != 0 ? OtherWorker::kSlot : static_cast<uint32_t>(out.drawNumber());
+      writer.value(head);
+      return;
+    }
+    case Operation::kGate:
+      writer.value(out.drawHandle(HandleKind::kStream));
+      writer.value(static_cast<uint8_t>(out.input().byte() % 2));
+      writer.value(static_cast<uint32_t>(out.input().byte() % 2));
+      writer.value(kGateNumber);
+      return;
+    case Operation::kOpenGate:
+      writer.value(out.input().byte() % 2 != 0 ? kGateNumber : static_cast<uint32_t>(out.drawNumber()));
+      return;
+    case Operation::kGraphAllocNode: {
+      nodeTarget(out);
+      CUmemPoolProps props{};
+      out.draw(&props, sizeof props);
+      if (out.input().byte() % 4 != 0) {
+        props = {};
+        props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+        props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+      }
+      writer.value(props);
+      writer.value(out.input().byte() % 2 != 0 ? uint64_t{4096} : out.drawNumber());
+      const uint64_t count = out.input().byte() % 8 == 0 ? out.drawNumber() : 0;
+      writer.value(count);
+      (void)out.array<CUmemAccessDesc>(count);
       return;
     }
     case Operation::kHostFunction: {
@@ -224,7 +327,7 @@ void operation(Operation what, Sampler& out) {
     }
     case Operation::kGraphNodeParameters:
       writer.value(out.drawHandle(HandleKind::kGraphNode));
-      writer.value(static_cast<uint8_t>(out.input().byte() % 4));
+      writer.value(static_cast<uint8_t>(out.input().byte() % 5));
       return;
     case Operation::kGraphKernelNodeAttribute:
       writer.value(out.drawHandle(HandleKind::kGraphNode));
@@ -265,6 +368,7 @@ class Session {
     worker_.channel().close("there is no client");
     for (uint64_t i = 0; i < 4; ++i) known_.addresses.push_back(worker_.placedBase() + (i << 21));
     worker_.hostMemory().setLimit(16 << 20);
+    worker_.peers().configure({0, true, transport::Choice::kAuto, transport::Tls::kOff});
     return true;
   }
 
@@ -291,8 +395,13 @@ class Session {
       for (int i = 0; i < 8; ++i) worker_.clientFunctionDone(7);
     }
     Sampler out(input, known_);
-    operation(what, out);
+    operation(what, out, other_);
     call(static_cast<uint16_t>(what), out.writer(), contextFor(how, out), how);
+    if (what != Operation::kGate) return;
+    // Nobody else opens it, and the stream would wait.
+    forward::Writer gate;
+    gate.value(kGateNumber);
+    call(static_cast<uint16_t>(Operation::kOpenGate), gate, kPrimary, 0);
   }
 
   void run(Input& input) {
@@ -308,8 +417,8 @@ class Session {
       memory.value(worker_.placedBase());
       memory.value(uint64_t{1} << 20);
       call(static_cast<uint16_t>(Operation::kAllocateAt), memory, kPrimary, 0);
-      static const uint8_t kPlain[] = {100};
-      Input plain(kPlain, 1);
+      static const uint8_t kPlain[] = {100, 100};  // no options, and a text that is right
+      Input plain(kPlain, sizeof kPlain);
       operate(Operation::kLoadModule, plain, 0);
       forward::Writer named;
       named.value(known_.handles[HandleKind::kModule].empty() ? 0 : known_.handles[HandleKind::kModule].front());
@@ -318,9 +427,12 @@ class Session {
       named.text("add");
       call(static_cast<uint16_t>(api::Symbol::kCuModuleGetFunction), named, kPrimary, 0);
     }
-    // Behind the last are gates, which wait for the client.
+    if (input.byte() % 2 != 0) {  // and a link to another worker
+      Input none(nullptr, 0);
+      operate(Operation::kPeerLink, none, 0);
+    }
     constexpr auto kFirst = static_cast<uint16_t>(Operation::kParameters);
-    constexpr auto kLast = static_cast<uint16_t>(Operation::kNameKernel);
+    constexpr auto kLast = static_cast<uint16_t>(Operation::kGraphAllocNode);
     for (size_t i = 0; i < kMostCalls && !input.empty() && !worker_.ended(); ++i) {
       const uint8_t how = input.byte();
       if (how % 3 == 0) {
@@ -342,6 +454,7 @@ class Session {
   }
 
   gpunode::Worker worker_;
+  OtherWorker other_;
   Known known_;
 };
 
@@ -385,7 +498,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     _exit(0);
   }
   int status = 0;
-  if (child < 0 || waitpid(child, &status, 0) != child) {
+  pid_t ended = child;
+  if (child > 0) {
+    do {
+      ended = waitpid(child, &status, 0);
+    } while (ended < 0 && errno == EINTR);  // libFuzzer looks at its clock
+  }
+  if (child < 0 || ended != child) {
     std::perror("fork");
     std::_Exit(1);  // the machine's fault, not the input's
   }
