@@ -16,6 +16,7 @@ namespace {
 constexpr uint64_t kPatienceNs = 200'000'000;  // a launch waits this long without progress, then it is mapped in place
 // Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for this launch.
 constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
+constexpr uint64_t kLongestPromotePauseNs = 10'000'000'000;
 constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
 constexpr uint64_t kLongestRunNs = 1'000'000;
@@ -788,8 +789,8 @@ bool Engine::finishWrites(Lock& lock) {
   extent.host_valid = true;
   add(figures_->bytes_out, extent.bytes());
   add(figures_->evictions_written);
-  if ((extent.region->by_pieces ? extent.wanted : extent.region->wanted) > 0 &&
-      !extent.in_host) {  // a launch came for it meanwhile
+  if ((extent.region->by_pieces ? extent.wanted : extent.region->wanted) > 0 && !extent.in_host &&
+      surplus_ == 0) {  // a launch came for it meanwhile, and its VRAM is owed to nobody
     if (mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
       setState(extent, ExtentState::kVram);
       return true;
@@ -822,6 +823,12 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
   extent.hash_valid = false;  // the GPU may write it where it is
   setState(extent, ExtentState::kInPlace);
   return true;
+}
+
+// What was to leave its place in host memory was not quiet in time: the next attempt comes later.
+void Engine::promotedInVain(uint64_t now) {
+  promote_after_ns_ = now + promote_pause_ns_;
+  promote_pause_ns_ = std::min(2 * promote_pause_ns_, kLongestPromotePauseNs);
 }
 
 bool Engine::serveWants(Lock& lock) {
@@ -865,7 +872,13 @@ bool Engine::serveWants(Lock& lock) {
                      (want->in_vram || ((want->fetch || extent.region->by_pieces) && !want->in_place))) {
             in_flight = true;
             lingering |= !want->in_vram;
+          } else if (surplus_ > 0 && extent.vram != nullptr && now - want->since_ns < kPatienceNs) {
+            in_flight = true;  // VRAM is owed to others: launches that come all the time would take it back for ever
+          } else if (extent.vram == nullptr && !want->in_place && chunks_.vramAvailable() >= extent.bytes() &&
+                     now - want->since_ns < kPatienceNs) {
+            in_flight = true;  // there is room for it: launches that come all the time would keep it in place for ever
           } else {
+            if (extent.vram == nullptr && now - want->since_ns >= kPatienceNs) promotedInVain(now);
             cancelRetiring(extent);
             moved = true;
           }
@@ -1074,7 +1087,9 @@ bool Engine::prefetch(Lock& lock) {
   std::vector<Extent*> leaving;
   uint64_t room = chunks_.vramAvailable();
   bool progress = false;
+  const bool too_early = nowNs() < promote_after_ns_;
   for (const Next& next : upcoming) {
+    if (too_early) break;
     if (next.region->in_place == 0 || next.region->wanted > 0 || next.region->isSparse()) continue;
     if (next.region->arena != nullptr) continue;  // by its pieces (below), or by what is used most (swap.cpp)
     for (auto& extent : next.region->extents) {

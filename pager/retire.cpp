@@ -6,7 +6,8 @@
 //   kPass   the GPU hashes the victims and scans every page that launches may have written since its last scan for pointers
 //   then    each victim is unmapped; equal to its lower copy it is dropped, else written down (kWriting)
 //
-// A launch that comes for a victim before it is unmapped takes it back (cancelRetiring).
+// A launch that comes for a victim before it is unmapped takes it back (cancelRetiring). While VRAM is owed to others it waits for it first, a bounded
+// time; and for what leaves its place in host memory when there is room for it in VRAM (serveWants).
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -951,6 +952,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
       setState(extent, ExtentState::kInPlace);
       return lost(result);
     }
+    promote_pause_ns_ = kFirstPromotePauseNs;
     extent.hash = hash;
     extent.hash_valid = !extent.region->by_pieces;
     setState(extent, ExtentState::kParked);

@@ -1,4 +1,5 @@
 // Memory that fits, memory that does not, and launches that are larger than VRAM.
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -87,6 +88,53 @@ TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][bud
   for (uint64_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
   CHECK(rig.pool().setVramBudget(0, 24 * kMiB) == 24 * kMiB);
   CHECK(within(24 * kMiB));
+  for (const CUdeviceptr buffer : buffers) rig.free(buffer);
+}
+
+TEST_CASE("a budget is reached and used again whatever is launched meanwhile", "[pager][budget]") {
+  Rig rig({.vram = 64 * kMiB});
+  constexpr uint64_t kBytes = 8 * kMiB;
+  std::vector<CUdeviceptr> buffers;
+  for (uint64_t i = 0; i < 6; ++i) {
+    buffers.push_back(rig.allocate(kBytes));
+    rig.fill(buffers[i], kBytes, i * 1000);
+  }
+  rig.synchronize();
+  REQUIRE(valueOf(rig.figures().resident_bytes) == 6 * kBytes);
+  // One stream's kernels are always on their way when those of the other are over, and reach all there is: each a half of every buffer.
+  const std::array<CUstream, 2> streams = {rig.makeStream(), rig.makeStream()};
+  constexpr uint64_t kSmallStep = 32;  // they last
+  static_assert(kStep % kSmallStep == 0);
+  uint64_t added = 0;
+  const auto launchAll = [&] {
+    for (size_t s = 0; s < streams.size(); ++s) {
+      mustSucceed(driver().api.cuStreamSynchronize(streams[s]), "cuStreamSynchronize");
+      for (const CUdeviceptr buffer : buffers)
+        rig.launch(streams[s], "addTo", buffer + s * kBytes / 2, kBytes / 16 / kSmallStep, kSmallStep, uint64_t{1});
+    }
+    ++added;
+  };
+  const auto reached = [&](uint64_t budget) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20 * kPatience);
+    while (std::chrono::steady_clock::now() < until) {
+      launchAll();
+      if (valueOf(rig.figures().vram_budget_bytes) == budget && valueOf(rig.figures().resident_bytes) <= budget)
+        return true;
+    }
+    return false;
+  };
+  for (const uint64_t budget : {32 * kMiB, 16 * kMiB}) {
+    for (int round = 0; round < 20; ++round) launchAll();
+    CHECK(rig.pool().setVramBudget(0, budget) == budget);
+    CHECK(reached(budget));
+  }
+  // And what was used in place meanwhile comes back.
+  CHECK(rig.pool().setVramBudget(0, 64 * kMiB) == 64 * kMiB);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20 * kPatience);
+  while (valueOf(rig.figures().resident_bytes) != 6 * kBytes && std::chrono::steady_clock::now() < until) launchAll();
+  CHECK(valueOf(rig.figures().resident_bytes) == 6 * kBytes);
+  rig.synchronize();
+  for (uint64_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
   for (const CUdeviceptr buffer : buffers) rig.free(buffer);
 }
 
