@@ -7,13 +7,16 @@ node.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --olpagestat OLPAGESTA
 import json
 import os
 import re
+import signal
 import subprocess
+import threading
 import time
 
 import sessions
 from sessions import LONG
 
 MIB = 1 << 20
+SHARED_WITHIN = 5  # seconds, in which a session that comes late has its share
 
 
 def uuid_text(plain):
@@ -51,6 +54,30 @@ class Bench(sessions.Bench):
                 return state
             assert time.monotonic() < end, f"not within {within} s: {json.dumps(state, indent=1)}"
             time.sleep(0.1)
+
+    def soon(self, address, true, seconds=SHARED_WITHIN):
+        """Within so many seconds of a machine that has time for this: what one look takes beyond 0.3 s does not count."""
+        spent, real = 0, time.monotonic()
+        while True:
+            begun = time.monotonic()
+            state = self.state(address)
+            if true(state):
+                print(f"after {spent:.1f} s ({time.monotonic() - real:.1f} s by the clock)")
+                return state
+            assert spent < seconds, f"not within {seconds} s ({time.monotonic() - real:.1f} by the clock): {json.dumps(state, indent=1)}"
+            time.sleep(0.1)
+            spent += min(0.3, time.monotonic() - begun)
+
+
+def budget(state, session):
+    """What the n-th session has and uses of GPU 0; None before it uses it."""
+    return next((s["vram"][0] for s in state["sessions"] if s["session"] == session and s["vram"]), None)
+
+
+def within_budgets(state, sessions, most, least):
+    """Each of these has at most `most` and is within it, and the last uses `least` or more. MiB."""
+    shares = [budget(state, session) for session in sessions]
+    return all(share and share["used"] <= share["budget"] <= most * MIB for share in shares) and shares[-1]["used"] >= least * MIB
 
 
 def fields(line):
@@ -196,20 +223,14 @@ def fair(bench):
     _, address = bench.node_with("--memory", "1GiB")
     first = bench.program(bench.options.holder, address)
     assert first.ask("take 176") == "ok" and first.ask("work 2") == "ok"
-    budget = lambda state, program: next((s["vram"][0] for s in state["sessions"] if s["session"] == program and s["vram"]), None)
     alone = bench.until(address, lambda state: budget(state, 1) is not None and budget(state, 1)["used"] > 100 * MIB)
     assert budget(alone, 1)["budget"] == 192 * MIB, alone
     second = bench.program(bench.options.holder, address)
     told = second.ask("memory").split()
     assert told[2] == told[3] == str(96 + 1024), f"what it is told of is its share, not {told}"
     second.tell("take 160")
-    came = time.monotonic()
-    both = lambda state: all(budget(state, n) and budget(state, n)["budget"] <= 100 * MIB and
-                             budget(state, n)["used"] <= budget(state, n)["budget"] for n in (1, 2)) and \
-        budget(state, 2)["used"] >= 64 * MIB
-    shared = bench.until(address, both)
+    bench.soon(address, lambda state: within_budgets(state, (1, 2), 100, 64))
     assert second.line() == "ok"
-    print(f"shared after {time.monotonic() - came:.1f} s: {[budget(shared, n) for n in (1, 2)]}")
     for client in (first, second):
         client.tell("work 3")
     assert first.line() == "ok" and second.line() == "ok"
@@ -217,6 +238,61 @@ def fair(bench):
     assert second.process.wait(LONG) == 0
     bench.until(address, lambda state: budget(state, 1)["budget"] >= 190 * MIB)
     bench.until(address, lambda state: first.ask("work 2") == "ok" and budget(state, 1)["used"] > 100 * MIB)
+
+
+def fair_late(bench):
+    """Clients that come late, to others that compute all the time, have their shares within 5 s each; nothing is lost; what one that is killed
+    had goes back to the others."""
+    _, address = bench.node_with("--memory", "1GiB")
+    clients, workers, enough = [], [], threading.Event()
+
+    def works(client, ends):
+        while not enough.is_set() and client.process.poll() is None:
+            try:
+                ends.append(client.ask("work 1"))
+            except (AssertionError, OSError) as error:
+                ends.append(str(error))
+                return
+
+    for number, (most, least) in enumerate(((192, 100), (100, 64), (68, 40)), start=1):
+        client = bench.program(bench.options.holder, address)
+        client.tell("take 160")
+        bench.soon(address, lambda state: within_budgets(state, range(1, number + 1), most, least))
+        assert client.line() == "ok"
+        clients.append(client)
+        workers.append((threading.Thread(target=works, args=(client, ends := [])), ends))
+        workers[-1][0].start()
+    done = [len(ends) for _, ends in workers]
+    clients[1].process.kill()
+    bench.until(address, lambda state: all(budget(state, n)["budget"] >= 92 * MIB for n in (1, 3)))
+    bench.until(address, lambda state: all(len(workers[i][1]) > done[i] + 1 for i in (0, 2)))
+    enough.set()
+    for thread, _ in workers:
+        thread.join(LONG)
+        assert not thread.is_alive(), "a client stands still"
+    for i in (0, 2):
+        assert set(workers[i][1]) == {"ok"}, (workers[i][1], clients[i].log)
+
+
+def fair_stopped(bench):
+    """One that is stopped, and reads nothing of what it is sent, holds up nobody's share; when it goes on it has lost nothing."""
+    _, address = bench.node_with("--memory", "1GiB")
+    first = bench.program(bench.options.holder, address)
+    assert first.ask("take 176") == "ok"
+    bench.until(address, lambda state: budget(state, 1) is not None and budget(state, 1)["used"] > 100 * MIB)
+    children = subprocess.run(["pgrep", "-P", str(first.process.pid)], capture_output=True, text=True).stdout.split()
+    pids = [first.process.pid, *map(int, children)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        second = bench.program(bench.options.holder, address)
+        second.tell("take 160")
+        bench.soon(address, lambda state: within_budgets(state, (1, 2), 100, 64))
+        assert second.line() == "ok" and second.ask("work 2") == "ok"
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert first.ask("work 2") == "ok" and second.ask("work 1") == "ok"
 
 
 def fair_idle(bench):
@@ -369,7 +445,7 @@ def settings(bench):
         assert refused.returncode == 2 and why in refused.stderr, refused
 
 
-SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_idle, limits, state, cache, confined, settings]
+SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_idle, limits, state, cache, confined, settings]
 
 
 if __name__ == "__main__":
