@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kPatienceNs = 200'000'000;  // a launch waits this long without progress, then it is mapped in place
 // Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for this launch.
 constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
-constexpr uint64_t kLongestPromotePauseNs = 10'000'000'000;
+constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000;
 constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
 constexpr uint64_t kLongestRunNs = 1'000'000;
@@ -825,10 +825,10 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
   return true;
 }
 
-// What was to leave its place in host memory was not quiet in time: the next attempt comes later.
-void Engine::promotedInVain(uint64_t now) {
-  promote_after_ns_ = now + promote_pause_ns_;
-  promote_pause_ns_ = std::min(2 * promote_pause_ns_, kLongestPromotePauseNs);
+// A launch waited for what was to leave its place in host memory, which was not quiet in time: for a while none waits for such.
+void Engine::waitedInVain(uint64_t now) {
+  promoted_from_ns_ = now + promoted_pause_ns_;
+  promoted_pause_ns_ = std::min(2 * promoted_pause_ns_, kLongestPromotedPauseNs);
 }
 
 bool Engine::serveWants(Lock& lock) {
@@ -875,10 +875,11 @@ bool Engine::serveWants(Lock& lock) {
           } else if (surplus_ > 0 && extent.vram != nullptr && now - want->since_ns < kPatienceNs) {
             in_flight = true;  // VRAM is owed to others: launches that come all the time would take it back for ever
           } else if (extent.vram == nullptr && !want->in_place && chunks_.vramAvailable() >= extent.bytes() &&
-                     now - want->since_ns < kPatienceNs) {
+                     now >= promoted_from_ns_ && now - want->since_ns < kPatienceNs) {
             in_flight = true;  // there is room for it: launches that come all the time would keep it in place for ever
           } else {
-            if (extent.vram == nullptr && now - want->since_ns >= kPatienceNs) promotedInVain(now);
+            if (extent.vram == nullptr && now >= promoted_from_ns_ && now - want->since_ns >= kPatienceNs)
+              waitedInVain(now);
             cancelRetiring(extent);
             moved = true;
           }
@@ -1087,9 +1088,7 @@ bool Engine::prefetch(Lock& lock) {
   std::vector<Extent*> leaving;
   uint64_t room = chunks_.vramAvailable();
   bool progress = false;
-  const bool too_early = nowNs() < promote_after_ns_;
   for (const Next& next : upcoming) {
-    if (too_early) break;
     if (next.region->in_place == 0 || next.region->wanted > 0 || next.region->isSparse()) continue;
     if (next.region->arena != nullptr) continue;  // by its pieces (below), or by what is used most (swap.cpp)
     for (auto& extent : next.region->extents) {

@@ -237,7 +237,7 @@ class Engine {
   static constexpr uint64_t kFoundBytes =
       (1u << 20) + kGranules / 8;                          // a bit for each page of 16 TiB, and for each granule
   static constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
-  static constexpr uint64_t kFirstPromotePauseNs = 100'000'000;
+  static constexpr uint64_t kFirstPromotedPauseNs = 100'000'000;
 
   CUresult makeObjects();
   void destroyObjects();
@@ -250,7 +250,7 @@ class Engine {
   bool advanceBatches(Lock& lock);
   void cancelBatches();
   bool serveWants(Lock& lock);
-  void promotedInVain(uint64_t now);
+  void waitedInVain(uint64_t now);
   bool serveReliefs(Lock& lock);
   bool giveSurplus(Lock& lock);
   bool bringHome(Lock& lock);
@@ -364,8 +364,8 @@ class Engine {
   uint64_t budget_ = 0;   // as start() or setVramBudget() said; reliefs and what the driver withholds come off it
   uint64_t most_ = 0;     // the largest that it can be: the device's VRAM
   uint64_t surplus_ = 0;  // bytes by which VRAM is still to shrink
-  // When extents in place are taken ahead of their use again, and how long after the next attempt that is in vain.
-  uint64_t promote_after_ns_ = 0, promote_pause_ns_ = kFirstPromotePauseNs;
+  // From when on launches wait for what is to leave its place in host memory, and how long they don't after the next time that is in vain.
+  uint64_t promoted_from_ns_ = 0, promoted_pause_ns_ = kFirstPromotedPauseNs;
   LaunchTimer timer_;
   uint64_t vram_bandwidth_ = 0;  // bytes a second
   uint64_t fetching_bytes_ = 0;

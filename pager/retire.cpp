@@ -952,7 +952,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
       setState(extent, ExtentState::kInPlace);
       return lost(result);
     }
-    promote_pause_ns_ = kFirstPromotePauseNs;
+    promoted_pause_ns_ = kFirstPromotedPauseNs;
     extent.hash = hash;
     extent.hash_valid = !extent.region->by_pieces;
     setState(extent, ExtentState::kParked);

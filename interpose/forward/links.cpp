@@ -140,21 +140,28 @@ using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the 
 extern "C" {
 
 // The first versions differ from the second only in the types of 32-bit programs.
-#define OL_LINK(suffix)                                                                                                \
-  CUresult ol_forward_cuLinkCreate##suffix(unsigned count, CUjit_option* options, void** values, CUlinkState* state) { \
-    return create(count, options, values, state);                                                                      \
-  }                                                                                                                    \
-  CUresult ol_forward_cuLinkAddData##suffix(CUlinkState state, CUjitInputType type, void* data, size_t size,           \
-                                            const char* name, unsigned count, CUjit_option* options, void** values) {  \
-    return add(state, type, {static_cast<const std::byte*>(data), size}, name, count, options, values);                \
-  }                                                                                                                    \
-  CUresult ol_forward_cuLinkAddFile##suffix(CUlinkState state, CUjitInputType type, const char* path, unsigned count,  \
-                                            CUjit_option* options, void** values) {                                    \
-    return addFile(state, type, path, count, options, values);                                                         \
-  }
-OL_LINK()
-OL_LINK(_v2)
-#undef OL_LINK
+CUresult ol_forward_cuLinkCreate(unsigned count, CUjit_option* options, void** values, CUlinkState* state) {
+  return create(count, options, values, state);
+}
+CUresult ol_forward_cuLinkCreate_v2(unsigned count, CUjit_option* options, void** values, CUlinkState* state) {
+  return create(count, options, values, state);
+}
+CUresult ol_forward_cuLinkAddData(CUlinkState state, CUjitInputType type, void* data, size_t size, const char* name,
+                                  unsigned count, CUjit_option* options, void** values) {
+  return add(state, type, {static_cast<const std::byte*>(data), size}, name, count, options, values);
+}
+CUresult ol_forward_cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void* data, size_t size, const char* name,
+                                     unsigned count, CUjit_option* options, void** values) {
+  return add(state, type, {static_cast<const std::byte*>(data), size}, name, count, options, values);
+}
+CUresult ol_forward_cuLinkAddFile(CUlinkState state, CUjitInputType type, const char* path, unsigned count,
+                                  CUjit_option* options, void** values) {
+  return addFile(state, type, path, count, options, values);
+}
+CUresult ol_forward_cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char* path, unsigned count,
+                                     CUjit_option* options, void** values) {
+  return addFile(state, type, path, count, options, values);
+}
 
 CUresult ol_forward_cuLinkComplete(CUlinkState state, void** image, size_t* size) {
   return complete(state, image, size);
