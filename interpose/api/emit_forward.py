@@ -157,10 +157,18 @@ def how(symbol):
     return "sync"
 
 
+# Objects that a call changes: they are where they are, whatever an address says. Memory that a graph allocates is the driver's own, and two
+# gpunodes' may lie at one address.
+OWNERS = ("CUgraph", "CUgraphNode", "CUgraphExec")
+
+
 def route(form):
-    """The expression that finds the session that a call goes to: by the first address, device, handle or location that says so."""
+    """The expression that finds the session that a call goes to: by the first graph, address, device, handle or location that says so."""
     values = [p for p in form.parameters if is_value(p)]
     out = "Route()"
+    for p in values:
+        if p.base_type in OWNERS and not p.is_pointer and is_translated(p):
+            out += f".handle({p.name})"
     for p in values:
         if p.base_type == "CUdeviceptr":
             out += f".address({p.name})"
@@ -170,7 +178,7 @@ def route(form):
         if p.base_type == "CUdevice":
             out += f".device({p.name})"
     for p in values:
-        if is_translated(p):
+        if is_translated(p) and p.base_type not in OWNERS:
             out += f".handle({p.name})"
     for p in form.parameters:
         if p.base_type not in LOCATIONS or p.get("out"):
