@@ -222,5 +222,6 @@ struct RangeJob {  // ScanJob
 
 extern "C" __global__ void olpager_scan_ranges(const RangeJob* jobs, Scope scope) {
   const RangeJob job = jobs[blockIdx.y];
-  scan(reinterpret_cast<const u64*>(job.address), job.words, rangeOf(scope, reinterpret_cast<u32*>(job.found), nullptr));
+  scan(reinterpret_cast<const u64*>(job.address), job.words,
+       rangeOf(scope, reinterpret_cast<u32*>(job.found), nullptr));
 }

@@ -48,7 +48,19 @@ constexpr size_t kPage = size_t{2} << 20;
 constexpr size_t kLarge = size_t{20} << 20;  // managed memory that nobody looks through
 constexpr unsigned kWalks = 64;              // between two looks at what they found
 
-enum Kind { kDevice, kSmall, kDefault, kMapped, kMallocHost, kRegistered, kManaged, kLargeManaged, kVariable, kTwice, kKinds };
+enum Kind {
+  kDevice,
+  kSmall,
+  kDefault,
+  kMapped,
+  kMallocHost,
+  kRegistered,
+  kManaged,
+  kLargeManaged,
+  kVariable,
+  kTwice,
+  kKinds
+};
 
 struct Entry {
   Cell* cell;
@@ -259,13 +271,15 @@ class Web {
     const auto hops = unsigned(1 + random_.below(6));
     int at = int(from);
     if (cells_[from].group == 0 && random_.below(2) == 0) {
-      RUNTIME_OK(cudaMemcpyToSymbolAsync(g_first, &cells_[from].cell, sizeof(Cell*), 0, cudaMemcpyHostToDevice, stream_));
+      RUNTIME_OK(
+          cudaMemcpyToSymbolAsync(g_first, &cells_[from].cell, sizeof(Cell*), 0, cudaMemcpyHostToDevice, stream_));
       walkFromVariable<<<1, 1, 0, stream_>>>(hops, out_ + expected_.size());
     } else {
       walk<<<1, 1, 0, stream_>>>(cells_[from].cell, hops, out_ + expected_.size());
     }
     uint64_t sum = 0;
-    for (unsigned i = 0; at >= 0 && i <= hops; ++i, at = cells_[size_t(at)].next) sum = sum * 31 + cells_[size_t(at)].tag;
+    for (unsigned i = 0; at >= 0 && i <= hops; ++i, at = cells_[size_t(at)].next)
+      sum = sum * 31 + cells_[size_t(at)].tag;
     expected_.push_back(sum);
     if (expected_.size() == kWalks) settle();
   }
