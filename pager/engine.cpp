@@ -872,16 +872,21 @@ bool Engine::serveWants(Lock& lock) {
                      (want->in_vram || ((want->fetch || extent.region->by_pieces) && !want->in_place))) {
             in_flight = true;
             lingering |= !want->in_vram;
-          } else if (surplus_ > 0 && extent.vram != nullptr && now - want->since_ns < kPatienceNs) {
-            in_flight = true;  // VRAM is owed to others: launches that come all the time would take it back for ever
-          } else if (extent.vram == nullptr && !want->in_place && chunks_.vramAvailable() >= extent.bytes() &&
-                     now >= promoted_from_ns_ && now - want->since_ns < kPatienceNs) {
-            in_flight = true;  // there is room for it: launches that come all the time would keep it in place for ever
           } else {
-            if (extent.vram == nullptr && now >= promoted_from_ns_ && now - want->since_ns >= kPatienceNs)
-              waitedInVain(now);
-            cancelRetiring(extent);
-            moved = true;
+            // Launches that come all the time would for ever take back VRAM that is owed to others, and for ever keep in place what there is
+            // room for: they wait, a bounded time.
+            const bool patient = now - want->since_ns < kPatienceNs;
+            const bool promoted = extent.vram == nullptr && now >= promoted_from_ns_;
+            const bool waits = extent.vram != nullptr
+                                   ? surplus_ > 0
+                                   : promoted && !want->in_place && chunks_.vramAvailable() >= extent.bytes();
+            if (waits && patient) {
+              in_flight = true;
+            } else {
+              if (promoted && !patient) waitedInVain(now);
+              cancelRetiring(extent);
+              moved = true;
+            }
           }
           break;
         case ExtentState::kMapping:

@@ -11,8 +11,6 @@
 namespace olpager::fatbin {
 namespace {
 
-constexpr uint32_t kWrapperMagic = 0x466243b1;
-constexpr uint32_t kContainerMagic = 0xba55ed50;
 constexpr uint32_t kElfMagic = 0x464c457f;
 constexpr uint64_t kMaxContainer = uint64_t{1} << 40;  // bytes; more is a corrupted header
 constexpr size_t kMaxLinked = 1 << 16;

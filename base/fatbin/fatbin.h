@@ -16,6 +16,10 @@
 
 namespace olpager::fatbin {
 
+// First words: of what a program registers, which points to a container; of a container.
+constexpr uint32_t kWrapperMagic = 0x466243b1;
+constexpr uint32_t kContainerMagic = 0xba55ed50;
+
 enum class Kind : uint16_t { ptx = 1, elf = 2 };  // others exist (LTO IR) and are listed with their number
 enum class Compression { none, lz4, zstd };
 

@@ -187,10 +187,6 @@ CUresult kernelParameters(Invocation& in, CUgraphNode node) {
   return putParameters(in, params);
 }
 
-}  // namespace
-
-namespace {
-
 CUresult allocParameters(Invocation& in, CUgraphNode node) {
   CUDA_MEM_ALLOC_NODE_PARAMS params{};
   if (in.driver().cuGraphMemAllocNodeGetParams == nullptr) return CUDA_ERROR_NOT_SUPPORTED;

@@ -1,6 +1,7 @@
 #include "gpunode/worker/images.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 
 #include "coherence/transport/regions.h"
@@ -59,6 +60,12 @@ std::vector<std::byte> readImage(Invocation& in, bool* unknown) {
   }
   image.push_back(std::byte{0});  // text ends with a NUL, whatever was sent
   return image;
+}
+
+uint32_t magicOf(const std::vector<std::byte>& image) {
+  uint32_t magic = 0;
+  if (image.size() > sizeof magic) std::memcpy(&magic, image.data(), sizeof magic);
+  return magic;
 }
 
 }  // namespace olpager::gpunode

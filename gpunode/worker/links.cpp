@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/fatbin/fatbin.h"
 #include "gpunode/worker/images.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
@@ -9,19 +10,12 @@
 namespace olpager::gpunode {
 namespace {
 
-constexpr size_t kPiece = 8 << 20;              // of an image, in one answer
-constexpr uint32_t kWrapperMagic = 0x466243b1;  // what a program registers: it holds a pointer
+constexpr size_t kPiece = 8 << 20;  // of an image, in one answer
 
 // The driver's status and what the linker told so far.
 void answer(Invocation& in, const Link& link, CUresult status) {
   in.results().value(static_cast<int32_t>(status));
   link.options.put(in.results());
-}
-
-bool isWrapper(const std::vector<std::byte>& image) {
-  uint32_t magic = 0;
-  if (image.size() > sizeof magic) std::memcpy(&magic, image.data(), sizeof magic);
-  return magic == kWrapperMagic;
 }
 
 }  // namespace
@@ -74,7 +68,8 @@ CUresult linkAdd(Invocation& in) {
     return CUDA_SUCCESS;
   }
   if (type < 0 || type >= CU_JIT_NUM_INPUT_TYPES) return CUDA_ERROR_INVALID_VALUE;
-  if (image.empty() || isWrapper(image)) return CUDA_ERROR_INVALID_IMAGE;
+  // What a program registers holds a pointer, which is the client's.
+  if (image.empty() || magicOf(image) == fatbin::kWrapperMagic) return CUDA_ERROR_INVALID_IMAGE;
   const auto link = in.worker().links().find(number);
   if (link == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   std::lock_guard lock(link->mutex);

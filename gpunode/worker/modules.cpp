@@ -13,7 +13,7 @@ namespace {
 
 // What a program registers; the driver takes a container by it.
 struct Wrapper {
-  uint32_t magic = 0x466243b1;
+  uint32_t magic = fatbin::kWrapperMagic;
   uint32_t version = 1;
   const void* data = nullptr;
   void* unused = nullptr;
@@ -24,11 +24,7 @@ struct Image {
   Wrapper wrapper;
 };
 
-bool isContainer(const Image& image) {
-  uint32_t magic = 0;
-  if (image.bytes.size() > sizeof magic) std::memcpy(&magic, image.bytes.data(), sizeof magic);
-  return magic == 0xba55ed50;
-}
+bool isContainer(const Image& image) { return magicOf(image.bytes) == fatbin::kContainerMagic; }
 
 // The container's own length has to be within what was sent: the driver believes it.
 bool isWhole(const Image& image) {

@@ -167,7 +167,7 @@ def route(form):
     values = [p for p in form.parameters if is_value(p)]
     out = "Route()"
     for p in values:
-        if p.base_type in OWNERS and not p.is_pointer and is_translated(p):
+        if is_translated(p) and p.base_type in OWNERS:
             out += f".handle({p.name})"
     for p in values:
         if p.base_type == "CUdeviceptr":

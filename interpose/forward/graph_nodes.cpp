@@ -107,10 +107,11 @@ CUresult allocNode(CUgraph graph, const CUgraphNode* dependencies, size_t count,
                    CUgraphNode* made) {
   if (given == nullptr || made == nullptr || (given->accessDescCount != 0 && given->accessDescs == nullptr))
     return CUDA_ERROR_INVALID_VALUE;
-  Session* const session = Route().handle(graph).session();
+  const Target target{NodeCall::kAdd, graph, dependencies, count};
+  Session* const session = sessionOf(target);
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(Operation::kGraphAllocNode, session);
-  put(call, {NodeCall::kAdd, graph, dependencies, count});
+  put(call, target);
   call.devices(given->poolProps);
   call.value(static_cast<uint64_t>(given->bytesize));
   call.value(static_cast<uint64_t>(given->accessDescCount));
@@ -168,12 +169,22 @@ Told& told() {
   return *instance;
 }
 
+void keep(CUgraphNode node, std::unique_ptr<ToldParameters> made) {
+  Told& all = told();
+  const std::lock_guard lock(all.mutex);
+  all.of[reinterpret_cast<uint64_t>(node)] = std::move(made);
+}
+
+CUresult ask(Call& call, CUgraphNode node, NodeKind kind) {
+  call.value(reinterpret_cast<uint64_t>(node));
+  call.value(kind);
+  return call.sync();
+}
+
 CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Call call(Operation::kGraphNodeParameters, Route().handle(node));
-  call.value(reinterpret_cast<uint64_t>(node));
-  call.value(NodeKind::kKernel);
-  const CUresult result = call.sync();
+  const CUresult result = ask(call, node, NodeKind::kKernel);
   if (!call.answered()) return result;
   const auto head = call.reply().value<KernelNodeHead>();
   const auto kernel = call.reply().value<uint64_t>();
@@ -195,18 +206,14 @@ CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
   out->blockDimX = head.block[0], out->blockDimY = head.block[1], out->blockDimZ = head.block[2];
   out->sharedMemBytes = head.shared;
   out->kernelParams = made->pointers.empty() ? nullptr : made->pointers.data();
-  Told& all = told();
-  const std::lock_guard lock(all.mutex);
-  all.of[reinterpret_cast<uint64_t>(node)] = std::move(made);
+  keep(node, std::move(made));
   return result;
 }
 
 CUresult allocParameters(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Call call(Operation::kGraphNodeParameters, Route().handle(node));
-  call.value(reinterpret_cast<uint64_t>(node));
-  call.value(NodeKind::kAlloc);
-  const CUresult result = call.sync();
+  const CUresult result = ask(call, node, NodeKind::kAlloc);
   if (!call.answered()) return result;
   Reader& reply = call.reply();
   CUDA_MEM_ALLOC_NODE_PARAMS params{};
@@ -225,9 +232,7 @@ CUresult allocParameters(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
   params.accessDescCount = made->block.size() / sizeof(CUmemAccessDesc);
   if (params.accessDescCount != 0) params.accessDescs = reinterpret_cast<const CUmemAccessDesc*>(made->block.data());
   *out = params;
-  Told& all = told();
-  const std::lock_guard lock(all.mutex);
-  all.of[reinterpret_cast<uint64_t>(node)] = std::move(made);
+  keep(node, std::move(made));
   return result;
 }
 
@@ -340,9 +345,7 @@ CUresult ol_forward_cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NOD
 CUresult ol_forward_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Call call(Operation::kGraphNodeParameters, Route().handle(node));
-  call.value(reinterpret_cast<uint64_t>(node));
-  call.value(NodeKind::kMemcpy);
-  const CUresult result = call.sync();
+  const CUresult result = ask(call, node, NodeKind::kMemcpy);
   if (!call.answered()) return result;
   *out = call.reply().value<CUDA_MEMCPY3D>();
   // Of registered memory the worker has another address.
@@ -355,9 +358,7 @@ CUresult ol_forward_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* 
 CUresult ol_forward_cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Call call(Operation::kGraphNodeParameters, Route().handle(node));
-  call.value(reinterpret_cast<uint64_t>(node));
-  call.value(NodeKind::kHost);
-  const CUresult result = call.sync();
+  const CUresult result = ask(call, node, NodeKind::kHost);
   if (!call.answered()) return result;
   return nodeFunction(call.reply().value<uint32_t>(), out) ? result : CUDA_ERROR_UNKNOWN;
 }

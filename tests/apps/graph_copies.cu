@@ -120,20 +120,26 @@ void throughHost(cudaStream_t stream, uint8_t* up, uint8_t* down, uint32_t seed,
   RUNTIME_OK(cudaFree(deep));
 }
 
-void betweenHost(cudaStream_t stream, uint8_t* from, uint8_t* to, uint32_t seed) {
-  cudaGraph_t graph;
-  RUNTIME_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  RUNTIME_OK(cudaMemcpy2DAsync(to, kPitch, from, kPitch, kWidth, kRows, cudaMemcpyHostToHost, stream));
-  const cudaGraphExec_t exec = captured(stream, &graph);
+// Launches a graph of captured copies twice, with other bytes at its beginning, and looks at what came to its end.
+void runTwice(cudaStream_t stream, cudaGraph_t graph, cudaGraphExec_t exec, uint8_t* from, uint8_t* to, uint32_t seed,
+              const char* what) {
   for (uint32_t round = 0; round < 2; ++round) {
     write(from, seed + round, 1);
     std::memset(to, kBeside, kBox);
     RUNTIME_OK(cudaGraphLaunch(exec, stream));
     RUNTIME_OK(cudaStreamSynchronize(stream));
-    check(to, seed + round, 0, 1, "between pinned memory");
+    check(to, seed + round, 0, 1, what);
   }
   RUNTIME_OK(cudaGraphExecDestroy(exec));
   RUNTIME_OK(cudaGraphDestroy(graph));
+}
+
+void betweenHost(cudaStream_t stream, uint8_t* from, uint8_t* to, uint32_t seed) {
+  cudaGraph_t graph;
+  RUNTIME_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  RUNTIME_OK(cudaMemcpy2DAsync(to, kPitch, from, kPitch, kWidth, kRows, cudaMemcpyHostToHost, stream));
+  const cudaGraphExec_t exec = captured(stream, &graph);
+  runTwice(stream, graph, exec, from, to, seed, "between pinned memory");
 }
 
 void throughArray(cudaStream_t stream, uint8_t* up, uint8_t* down, uint32_t seed) {
@@ -145,15 +151,7 @@ void throughArray(cudaStream_t stream, uint8_t* up, uint8_t* down, uint32_t seed
   RUNTIME_OK(cudaMemcpy2DToArrayAsync(array, 0, 0, up, kPitch, kWidth, kRows, cudaMemcpyHostToDevice, stream));
   RUNTIME_OK(cudaMemcpy2DFromArrayAsync(down, kPitch, array, 0, 0, kWidth, kRows, cudaMemcpyDeviceToHost, stream));
   const cudaGraphExec_t exec = captured(stream, &graph);
-  for (uint32_t round = 0; round < 2; ++round) {
-    write(up, seed + round, 1);
-    std::memset(down, kBeside, kBox);
-    RUNTIME_OK(cudaGraphLaunch(exec, stream));
-    RUNTIME_OK(cudaStreamSynchronize(stream));
-    check(down, seed + round, 0, 1, "through an array");
-  }
-  RUNTIME_OK(cudaGraphExecDestroy(exec));
-  RUNTIME_OK(cudaGraphDestroy(graph));
+  runTwice(stream, graph, exec, up, down, seed, "through an array");
   RUNTIME_OK(cudaFreeArray(array));
 }
 
