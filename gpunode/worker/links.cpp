@@ -20,9 +20,9 @@ void answer(Invocation& in, const Link& link, CUresult status) {
 
 }  // namespace
 
-bool Links::add(uint64_t number, std::shared_ptr<Link> link) {
+bool Links::add(uint64_t number, const std::shared_ptr<Link>& link) {
   std::lock_guard lock(mutex_);
-  return all_.try_emplace(number, std::move(link)).second;
+  return all_.try_emplace(number, link).second;
 }
 
 std::shared_ptr<Link> Links::find(uint64_t number) const {

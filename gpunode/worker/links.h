@@ -29,7 +29,7 @@ struct Link {
 class Links {
  public:
   /// False: there is one of that number.
-  bool add(uint64_t number, std::shared_ptr<Link> link);
+  bool add(uint64_t number, const std::shared_ptr<Link>& link);
   std::shared_ptr<Link> find(uint64_t number) const;
   std::shared_ptr<Link> take(uint64_t number);
 
