@@ -42,16 +42,9 @@ CUresult procAddress(const char* symbol, void** function, int version, cuuint64_
                      CUdriverProcAddressQueryResult* status) {
   if (symbol == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *function = nullptr;
-  constexpr cuuint64_t kFlags = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-  if ((flags & ~kFlags) != 0 || version / 1000 > kDriverVersion / 1000) return CUDA_ERROR_INVALID_VALUE;
+  if (!olpager::api::isProcAddressQuestion(version, flags, kDriverVersion)) return CUDA_ERROR_INVALID_VALUE;
   CUdriverProcAddressQueryResult why = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-  // Per-thread default streams came with 7.0: the functions that have such a variant can't be had for programs from
-  // before.
-  const bool early = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0 && version < 7000;
-  const auto later = early ? olpager::api::lookupProcAddress(symbol, 7000, flags, nullptr) : std::nullopt;
-  if (later && olpager::api::isPerThread(*later)) {
-    why = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
-  } else if (const auto found = olpager::api::lookupProcAddress(symbol, version, flags, &why)) {
+  if (const auto found = olpager::api::lookupProcAddress(symbol, version, flags, &why)) {
     *function = olpager::simgpu::symbolAddress(*found);
     why = *function != nullptr ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   }

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "gpunode/worker/invocation.h"
+#include "gpunode/worker/relaxed.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/local/control.h"
 
@@ -62,6 +63,23 @@ uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments, unsign
       return forward::primaryHandle(slot, arguments.value<CUdevice>());
     default:
       return 0;
+  }
+}
+
+bool beginsOrEndsCapture(const CallHead& head) {
+  if (head.function >= api::kSymbolCount) return false;
+  switch (static_cast<api::Symbol>(head.function)) {
+    case api::Symbol::kCuStreamBeginCapture:
+    case api::Symbol::kCuStreamBeginCapture_ptsz:
+    case api::Symbol::kCuStreamBeginCapture_v2:
+    case api::Symbol::kCuStreamBeginCapture_v2_ptsz:
+    case api::Symbol::kCuStreamBeginCaptureToGraph:
+    case api::Symbol::kCuStreamBeginCaptureToGraph_ptsz:
+    case api::Symbol::kCuStreamEndCapture:
+    case api::Symbol::kCuStreamEndCapture_ptsz:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -357,8 +375,19 @@ void Worker::make(const std::vector<std::byte>& record) {
   }
   const uint64_t ends = operation ? 0 : contextThatEnds(head, reader, options_.slot);
   if (exchange_.owes() && Exchange::settlesBefore(head)) exchange_.settle();
-  setCurrent(handleFrom<CUcontext>(context));
-  const CUresult result = served(service, in);
+  CUresult result = CUDA_SUCCESS;
+  const auto serve = [&] {
+    setCurrent(handleFrom<CUcontext>(context));
+    result = served(service, in);
+  };
+  if (beginsOrEndsCapture(head)) {
+    capture_thread_.run(serve);
+  } else if ((head.flags & forward::kRelaxed) != 0) {
+    const Relaxed relaxed(driver_);
+    serve();
+  } else {
+    serve();
+  }
   if (ends != 0 && result == CUDA_SUCCESS && !isStillThere(head, reader)) contextGone(ends);
   if (head.reply == 0) {
     if (result != CUDA_SUCCESS && head.thread != 0) {

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "coherence/calls/channel.h"
+#include "gpunode/worker/capture_thread.h"
 #include "gpunode/worker/exchange.h"
 #include "gpunode/worker/gates.h"
 #include "gpunode/worker/handles.h"
@@ -140,6 +141,7 @@ class Worker {
   Links links_;
   Exchange exchange_{*this};
   Staging staging_;
+  CaptureThread capture_thread_;
   Gates gates_;
   Peers peers_;
   Text text_{STDOUT_FILENO, stdout};

@@ -228,7 +228,13 @@ def _client_function(symbol):
                 size = guarded(note.bracket) if note else \
                     f"api::extract::span2d({', '.join(Expression.emit(e) for e in p.get('ranges').parenthesis.tree[2][1:])})"
                 checks.append(f"isKnownMemory({p.name}, {size})")
+                if width := re.match(r"cuMemsetD(16|32)", form.function.name):
+                    checks.append(f"{p.name} % {int(width[1]) // 8} == 0")
             out += f"  if (!({' && '.join(checks)})) return call.sync();\n"
+        # What a null handle means the driver says; of streams it is one that every thread has.
+        handles = [p.name for p in form.parameters if is_value(p) and is_translated(p) and (p.base_type != "CUstream" or p.get("gone"))]
+        if handles:
+            out += f"  if ({' || '.join(f'{name} == nullptr' for name in handles)}) return call.sync();\n"
         return out + "  return call.oneWay();\n}\n"
     if form.function.blocking:
         out += "  call.mayWait();\n"
@@ -237,6 +243,9 @@ def _client_function(symbol):
         if count_of(p) and not p.get("static"):
             out += f"  const uint64_t count_{p.name} = {guarded(count_of(p))};\n"
     out += f"  const CUresult result = call.{mode}();\n"
+    for p in results:
+        if p.get("static") and p.get("string"):
+            out += f"  if ({p.name} != nullptr) *{p.name} = nullptr;\n"
     if results:
         out += "  if (!call.answered()) return result;\n"
     for p in results:

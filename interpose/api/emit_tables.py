@@ -263,10 +263,17 @@ namespace olpager::api {{
 
 /// The symbol that a program built for `version` (as CUDA_VERSION) gets for `name`: the newest one not above `version`;
 /// with CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM in `flags` its per-thread variant where there is one. When there is
-/// none, nothing, and `why` (may be null) says whether the name is unknown or needs a higher version. Names that cuda.h
+/// none, nothing, and `why` (may be null) says whether the name is unknown or needs a higher version: per-thread default streams came with
+/// 7.0, so programs from before can't have functions with such a variant in it. Names that cuda.h
 /// does not declare are unknown here: the driver may know them. Thread-safe; allocates nothing.
 std::optional<Symbol> lookupProcAddress(const char* name, int version, uint64_t flags,
                                         CUdriverProcAddressQueryResult* why);
+
+/// Whether a driver of that version takes the question at all; CUDA_ERROR_INVALID_VALUE where not.
+constexpr bool isProcAddressQuestion(int version, uint64_t flags, int driver_version) {{
+  constexpr uint64_t kFlags = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+  return (flags & ~kFlags) == 0 && version / 1000 <= driver_version / 1000;
+}}
 
 }}  // namespace olpager::api
 """
@@ -331,6 +338,10 @@ std::optional<Symbol> lookupProcAddress(const char* name, int version, uint64_t 
   const Version* plain = kVersions + found->first;
   const Version* symbol = nullptr;
   if ((flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0) {{
+    if (version < 7000 && found->per_thread != 0) {{
+      *why = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+      return std::nullopt;
+    }}
     symbol = newest(plain + found->plain, found->per_thread, version);
   }}
   if (symbol == nullptr) symbol = newest(plain, found->plain, version);

@@ -7,6 +7,8 @@
 #include <string>
 
 #include "base/log.h"
+#include "interpose/api/kernel_faults.h"
+#include "interpose/forward/captures.h"
 #include "interpose/forward/kernel_attributes.h"
 #include "interpose/forward/per_thread.h"
 
@@ -75,6 +77,7 @@ CUresult Call::ready() {
   if (!session_->initialized() && !before_init_ && head().context != 0) return CUDA_ERROR_NOT_INITIALIZED;
   if (other_device_) return CUDA_ERROR_INVALID_DEVICE;
   if (other_session_) return CUDA_ERROR_INVALID_HANDLE;
+  if (capturing() && !captureForbids()) head().flags |= kRelaxed;
   return too_long_ ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
@@ -88,8 +91,9 @@ CUresult Call::finish() {
   reply_ = Reader(wait_.record);
   if (wait_.done) (void)reply_.value<AnswerHead>();
   forget();
-  if (result != CUDA_SUCCESS) return result;
-  return session_->takeFailure();
+  const CUresult told = result != CUDA_SUCCESS ? result : session_->takeFailure();
+  if (api::isKernelFault(told) && head().context != 0) session_->noteFault(head().context, told);
+  return told;
 }
 
 void Call::forget() {
@@ -119,7 +123,10 @@ void Call::finishAhead() {
 }
 
 CUresult Call::oneWay(bool flush) {
+  // What can't be captured is told by the call itself.
+  if (capturing() && head().function < api::kSymbolCount) return sync();
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
+  if (const CUresult fault = session_->faultOf(head().context); fault != CUDA_SUCCESS) return fault;
   forget();
   return session_->post(out_.bytes, bulk_, flush);
 }

@@ -18,6 +18,8 @@ namespace olpager::forward {
 
 /// Whether [address, + bytes) lies in a plain allocation of the program's (device_memory.cpp).
 bool isKnownMemory(CUdeviceptr address, uint64_t bytes);
+/// Whether `address` lies in one, and [address, + bytes) goes beyond its end.
+bool leavesKnownMemory(CUdeviceptr address, uint64_t bytes);
 /// Not there in forwarded mode: CUDA_ERROR_NOT_SUPPORTED, and a line once. `never`: nor will it be.
 CUresult refused(const char* function, bool never);
 CUresult failedWith(const char* function, const std::exception& error) noexcept;

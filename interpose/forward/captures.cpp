@@ -2,7 +2,12 @@
 // changed goes before it, what the graph changed comes back behind it.
 #include "interpose/forward/captures.h"
 
+#include <algorithm>
 #include <atomic>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
@@ -11,18 +16,60 @@
 namespace olpager::forward {
 namespace {
 
-std::atomic<int> g_capturing{0};
+struct Capture {
+  CUstream stream;
+  bool per_thread;  // the default stream of its thread
+  std::thread::id thread;
+  CUstreamCaptureMode mode;
+};
+struct Captures {
+  std::mutex mutex;
+  std::vector<Capture> all;
 
-CUresult begun(CUresult result) {
-  if (result == CUDA_SUCCESS) g_capturing.fetch_add(1);
+  auto find(CUstream stream, bool per_thread) {
+    const bool own = stream == CU_STREAM_PER_THREAD || (per_thread && stream == nullptr);
+    return std::find_if(all.begin(), all.end(), [&](const Capture& one) {
+      return own ? one.per_thread && one.thread == std::this_thread::get_id() : !one.per_thread && one.stream == stream;
+    });
+  }
+};
+Captures& captureList() {
+  static auto* instance = new Captures;
+  return *instance;
+}
+std::atomic<size_t> g_capturing{0};
+thread_local CUstreamCaptureMode t_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+// The worker's threads are nobody's: what is the thread's own matter there is decided here.
+CUstreamCaptureMode modeThere(CUstreamCaptureMode mode) {
+  return mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL ? CU_STREAM_CAPTURE_MODE_GLOBAL : mode;
+}
+
+CUresult begun(CUresult result, CUstream stream, bool per_thread, CUstreamCaptureMode mode) {
+  if (result != CUDA_SUCCESS) return result;
+  const bool own = stream == CU_STREAM_PER_THREAD || (per_thread && stream == nullptr);
+  Captures& known = captureList();
+  std::lock_guard lock(known.mutex);
+  known.all.push_back({stream, own, std::this_thread::get_id(), mode});
+  g_capturing.store(known.all.size());
   return result;
 }
 
+// Whether this thread may end the capture.
+bool mayEnd(CUstream stream, bool per_thread) {
+  Captures& known = captureList();
+  std::lock_guard lock(known.mutex);
+  const auto found = known.find(stream, per_thread);
+  return found == known.all.end() || found->mode == CU_STREAM_CAPTURE_MODE_RELAXED ||
+         found->thread == std::this_thread::get_id();
+}
+
 // Also one that failed has ended.
-CUresult ended(CUresult result) {
-  int now = g_capturing.load();
-  while (now > 0 && !g_capturing.compare_exchange_weak(now, now - 1)) {
-  }
+CUresult ended(CUresult result, CUstream stream, bool per_thread) {
+  Captures& known = captureList();
+  std::lock_guard lock(known.mutex);
+  if (const auto found = known.find(stream, per_thread); found != known.all.end()) known.all.erase(found);
+  g_capturing.store(known.all.size());
   return result;
 }
 
@@ -42,6 +89,17 @@ void changesBehind(Session* session, CUstream stream, bool per_thread) {
 
 bool capturing() { return g_capturing.load(std::memory_order_relaxed) > 0; }
 
+bool captureForbids() {
+  if (!capturing() || t_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+  Captures& known = captureList();
+  std::lock_guard lock(known.mutex);
+  return std::any_of(known.all.begin(), known.all.end(), [](const Capture& one) {
+    if (one.mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+    if (one.thread == std::this_thread::get_id()) return true;
+    return one.mode == CU_STREAM_CAPTURE_MODE_GLOBAL && t_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+  });
+}
+
 bool captures(CUstream stream, bool per_thread) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = per_thread ? ol_forward_generated_cuStreamIsCapturing_ptsz(stream, &status)
@@ -57,18 +115,23 @@ extern "C" {
 
 #define OL_CAPTURE(suffix, per_thread)                                                                                 \
   CUresult ol_forward_cuStreamBeginCapture##suffix(CUstream stream) {                                                  \
-    return begun(ol_forward_generated_cuStreamBeginCapture##suffix(stream));                                           \
+    return begun(ol_forward_generated_cuStreamBeginCapture##suffix(stream), stream, per_thread,                        \
+                 CU_STREAM_CAPTURE_MODE_GLOBAL);                                                                       \
   }                                                                                                                    \
   CUresult ol_forward_cuStreamBeginCapture_v2##suffix(CUstream stream, CUstreamCaptureMode mode) {                     \
-    return begun(ol_forward_generated_cuStreamBeginCapture_v2##suffix(stream, mode));                                  \
+    return begun(ol_forward_generated_cuStreamBeginCapture_v2##suffix(stream, modeThere(mode)), stream, per_thread,    \
+                 mode);                                                                                                \
   }                                                                                                                    \
   CUresult ol_forward_cuStreamBeginCaptureToGraph##suffix(CUstream stream, CUgraph graph, const CUgraphNode* nodes,    \
                                                           const CUgraphEdgeData* edges, size_t count,                  \
                                                           CUstreamCaptureMode mode) {                                  \
-    return begun(ol_forward_generated_cuStreamBeginCaptureToGraph##suffix(stream, graph, nodes, edges, count, mode));  \
+    return begun(                                                                                                      \
+        ol_forward_generated_cuStreamBeginCaptureToGraph##suffix(stream, graph, nodes, edges, count, modeThere(mode)), \
+        stream, per_thread, mode);                                                                                     \
   }                                                                                                                    \
   CUresult ol_forward_cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {                                    \
-    return ended(ol_forward_generated_cuStreamEndCapture##suffix(stream, graph));                                      \
+    if (!mayEnd(stream, per_thread)) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;                                    \
+    return ended(ol_forward_generated_cuStreamEndCapture##suffix(stream, graph), stream, per_thread);                  \
   }                                                                                                                    \
   CUresult ol_forward_cuStreamIsCapturing##suffix(CUstream stream, CUstreamCaptureStatus* status) {                    \
     if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;                                                            \
@@ -89,5 +152,12 @@ extern "C" {
 OL_CAPTURE(, false)
 OL_CAPTURE(_ptsz, true)
 #undef OL_CAPTURE
+
+CUresult ol_forward_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  if (mode == nullptr || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+    return CUDA_ERROR_INVALID_VALUE;
+  std::swap(*mode, t_mode);
+  return CUDA_SUCCESS;
+}
 
 }  // extern "C"

@@ -1,4 +1,6 @@
-// Whether streams of the program capture. Thread-safety: any thread.
+// Whether streams of the program capture, and what that forbids which of its threads: the worker makes all calls by threads of its own. There a capture
+// is global or relaxed; each call says whether its thread may do as it likes. Thread-safety: any thread. Locks: one of its own, taken
+// last.
 #pragma once
 
 #include <cuda.h>
@@ -9,6 +11,9 @@ class Session;
 
 /// Some stream of the process captures: what is enqueued may become part of a graph, and then happens at each of its launches.
 bool capturing();
+/// What captures forbids this thread calls that can't be part of a graph: one of its own that is not relaxed, or any that is global, unless the
+/// thread has exchanged its mode.
+bool captureForbids();
 /// This one does; asks the worker.
 bool captures(CUstream stream, bool per_thread);
 

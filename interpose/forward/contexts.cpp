@@ -212,7 +212,8 @@ CUresult ol_forward_cuCtxSetCurrent(CUcontext context) {
 
 CUresult ol_forward_cuCtxPushCurrent_v2(CUcontext context) {
   CUdevice device = 0;
-  if (context == nullptr || !deviceOf(numberOf(context), &device)) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!deviceOf(numberOf(context), &device)) return CUDA_ERROR_INVALID_CONTEXT;
   stack().push_back(numberOf(context));
   return CUDA_SUCCESS;
 }

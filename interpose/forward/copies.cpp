@@ -202,10 +202,18 @@ CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& si
 // Whether what the program gives as memory of the device is an exchanged block: it is the client's as any pinned memory is.
 bool isNear(const Far& far) { return !far.array && isExchanged(far.device); }
 
+// What the program gives as memory of the host may be the device's: a driver takes any address for either.
+bool isAtWorker(const void* near) { return isKnownMemory(reinterpret_cast<CUdeviceptr>(near), 1); }
+
+// Whether the driver would refuse the device's side, as far as it is known here.
+bool isRefused(const Far& far, uint64_t bytes) { return !far.array && leavesKnownMemory(far.device, bytes); }
+
 CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& given) {
   if (bytes == 0) return CUDA_SUCCESS;
-  if (from == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (isNear(to)) return copyAny(to.device, reinterpret_cast<CUdeviceptr>(from), bytes, given);
+  // Before anything is read here: the program's memory may end where the device's does.
+  if (from == nullptr || isRefused(to, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (isNear(to) || (!to.array && isAtWorker(from)))
+    return copyAny(to.device, reinterpret_cast<CUdeviceptr>(from), bytes, given);
   const Where where = given.in(sessionOf(to, given));
   if (where.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (isShared(*where.session, from, bytes)) return copyShared(Operation::kCopyIn, to, from, bytes, where);
@@ -245,8 +253,9 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& gi
 
 CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given) {
   if (bytes == 0) return CUDA_SUCCESS;
-  if (into == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (isNear(from)) return copyAny(reinterpret_cast<CUdeviceptr>(into), from.device, bytes, given);
+  if (into == nullptr || isRefused(from, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (isNear(from) || (!from.array && isAtWorker(into)))
+    return copyAny(reinterpret_cast<CUdeviceptr>(into), from.device, bytes, given);
   const Where where = given.in(sessionOf(from, given));
   if (where.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (isShared(*where.session, into, bytes)) return copyShared(Operation::kCopyOut, from, into, bytes, where);
@@ -335,7 +344,9 @@ struct Rows {
       for (uint64_t y = 0; y < height; ++y) each(first + z * layer + y * pitch);
     }
   }
-  uint64_t bytes() const { return width * height * depth; }
+  uint64_t bytes() const {
+    return api::extract::saturatingProduct(width, api::extract::saturatingProduct(height, depth));
+  }
 };
 
 Rows rowsOf(const void* base, const CUDA_MEMCPY3D& box, bool source) {
@@ -426,12 +437,59 @@ Session* sessionOf(CUmemorytype type, CUdeviceptr device, CUarray array) {
   return type == CU_MEMORYTYPE_ARRAY ? sessionOfHandle(reinterpret_cast<uint64_t>(array)) : nullptr;
 }
 
+bool pitchHoldsRow(CUmemorytype type, uint64_t pitch, const CUDA_MEMCPY3D& box) {
+  return type == CU_MEMORYTYPE_ARRAY || pitch == 0 || pitch >= box.WidthInBytes;
+}
+
+// Whether the side is device memory and the box goes beyond what is known to be there.
+bool leavesDevice(CUmemorytype type, CUdeviceptr device, const CUDA_MEMCPY3D& box, bool source) {
+  constexpr uint64_t kMost = 1ull << 47;  // of addresses
+  if (type != CU_MEMORYTYPE_DEVICE) return false;
+  const Rows rows = rowsOf(reinterpret_cast<const void*>(device), box, source);
+  const auto span = api::extract::saturatingProduct(rows.layer, rows.depth);
+  if (rows.height > kMost / rows.pitch || span > kMost) return true;
+  return leavesKnownMemory(reinterpret_cast<CUdeviceptr>(rows.first), rows.extent());
+}
+
+CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given);
+
+// A box that is too large for one call, in two: of layers, rows or bytes.
+CUresult copyHalves(const CUDA_MEMCPY3D& box, CopyShape shape, const Where& given) {
+  CUDA_MEMCPY3D first = box, second = box;
+  const auto halve = [&](size_t CUDA_MEMCPY3D::*extent, size_t CUDA_MEMCPY3D::*from, size_t CUDA_MEMCPY3D::*to) {
+    const size_t half = box.*extent / 2;
+    first.*extent = half;
+    second.*extent -= half;
+    second.*from += half;
+    second.*to += half;
+  };
+  if (box.Depth > 1) {
+    halve(&CUDA_MEMCPY3D::Depth, &CUDA_MEMCPY3D::srcZ, &CUDA_MEMCPY3D::dstZ);
+    // What is not given is a layer's of the box.
+    for (CUDA_MEMCPY3D* half : {&first, &second})
+      for (size_t CUDA_MEMCPY3D::*height : {&CUDA_MEMCPY3D::srcHeight, &CUDA_MEMCPY3D::dstHeight})
+        if (half->*height == 0) half->*height = box.Height;
+  } else if (box.Height > 1) {
+    halve(&CUDA_MEMCPY3D::Height, &CUDA_MEMCPY3D::srcY, &CUDA_MEMCPY3D::dstY);
+  } else {
+    halve(&CUDA_MEMCPY3D::WidthInBytes, &CUDA_MEMCPY3D::srcXInBytes, &CUDA_MEMCPY3D::dstXInBytes);
+  }
+  const CUresult result = copyBox(first, shape, given);
+  return result == CUDA_SUCCESS ? copyBox(second, shape, given) : result;
+}
+
 CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
   if (box.WidthInBytes == 0 || box.Height == 0 || box.Depth == 0) return CUDA_SUCCESS;
+  if (!pitchHoldsRow(box.srcMemoryType, box.srcPitch, box) || !pitchHoldsRow(box.dstMemoryType, box.dstPitch, box))
+    return CUDA_ERROR_INVALID_VALUE;
   settle(box.srcMemoryType, box.srcHost, box.srcDevice);
   const void* target = box.dstHost;
   settle(box.dstMemoryType, target, box.dstDevice);
   box.dstHost = const_cast<void*>(target);
+  // Before anything is read here: the program's memory may end where the device's does.
+  if (leavesDevice(box.srcMemoryType, box.srcDevice, box, true) ||
+      leavesDevice(box.dstMemoryType, box.dstDevice, box, false))
+    return CUDA_ERROR_INVALID_VALUE;
   const bool from_host = box.srcMemoryType == CU_MEMORYTYPE_HOST;
   const bool to_host = box.dstMemoryType == CU_MEMORYTYPE_HOST;
   Session* const source = sessionOf(box.srcMemoryType, box.srcDevice, box.srcArray);
@@ -463,8 +521,7 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
   }
   if (isCaptured(where)) return captureBox(box, shape, where);
   const Rows rows = rowsOf(near, box, from_host);
-  if (box.WidthInBytes > kMostBytes || rows.bytes() > kMostBytes)
-    return refused("a 2D or 3D copy of more than 48 MiB to or from host memory", false);
+  if (from_host != to_host && rows.bytes() > kMostBytes) return copyHalves(box, shape, where);
   if (from_host && to_host) {
     const Rows into = rowsOf(box.dstHost, box, false);
     if (const CUresult result = awaitStream(where); result != CUDA_SUCCESS) return result;

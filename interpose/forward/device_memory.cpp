@@ -152,7 +152,18 @@ void forget(Book& all, CUdeviceptr address) {
   all.known.erase(address);
 }
 
+// Forgets it; false: no allocation that is known begins there.
+bool takeKnown(CUdeviceptr address) {
+  Book* const all = bookOf(address);
+  if (all == nullptr) return false;
+  std::unique_lock lock(all->known_mutex);
+  return all->known.erase(address) != 0;
+}
+
 CUresult allocateAnywhere(CUdeviceptr* out, uint64_t bytes) {
+  const auto all = existingSessions();
+  if (std::none_of(all.begin(), all.end(), [](const Session* one) { return one->initialized(); }) && !all.empty())
+    return CUDA_ERROR_NOT_INITIALIZED;
   const CUresult result = ol_forward_generated_cuMemAlloc_v2(out, bytes);
   if (result == CUDA_SUCCESS && out != nullptr) know(*out, bytes);
   return result;
@@ -255,9 +266,14 @@ CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
     std::lock_guard lock(all.mutex);
     held = all.held.contains(address);
   }
-  if (!held || (capturing() && captures(stream, per_thread)))
-    return per_thread ? ol_forward_generated_cuMemFreeAsync_ptsz(address, stream)
-                      : ol_forward_generated_cuMemFreeAsync(address, stream);
+  if (!held || (capturing() && captures(stream, per_thread))) {
+    Call call(per_thread ? api::Symbol::kCuMemFreeAsync_ptsz : api::Symbol::kCuMemFreeAsync,
+              Route().address(address).handle(stream));
+    call.value(address);
+    call.handle(stream);
+    // One that did not come from cuMemAllocAsync, or went back before, the driver refuses.
+    return takeKnown(address) ? call.oneWay() : call.sync();
+  }
   const CUresult result = finishStream(stream, per_thread);
   return result == CUDA_SUCCESS ? release(address) : result;
 }
@@ -266,8 +282,24 @@ CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
 CUresult noted(const CUdeviceptr* out, uint64_t bytes, const Session* session, CUresult result) {
   if (result != CUDA_SUCCESS || session == nullptr || *out == 0) return result;
   const Description& description = session->description();
-  if (*out - description.va_base >= description.va_size) noteDeviceMemory(*session, *out, bytes);
+  if (*out - description.va_base >= description.va_size) {
+    noteDeviceMemory(*session, *out, bytes);
+  } else if (!capturing()) {  // what a graph allocates comes and goes with it
+    know(*out, bytes);
+  }
   return result;
+}
+
+// Bytes from the address to the end of the plain allocation that it is in.
+std::optional<uint64_t> leftInKnown(CUdeviceptr address) {
+  Book* const all = bookOf(address);
+  if (all == nullptr) return std::nullopt;
+  std::shared_lock lock(all->known_mutex);
+  auto after = all->known.upper_bound(address);
+  if (after == all->known.begin()) return std::nullopt;
+  --after;
+  const uint64_t offset = address - after->first;
+  return offset < after->second ? std::optional(after->second - offset) : std::nullopt;
 }
 
 }  // namespace
@@ -302,17 +334,19 @@ void forgetDeviceMemory(uint64_t context) {
   }
   all.slabs.erase(context);
   all.credit = {};
+  // Also what has no entry in the book went with its context.
+  std::unique_lock known_lock(all.known_mutex);
+  all.known.clear();
 }
 
 bool isKnownMemory(CUdeviceptr address, uint64_t bytes) {
-  Book* const all = bookOf(address);
-  if (all == nullptr) return false;
-  std::shared_lock lock(all->known_mutex);
-  auto after = all->known.upper_bound(address);
-  if (after == all->known.begin()) return false;
-  --after;
-  const uint64_t offset = address - after->first;
-  return offset < after->second && bytes <= after->second - offset;
+  const auto left = leftInKnown(address);
+  return left && bytes <= *left;
+}
+
+bool leavesKnownMemory(CUdeviceptr address, uint64_t bytes) {
+  const auto left = leftInKnown(address);
+  return left && bytes > *left;
 }
 
 }  // namespace olpager::forward
@@ -351,6 +385,17 @@ CUresult ol_forward_cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
 }
 CUresult ol_forward_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   return releaseInOrder(address, stream, true);
+}
+
+// The memory is the gpunode's: the program's CPU can't have it.
+CUresult ol_forward_cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptions,
+                                   size_t count) {
+  for (size_t i = 0; descriptions != nullptr && i < count; ++i) {
+    const bool reaches = descriptions[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (reaches && descriptions[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+      return refused("memory of cuMemCreate that the CPU reaches", false);
+  }
+  return ol_forward_generated_cuMemSetAccess(address, bytes, descriptions, count);
 }
 
 }  // extern "C"

@@ -53,6 +53,7 @@ Status findDevices(std::span<Session* const> all) {
   const char* const visible = all.size() > 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr;
   if (visible != nullptr) {
     std::vector<std::string> uuids;
+    uuids.reserve(found.size());
     for (const Place& place : found) uuids.push_back(uuidOf(place));
     std::vector<Place> seen;
     for (const uint32_t index : visibleDevices(uuids, visible)) seen.push_back(found[index]);
@@ -112,6 +113,9 @@ using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the 
 extern "C" {
 
 CUresult ol_forward_cuDeviceGetCount(int* count) {
+  const auto all = sessions();
+  if (std::none_of(all.begin(), all.end(), [](const Session* one) { return one->initialized(); }))
+    return CUDA_ERROR_NOT_INITIALIZED;
   if (!severalSessions()) return ol_forward_generated_cuDeviceGetCount(count);
   if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *count = deviceCount();

@@ -7,6 +7,7 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/launch.h"
 
 namespace olpager::forward {
 namespace {
@@ -71,6 +72,7 @@ CUresult set(const SetAttributes::Key& key, int value, Set make) {
   const CUresult result = make();
   if (result != CUDA_SUCCESS) return result;
   known().note(key, value);
+  forgetTaken();
   for (Session* const session : existingSessions())
     session->forgetAnswersIf(
         [&](size_t function, std::string_view arguments) { return changes(key, function, arguments); });

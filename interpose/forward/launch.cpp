@@ -1,10 +1,16 @@
 // Launches: the parameters are put into one block, by a layout that the worker is asked for once for each kernel, and sent one
-// way. What the program changed in pinned memory that they name goes before.
+// way, but for the first of a kind, which waits for the driver's answer. What the program changed in pinned memory that they name goes before.
+#define XXH_INLINE_ALL  // nothing of it is exported
+#include <xxhash.h>
+
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/log.h"
@@ -48,12 +54,60 @@ CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* 
   return result;
 }
 
+// What the driver has taken before: its answer to the same again, but for the grid, is known.
+struct Taken {
+  std::shared_mutex mutex;
+  std::unordered_set<uint64_t> hashes;
+
+  bool has(uint64_t hash) {
+    std::shared_lock lock(mutex);
+    return hashes.contains(hash);
+  }
+  void note(uint64_t hash) {
+    std::unique_lock lock(mutex);
+    hashes.insert(hash);
+  }
+  void forget() {
+    std::unique_lock lock(mutex);
+    hashes.clear();
+  }
+};
+Taken& taken() {
+  static auto* instance = new Taken;
+  return *instance;
+}
+
+// A launch without its grid, its streams and what its parameters hold. Of a cooperative one the grid has to fit as well.
+uint64_t hashOf(LaunchHead head, const CUlaunchAttribute* attributes) {
+  head.stream = 0;
+  head.per_thread = 0;
+  head.pinned = 0;
+  bool grid = head.kind == LaunchKind::kCooperative;
+  uint64_t seed = 0;
+  // Programs leave what an attribute has no use for as it happens to be.
+  for (uint32_t i = 0; i < head.attributes; ++i) {
+    uint32_t means[4] = {static_cast<uint32_t>(attributes[i].id)};
+    if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) grid = true;
+    if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+      std::memcpy(means + 1, &attributes[i].value.clusterDim, sizeof attributes[i].value.clusterDim);
+    seed = XXH3_64bits_withSeed(means, sizeof means, seed);
+  }
+  if (!grid) std::fill(std::begin(head.grid), std::end(head.grid), 1);
+  return XXH3_64bits_withSeed(&head, sizeof head, seed);
+}
+
+// Dimensions that no kernel can have.
+bool gridFits(const LaunchHead& head) {
+  constexpr uint32_t kMostX = 0x7fffffff, kMost = 0xffff;
+  return head.grid[0] <= kMostX && head.grid[1] <= kMost && head.grid[2] <= kMost;
+}
+
 CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** parameters, void** extra) {
   if (head.function == 0) return CUDA_ERROR_INVALID_HANDLE;
   for (int i = 0; i < 3; ++i) {
     if (head.grid[i] == 0 || head.block[i] == 0) return CUDA_ERROR_INVALID_VALUE;
   }
-  if (head.attributes > kMostAttributes) return CUDA_ERROR_INVALID_VALUE;
+  if (head.attributes > kMostAttributes || !gridFits(head)) return CUDA_ERROR_INVALID_VALUE;
   ParameterBlock block;
   const CUresult packed = packParameters(reinterpret_cast<CUfunction>(head.function), parameters, extra, block);
   if (packed != CUDA_SUCCESS) return packed;
@@ -76,7 +130,13 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   }
   call.raw(block.data(), block.bytes());
   call.raw(pinned.data(), pinned.size() * sizeof pinned[0]);
-  return call.oneWay();
+  const uint64_t hash = hashOf(head, attributes);
+  if (taken().has(hash) && !capturing()) return call.oneWay();
+  // The program hears of what can't be launched from the launch itself.
+  call.mayWait();
+  const CUresult result = call.sync();
+  if (result == CUDA_SUCCESS) taken().note(hash);
+  return result;
 }
 
 LaunchHead plainHead(LaunchKind kind, CUfunction f, CUstream stream, bool per_thread, unsigned gx, unsigned gy,
@@ -118,7 +178,10 @@ LaunchHead headOf(const CUlaunchConfig& config, CUfunction function, bool per_th
   return head;
 }
 
+void forgetTaken() { taken().forget(); }
+
 void forgetLayouts() {
+  forgetTaken();
   Layouts& all = layouts();
   std::unique_lock lock(all.mutex);
   all.of.clear();
@@ -138,12 +201,18 @@ CUresult layoutOf(CUfunction function, std::shared_ptr<const ParameterLayout>* o
 }
 
 CUresult packParameters(CUfunction function, void* const* parameters, void* const* extra, ParameterBlock& block) {
+  if (parameters != nullptr && extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (parameters == nullptr) {
     const void* from = nullptr;
     size_t bytes = 0;
     for (; extra != nullptr && extra[0] != CU_LAUNCH_PARAM_END; extra += 2) {
-      if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) from = extra[1];
-      if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE && extra[1] != nullptr) std::memcpy(&bytes, extra[1], sizeof bytes);
+      if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+        from = extra[1];
+      } else if (extra[0] != CU_LAUNCH_PARAM_BUFFER_SIZE) {
+        return CUDA_ERROR_INVALID_VALUE;
+      } else if (extra[1] != nullptr) {
+        std::memcpy(&bytes, extra[1], sizeof bytes);
+      }
     }
     if (from == nullptr) bytes = 0;
     if (bytes > kMostParameterBytes) return CUDA_ERROR_INVALID_VALUE;

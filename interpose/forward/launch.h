@@ -39,6 +39,8 @@ LaunchHead headOf(const CUlaunchConfig& config, CUfunction function, bool per_th
 CUresult layoutOf(CUfunction function, std::shared_ptr<const ParameterLayout>* out);
 /// From an array of pointers, or the buffer that `extra` names.
 CUresult packParameters(CUfunction function, void* const* parameters, void* const* extra, ParameterBlock& block);
+/// Of the driver's answers to launches: what kernels may use has changed.
+void forgetTaken();
 /// Handles may be given out again for other kernels.
 void forgetLayouts();
 

@@ -211,8 +211,17 @@ Side::Kind kindIn(Call& answered) {
   return answered.reply().value<uint8_t>() != 0 ? Side::Kind::kShared : Side::Kind::kExchanged;
 }
 
+// A program may free what it has registered, as long as no kernel uses it.
+bool isMapped(uint64_t address, uint64_t bytes) {
+  const uint64_t first = address / kPage * kPage;
+  const uint64_t length = rounded(address + bytes - first, kPage);
+  std::vector<unsigned char> pages(length / kPage);
+  return mincore(reinterpret_cast<void*>(first), length, pages.data()) == 0;
+}
+
 CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
-  if (pointer == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (pointer == nullptr || bytes == 0 || bytes > kWindowBytes) return CUDA_ERROR_INVALID_VALUE;
+  if (!isMapped(reinterpret_cast<uint64_t>(pointer), bytes)) return CUDA_ERROR_INVALID_VALUE;
   const auto address = reinterpret_cast<uint64_t>(pointer);
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
@@ -225,14 +234,6 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
   makeRegions(block, pointer, bytes, -1);
   all.blocks.insert_or_assign(address, std::move(block));
   return CUDA_SUCCESS;
-}
-
-// A program may free what it has registered, as long as no kernel uses it.
-bool isMapped(uint64_t address, uint64_t bytes) {
-  const uint64_t first = address / kPage * kPage;
-  const uint64_t length = rounded(address + bytes - first, kPage);
-  std::vector<unsigned char> pages(length / kPage);
-  return mincore(reinterpret_cast<void*>(first), length, pages.data()) == 0;
 }
 
 // Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it names blocks that were not named before.
@@ -298,7 +299,12 @@ void givePlace(uint64_t address) {
 
 // A pinned block.
 CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  constexpr unsigned kFlags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+  if (out == nullptr || (flags & ~kFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0 && currentContext() != 0) {
+    *out = nullptr;
+    return CUDA_SUCCESS;
+  }
   CUdeviceptr address = 0;
   const CUresult result = allocateBlock(bytes, flags, false, &address);
   if (result == CUDA_SUCCESS) *out = reinterpret_cast<void*>(address);
@@ -764,7 +770,10 @@ extern "C" {
 CUresult ol_forward_cuMemHostAlloc(void** out, size_t bytes, unsigned flags) { return allocate(out, bytes, flags); }
 CUresult ol_forward_cuMemAllocHost_v2(void** out, size_t bytes) { return allocate(out, bytes, 0); }
 CUresult ol_forward_cuMemAllocHost(void** out, unsigned bytes) { return allocate(out, bytes, 0); }
-CUresult ol_forward_cuMemFreeHost(void* pointer) { return releaseBlock(reinterpret_cast<uint64_t>(pointer), false); }
+CUresult ol_forward_cuMemFreeHost(void* pointer) {
+  if (pointer == nullptr && currentContext() != 0) return CUDA_SUCCESS;
+  return releaseBlock(reinterpret_cast<uint64_t>(pointer), false);
+}
 
 CUresult ol_forward_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
   return registerMemory(pointer, bytes, flags);
@@ -781,7 +790,10 @@ CUresult ol_forward_cuMemHostUnregister(void* pointer) {
   };
   {
     std::lock_guard lock(all.mutex);
-    if (find() == all.blocks.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    uint64_t base = 0;
+    if (find() == all.blocks.end())
+      return olpager::forward::find(all, address, &base) != nullptr ? CUDA_ERROR_INVALID_VALUE
+                                                                    : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
   // What asynchronous copies still move: those that bring bytes, and those that the worker has not come to.
   for (Session* const session : existingSessions()) (void)awaitMemory(address, blockBytes(address), *session);

@@ -149,9 +149,15 @@ CUresult ol_forward_cuPointerGetAttribute(void* data, CUpointer_attribute attrib
   return ask(false, 1, &attribute, &data, address);
 }
 
-CUresult ol_forward_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr /*address*/) {
+// Synchronous copies are, always: nothing has to be done where it can be set.
+CUresult ol_forward_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
   if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
-  return CUDA_SUCCESS;  // synchronous copies are, always
+  BlockInfo block;
+  if (isKnownMemory(address, 1) || blockAt(address, &block)) return CUDA_SUCCESS;
+  CUcontext context = nullptr;
+  const CUresult result = ol_forward_cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, address);
+  if (result != CUDA_SUCCESS) return result;
+  return context != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;  // what was mapped there has no such thing
 }
 
 CUresult ol_forward_cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {

@@ -315,11 +315,25 @@ CUresult Session::takeFailure() {
   return result;
 }
 
+void Session::noteFault(uint64_t context, CUresult fault) {
+  std::lock_guard lock(waits_mutex_);
+  faults_.emplace(context, fault);
+  any_fault_.store(true);
+}
+
+CUresult Session::faultOf(uint64_t context) {
+  if (!any_fault_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+  std::lock_guard lock(waits_mutex_);
+  const auto found = faults_.find(context);
+  return found != faults_.end() ? found->second : CUDA_SUCCESS;
+}
+
 void Session::contextGone(uint64_t context) {
   forgetDeviceMemory(context);
   forgetOwnStreams(slot_);
   std::lock_guard lock(waits_mutex_);
   broken_.erase(context);
+  faults_.erase(context);
 }
 
 // --- what comes by itself ----------------------------------------------------------------------------------------------

@@ -110,6 +110,10 @@ class Session {
   /// What a call of this thread that nobody waited for has failed with, once; of a context that is broken always.
   CUresult takeFailure();
 
+  /// What a kernel has done to the context, once a call has told the program: calls that nobody waits for fail with it as well.
+  void noteFault(uint64_t context, CUresult fault);
+  CUresult faultOf(uint64_t context);
+
   bool initialized() const { return initialized_.load(std::memory_order_acquire); }
   void setInitialized() { initialized_.store(true, std::memory_order_release); }
   /// Whether other calls than this thread's may end what this thread waits for.
@@ -160,6 +164,8 @@ class Session {
   std::unordered_map<uint32_t, CUresult> failures_;  // by thread
   std::unordered_map<uint64_t, CUresult> broken_;    // by context
   std::atomic<bool> any_failure_{false};             // in either
+  std::unordered_map<uint64_t, CUresult> faults_;    // by context
+  std::atomic<bool> any_fault_{false};
   std::unordered_map<uint32_t, Expected> expected_;
   std::atomic<uint64_t> changes_expected_{0}, changes_answered_{0};
   std::atomic<uint32_t> bytes_come_{0};  // entries of expected_

@@ -1,6 +1,7 @@
 #include "interpose/forward/symbols.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/log.h"
 #include "interpose/api/forward_functions.h"
@@ -14,6 +15,8 @@ namespace {
 
 // The newest version whose functions the specification knows: what a program is told even where the gpunode has a newer one.
 constexpr int kKnownVersion = 13000;
+
+std::atomic<ExportedSymbol> g_exported{nullptr};
 
 class TableHost final : public interpose::PrivateTableHost {
  public:
@@ -84,6 +87,8 @@ CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function
 
 }  // namespace
 
+void setExported(ExportedSymbol exported) { g_exported.store(exported, std::memory_order_release); }
+
 void* resolve(api::Symbol symbol) {
   if (!api::isDeclared(symbol)) return nullptr;
   // cuInit says why there is no session; until then everything has a function.
@@ -96,10 +101,19 @@ void* resolve(api::Symbol symbol) {
 CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,
                         CUdriverProcAddressQueryResult* status) {
   if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  int driver_version = 0;
+  (void)ol_forward_cuDriverGetVersion(&driver_version);
+  if (!api::isProcAddressQuestion(version, flags, driver_version)) {
+    *function = nullptr;
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   CUdriverProcAddressQueryResult why{};
   const auto symbol = api::lookupProcAddress(name, version, flags, &why);
   if (!symbol) return answer(nullptr, why, function, status);
-  void* const found = resolve(*symbol);
+  void* found = resolve(*symbol);
+  const auto exported = g_exported.load(std::memory_order_acquire);
+  if (void* const ours = found != nullptr && exported != nullptr ? exported(*symbol) : nullptr; ours != nullptr)
+    found = ours;
   return answer(found, found != nullptr ? why : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, function, status);
 }
 

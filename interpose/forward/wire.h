@@ -73,6 +73,7 @@ static_assert(sizeof(CallHead) == 24);
 enum CallFlags : uint16_t {
   kMayWait = 1,     // for the GPU, or for the client
   kOthersCall = 2,  // other threads, or host functions, may have calls while this one waits
+  kRelaxed = 4,     // something captures, and does not forbid this thread anything
 };
 
 enum class Answer : uint32_t {

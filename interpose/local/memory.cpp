@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/log.h"
+#include "interpose/api/kernel_faults.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/contexts.h"
@@ -38,22 +39,9 @@ constexpr uint64_t kLargest = uint64_t{1} << 47;
 CUresult contextError() {
   if (anyCapture()) return CUDA_SUCCESS;
   const CUresult result = driver().cuStreamQuery(CU_STREAM_LEGACY);
-  switch (result) {
-    case CUDA_ERROR_ECC_UNCORRECTABLE:
-    case CUDA_ERROR_ILLEGAL_ADDRESS:
-    case CUDA_ERROR_LAUNCH_TIMEOUT:
-    case CUDA_ERROR_ASSERT:
-    case CUDA_ERROR_HARDWARE_STACK_ERROR:
-    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-    case CUDA_ERROR_MISALIGNED_ADDRESS:
-    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-    case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED:
-    case CUDA_ERROR_DEINITIALIZED:
-      return result;
-    default:
-      return CUDA_SUCCESS;
-  }
+  const bool ended = olpager::api::isKernelFault(result) || result == CUDA_ERROR_ECC_UNCORRECTABLE ||
+                     result == CUDA_ERROR_DEINITIALIZED;
+  return ended ? result : CUDA_SUCCESS;
 }
 
 // `at` 0: anywhere.

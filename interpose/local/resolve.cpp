@@ -44,6 +44,11 @@ void* exported(api::Symbol symbol) {
   return self != nullptr ? dlsym(self, api::symbolName(symbol)) : nullptr;
 }
 
+bool isForwarded() {
+  if (forwarded()) forward::setExported(exported);
+  return forwarded();
+}
+
 CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function,
                 CUdriverProcAddressQueryResult* status) {
   *function = found;
@@ -54,7 +59,7 @@ CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function
 }  // namespace
 
 void* resolve(api::Symbol symbol) {
-  if (!ensureDriver()) return forwarded() ? forward::resolve(symbol) : driverlessFunction(symbol);
+  if (!ensureDriver()) return isForwarded() ? forward::resolve(symbol) : driverlessFunction(symbol);
   void* native = driverSymbol(api::symbolName(symbol));
   // What the driver lacks is lacking here too, or ours would be promising what it can't do.
   if (native == nullptr) return nullptr;
@@ -65,7 +70,7 @@ void* resolve(api::Symbol symbol) {
 CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,
                         CUdriverProcAddressQueryResult* status) {
   if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (!ensureDriver() && forwarded()) return forward::getProcAddress(name, function, version, flags, status);
+  if (!ensureDriver() && isForwarded()) return forward::getProcAddress(name, function, version, flags, status);
   CUdriverProcAddressQueryResult why{};
   const std::optional<api::Symbol> symbol = api::lookupProcAddress(name, version, flags, &why);
   if (!ensureDriver()) return answer(symbol ? driverlessFunction(*symbol) : nullptr, why, function, status);

@@ -71,5 +71,17 @@ int main(int argc, char** argv) {
   out.kind = cudaMemcpyDeviceToHost;
   RUNTIME_OK(cudaMemcpy3D(&out));
   CHECK(got == box, "the box came back different");
+  // One rectangle of more than forwarded calls hold.
+  if (options.bytes >= 128u << 20) {
+    constexpr size_t kRow = 60000, kRows = 1200;
+    char* large;
+    size_t large_pitch;
+    RUNTIME_OK(cudaMallocPitch(reinterpret_cast<void**>(&large), &large_pitch, kRow, kRows));
+    std::vector<uint32_t> sent(kRow / 4 * kRows), came(kRow / 4 * kRows);
+    for (size_t i = 0; i < sent.size(); ++i) sent[i] = apps::word(uint32_t(i), seed ^ 0x1a49e);
+    RUNTIME_OK(cudaMemcpy2D(large, large_pitch, sent.data(), kRow, kRow, kRows, cudaMemcpyHostToDevice));
+    RUNTIME_OK(cudaMemcpy2D(came.data(), kRow, large, large_pitch, kRow, kRows, cudaMemcpyDeviceToHost));
+    CHECK(came == sent, "the large rectangle came back different");
+  }
   return apps::ok("copy_2d with %zu images, pitch %zu", images.size(), pitch);
 }

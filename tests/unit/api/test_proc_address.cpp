@@ -55,7 +55,8 @@ TEST_CASE("versions and default streams choose the symbol") {
   CHECK(answer("cuMemcpyHtoD", 13000, kDefault) == "cuMemcpyHtoD_v2");
   CHECK(answer("cuMemcpyHtoD", 13000, kLegacy) == "cuMemcpyHtoD_v2");
   CHECK(answer("cuMemcpyHtoD", 13000, kPerThread) == "cuMemcpyHtoD_v2_ptds");
-  CHECK(answer("cuMemcpyHtoD", 3020, kPerThread) == "cuMemcpyHtoD_v2");
+  CHECK(answer("cuMemcpyHtoD", 3020, kPerThread) == "VERSION_NOT_SUFFICIENT");
+  CHECK(answer("cuMemAlloc", 3020, kPerThread) == "cuMemAlloc_v2");
   CHECK(answer("cuStreamGetCaptureInfo", 11030, kPerThread) == "cuStreamGetCaptureInfo_v2_ptsz");
   CHECK(answer("cuMemAlloc", 13000, kPerThread) == "cuMemAlloc_v2");
   CHECK(answer("cuMemAlloc_v2", 13000, kDefault) == "NOT_FOUND");
