@@ -17,6 +17,7 @@ constexpr uint64_t kPatienceNs = 200'000'000;  // a launch waits this long witho
 // Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for this launch.
 constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
 constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000;
+constexpr uint64_t kLongestSurplusPatienceNs = 5'000'000'000;
 constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
 constexpr uint64_t kLongestRunNs = 1'000'000;
@@ -831,6 +832,13 @@ void Engine::waitedInVain(uint64_t now) {
   promoted_pause_ns_ = std::min(2 * promoted_pause_ns_, kLongestPromotedPauseNs);
 }
 
+// A launch waited for a victim whose VRAM is owed to others, which was not quiet in time: the next ones wait for longer.
+void Engine::surplusCameBack(uint64_t now) {
+  if (now < surplus_patience_from_ns_) return;  // those of one batch are one time
+  surplus_patience_ns_ = std::min(2 * std::max(kPatienceNs, surplus_patience_ns_), kLongestSurplusPatienceNs);
+  surplus_patience_from_ns_ = now + surplus_patience_ns_;
+}
+
 bool Engine::serveWants(Lock& lock) {
   bool progress = false;
   demand_short_ = 0;
@@ -875,15 +883,15 @@ bool Engine::serveWants(Lock& lock) {
           } else {
             // Launches that come all the time would for ever take back VRAM that is owed to others, and for ever keep in place what there is
             // room for: they wait, a bounded time.
-            const bool patient = now - want->since_ns < kPatienceNs;
+            const bool owed = extent.vram != nullptr && surplus_ > 0;
+            const bool patient = now - want->since_ns < (owed ? std::max(kPatienceNs, surplus_patience_ns_) : kPatienceNs);
             const bool promoted = extent.vram == nullptr && now >= promoted_from_ns_;
-            const bool waits = extent.vram != nullptr
-                                   ? surplus_ > 0
-                                   : promoted && !want->in_place && chunks_.vramAvailable() >= extent.bytes();
+            const bool waits = owed || (promoted && !want->in_place && chunks_.vramAvailable() >= extent.bytes());
             if (waits && patient) {
               in_flight = true;
             } else {
               if (promoted && !patient) waitedInVain(now);
+              if (owed) surplusCameBack(now);
               cancelRetiring(extent);
               moved = true;
             }
@@ -1027,6 +1035,7 @@ uint64_t Engine::setVramBudget(uint64_t bytes) {
 
 // Before launches as well: who is to have it may be waiting.
 bool Engine::giveSurplus(Lock& lock) {
+  if (surplus_ == 0) surplus_patience_ns_ = 0;
   if (surplus_ == 0 || broken_) return false;
   serving_ = 0;
   const uint64_t given = chunks_.shrink(surplus_, lock);  // releases the mutex: the budget may be raised meanwhile

@@ -251,6 +251,7 @@ class Engine {
   void cancelBatches();
   bool serveWants(Lock& lock);
   void waitedInVain(uint64_t now);
+  void surplusCameBack(uint64_t now);
   bool serveReliefs(Lock& lock);
   bool giveSurplus(Lock& lock);
   bool bringHome(Lock& lock);
@@ -364,6 +365,8 @@ class Engine {
   uint64_t budget_ = 0;   // as start() or setVramBudget() said; reliefs and what the driver withholds come off it
   uint64_t most_ = 0;     // the largest that it can be: the device's VRAM
   uint64_t surplus_ = 0;  // bytes by which VRAM is still to shrink
+  // How long launches wait for what is to leave for that, and from when on the next time that is in vain makes it longer.
+  uint64_t surplus_patience_ns_ = 0, surplus_patience_from_ns_ = 0;
   // From when on launches wait for what is to leave its place in host memory, and how long they don't after the next time that is in vain.
   uint64_t promoted_from_ns_ = 0, promoted_pause_ns_ = kFirstPromotedPauseNs;
   LaunchTimer timer_;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "pager/kernels/page_pass.h"
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager::pager;
@@ -91,8 +92,11 @@ TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][bud
   for (const CUdeviceptr buffer : buffers) rig.free(buffer);
 }
 
-TEST_CASE("a budget is reached whatever is launched meanwhile", "[pager][budget]") {
-  Rig rig({.vram = 64 * kMiB});
+namespace {
+
+// Lowers the budget of a program that launches all the time: one stream's kernels are always on their way when those of the other are over, and
+// reach all there is, each a half of every buffer.
+void lowerBudgetsUnderLaunches(Rig& rig) {
   constexpr uint64_t kBytes = 8 * kMiB;
   std::vector<CUdeviceptr> buffers;
   for (uint64_t i = 0; i < 6; ++i) {
@@ -101,7 +105,6 @@ TEST_CASE("a budget is reached whatever is launched meanwhile", "[pager][budget]
   }
   rig.synchronize();
   REQUIRE(valueOf(rig.figures().resident_bytes) == 6 * kBytes);
-  // One stream's kernels are always on their way when those of the other are over, and reach all there is: each a half of every buffer.
   const std::array<CUstream, 2> streams = {rig.makeStream(), rig.makeStream()};
   constexpr uint64_t kSmallStep = 32;  // they last
   static_assert(kStep % kSmallStep == 0);
@@ -131,6 +134,26 @@ TEST_CASE("a budget is reached whatever is launched meanwhile", "[pager][budget]
   rig.synchronize();
   for (uint64_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
   for (const CUdeviceptr buffer : buffers) rig.free(buffer);
+}
+
+}  // namespace
+
+TEST_CASE("a budget is reached whatever is launched meanwhile", "[pager][budget]") {
+  Rig rig({.vram = 64 * kMiB});
+  lowerBudgetsUnderLaunches(rig);
+}
+
+TEST_CASE("a budget is reached however long it takes to tell what may leave", "[pager][budget]") {
+  Rig rig({.vram = 64 * kMiB, .alter = [](DriverApi& api) {
+             api.cuLaunchKernel = [](CUfunction function, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b,
+                                     unsigned c, unsigned shared, CUstream stream, void** parameters, void** extra) {
+               if (a == olpager::kernels::kPagePassThreads)  // longer than a launch waits at first
+                 (void)driver().cuLaunchHostFunc(
+                     stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }, nullptr);
+               return driver().api.cuLaunchKernel(function, x, y, z, a, b, c, shared, stream, parameters, extra);
+             };
+           }});
+  lowerBudgetsUnderLaunches(rig);
 }
 
 TEST_CASE("a budget below what fits nowhere else is not taken", "[pager][budget]") {
