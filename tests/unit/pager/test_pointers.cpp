@@ -115,12 +115,14 @@ TEST_CASE("plain data from the host is not looked at by passes", "[pager][pointe
   for (int i = 0; i < 24; ++i) pieces.push_back(rig.allocate(2 * kMiB));
   for (const CUdeviceptr piece : pieces) rig.put(piece, 5);  // paging has begun
   for (const CUdeviceptr piece : pieces) rig.put(piece, 6);  // all were scanned since they were made
-  const uint64_t scanned = valueOf(rig.figures().scans),
-                 evicted = valueOf(rig.figures().evictions_clean) + valueOf(rig.figures().evictions_written);
-  for (int round = 0; round < 3; ++round)
+  const auto evicted = [&] {
+    return valueOf(rig.figures().evictions_clean) + valueOf(rig.figures().evictions_written);
+  };
+  const uint64_t scanned = valueOf(rig.figures().scans), before = evicted();
+  // On a busy machine all of a round may be used in place.
+  for (int round = 0; round < 3 || (evicted() == before && round < 100); ++round)
     for (const CUdeviceptr piece : pieces) rig.put(piece, 7);
-  const uint64_t evictions =
-      valueOf(rig.figures().evictions_clean) + valueOf(rig.figures().evictions_written) - evicted;
+  const uint64_t evictions = evicted() - before;
   CHECK(evictions > 0);
   // The victims themselves, some of them taken back; of the others, of which there are seven for each, nothing.
   CHECK(valueOf(rig.figures().scans) - scanned < 2 * evictions);
