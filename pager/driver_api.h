@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include "base/kernel_faults.h"
+
 namespace olpager::pager {
 
 // One line for each function: the symbol as libcuda exports it. cuda.h maps plain names to their newest version, so the
@@ -65,21 +67,12 @@ constexpr bool endsContext(CUresult result) {
     case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_NVLINK_UNCORRECTABLE:
     case CUDA_ERROR_CONTAINED:
-    case CUDA_ERROR_ILLEGAL_ADDRESS:
-    case CUDA_ERROR_LAUNCH_TIMEOUT:
     case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-    case CUDA_ERROR_ASSERT:
-    case CUDA_ERROR_HARDWARE_STACK_ERROR:
-    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-    case CUDA_ERROR_MISALIGNED_ADDRESS:
-    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-    case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED:
     case CUDA_ERROR_TENSOR_MEMORY_LEAK:
     case CUDA_ERROR_UNKNOWN:
       return true;
     default:
-      return false;
+      return base::isKernelFault(result);
   }
 }
 

@@ -1,10 +1,12 @@
 // olgpunode-worker: one session's GPU work. Started by olgpunode, never by hand.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -94,6 +96,17 @@ int fail(const std::string& why) {
   return 1;
 }
 
+// Keeps the address space from what the driver and this process map by themselves. What is taken already stays.
+void keepFree(uint64_t base, uint64_t bytes) {
+  if (bytes == 0) return;
+  void* const kept = mmap(reinterpret_cast<void*>(base), bytes, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  if (kept == MAP_FAILED)
+    base::logWarn("0x%llx to 0x%llx belong to the program's other sessions, and something is mapped there (%s)",
+                  static_cast<unsigned long long>(base), static_cast<unsigned long long>(base + bytes),
+                  std::strerror(errno));
+}
+
 int run() {
   WorkerSetup setup;
   if (recv(gpunode::kSetupFd, &setup, sizeof setup, 0) != sizeof setup) {
@@ -117,9 +130,12 @@ int run() {
   options.va_size = settings.value().va_size != 0 ? settings.value().va_size : pager::kDefaultVaSize;
   options.slot = setup.slot;
   if (setup.slots > 1) {
-    // The sessions of one program share the range, each has a part: an address says whose it is.
+    // The sessions of one program share the range, each has a part: an address says whose it is. So the driver gets none in the others'.
+    const uint64_t begin = options.va_base, end = begin + options.va_size;
     options.va_size = options.va_size / setup.slots / pager::kPageBytes * pager::kPageBytes;
     options.va_base += setup.slot * options.va_size;
+    keepFree(begin, options.va_base - begin);
+    keepFree(options.va_base + options.va_size, end - options.va_base - options.va_size);
     (void)setenv("OL_VA_BASE", std::to_string(options.va_base).c_str(), 1);
     (void)setenv("OL_VA_SIZE", std::to_string(options.va_size).c_str(), 1);
     // Streams wait for other sessions on the device (gates.h): with few hardware queues they would hold up others.

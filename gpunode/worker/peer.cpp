@@ -208,9 +208,22 @@ bool Peer::next(const CopyPtr& copy, Event& event, std::chrono::milliseconds tim
 void Peer::stop(uint64_t number) {
   std::lock_guard lock(mutex_);
   Event event;
-  event.kind = Event::Kind::kOver;
+  event.kind = Event::Kind::kStopped;
   add(number, std::move(event));
   changed_.notify_all();
+}
+
+void Peer::settle(const CopyPtr& copy, std::chrono::milliseconds patience) {
+  bool waiting = say({PeerSays::kOver, 0, copy->number, 0, 0, 0, {}});
+  const auto until = std::chrono::steady_clock::now() + patience;
+  Event event;
+  do {
+    if (waiting && std::chrono::steady_clock::now() >= until) {
+      waiting = false;
+      close("a copy was given up, and the other end does not say that it reads no more");
+    }
+    if (!next(copy, event, kLook)) event.kind = Event::Kind::kStopped;
+  } while (event.kind != Event::Kind::kOver && event.kind != Event::Kind::kLost);
 }
 
 bool Peer::say(const PeerMessage& message, std::span<const std::byte> bytes) {

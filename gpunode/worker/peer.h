@@ -29,11 +29,12 @@ class Peer : public std::enable_shared_from_this<Peer> {
   /// What has happened to one end of a copy.
   struct Event {
     enum class Kind : uint8_t {
-      kOffer,  // `said`, and `bytes` where they came with it
-      kTaken,  // `said`
-      kRead,   // of read(): `read`
-      kOver,   // the other end, or the client, has given it up
-      kLost,   // the link is down; the last
+      kOffer,    // `said`, and `bytes` where they came with it
+      kTaken,    // `said`
+      kRead,     // of read(): `read`
+      kOver,     // the other end is over before all was taken: it reads no more of it
+      kStopped,  // the client has given it up: the other end may still read
+      kLost,     // the link is down; the last
     };
     Kind kind = Kind::kLost;
     PeerMessage said;
@@ -68,8 +69,11 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void end(const CopyPtr& copy);
   /// The next that happens; false: nothing within the time.
   bool next(const CopyPtr& copy, Event& event, std::chrono::milliseconds timeout);
-  /// As if the other end had given the copy up, also before begin().
+  /// The client waits for the copy no more (Event::kStopped), also before begin().
   void stop(uint64_t number);
+  /// For who has offered and gives the copy up: returns when the other end reads no more of it, which is when it has said kOver or the
+  /// link is down. Says kOver first; what is not answered within `patience` costs the link. Takes the copy's events.
+  void settle(const CopyPtr& copy, std::chrono::milliseconds patience);
   /// Waits while the other end has no room. False: the link is down.
   bool say(const PeerMessage& message, std::span<const std::byte> bytes = {});
   /// Reads what was offered into a piece; Event::kRead follows with `read`. False: the link is down.

@@ -24,6 +24,7 @@ using Event = Peer::Event;
 
 constexpr size_t kWindow = 16;  // pieces of one copy under way at one end
 constexpr auto kSlice = 500ms;  // of a wait: looks at the session's end in between
+constexpr auto kAnswer = 5s;    // for the other end to be over as well
 
 // One end of a copy: what both have in common.
 class End {
@@ -61,8 +62,9 @@ class End {
   void end(const Event& event) {
     ended_ = true;
     if (event.kind == Event::Kind::kLost) link_down_ = true;
-    how_ = event.kind == Event::Kind::kOver ? Straight::kStopped : Straight::kNoLink;
-    if (event.kind != Event::Kind::kOver && event.kind != Event::Kind::kLost) refuse();
+    if (event.kind == Event::Kind::kOver) settled_ = true;
+    how_ = link_down_ ? Straight::kNoLink : Straight::kStopped;
+    if (event.kind == Event::Kind::kOffer || event.kind == Event::Kind::kTaken) refuse();
   }
   void refuse() {
     base::logWarn("the worker of session %u offers what was not agreed to: the link to it ends", peer_->slot());
@@ -87,6 +89,7 @@ class End {
   const Peer::CopyPtr copy_;
   bool ended_ = false;  // before it was done
   bool link_down_ = false;
+  bool settled_ = false;  // the other end reads no more
   bool done_ = false;
   Straight how_ = Straight::kDone;
 };
@@ -109,7 +112,8 @@ class Sender : public End {
       for (bool wait = full; result == CUDA_SUCCESS && !offered_.empty() && next(event, wait); wait = false)
         hear(event);
     }
-    // What the GPU still writes; what the other end still reads is of no use to it.
+    // What the other end may still read, and what the GPU still writes.
+    if (!offered_.empty() && !settled_ && !link_down_) peer_->settle(copy_, worker_.ended() ? 0s : kAnswer);
     for (const Part& part : copying_) {
       if (driver_.cuEventSynchronize(part.piece->event) == CUDA_SUCCESS) staging().give(part.piece);
     }

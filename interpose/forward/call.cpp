@@ -6,8 +6,8 @@
 #include <set>
 #include <string>
 
+#include "base/kernel_faults.h"
 #include "base/log.h"
-#include "interpose/api/kernel_faults.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/kernel_attributes.h"
 #include "interpose/forward/per_thread.h"
@@ -92,7 +92,7 @@ CUresult Call::finish() {
   if (wait_.done) (void)reply_.value<AnswerHead>();
   forget();
   const CUresult told = result != CUDA_SUCCESS ? result : session_->takeFailure();
-  if (api::isKernelFault(told) && head().context != 0) session_->noteFault(head().context, told);
+  if (base::isKernelFault(told) && head().context != 0) session_->noteFault(head().context, told);
   return told;
 }
 

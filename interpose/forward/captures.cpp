@@ -22,12 +22,16 @@ struct Capture {
   std::thread::id thread;
   CUstreamCaptureMode mode;
 };
+// Whether the stream is the thread's own default stream.
+bool isOwn(CUstream stream, bool per_thread) {
+  return stream == CU_STREAM_PER_THREAD || (per_thread && stream == nullptr);
+}
 struct Captures {
   std::mutex mutex;
   std::vector<Capture> all;
 
   auto find(CUstream stream, bool per_thread) {
-    const bool own = stream == CU_STREAM_PER_THREAD || (per_thread && stream == nullptr);
+    const bool own = isOwn(stream, per_thread);
     return std::find_if(all.begin(), all.end(), [&](const Capture& one) {
       return own ? one.per_thread && one.thread == std::this_thread::get_id() : !one.per_thread && one.stream == stream;
     });
@@ -47,10 +51,9 @@ CUstreamCaptureMode modeThere(CUstreamCaptureMode mode) {
 
 CUresult begun(CUresult result, CUstream stream, bool per_thread, CUstreamCaptureMode mode) {
   if (result != CUDA_SUCCESS) return result;
-  const bool own = stream == CU_STREAM_PER_THREAD || (per_thread && stream == nullptr);
   Captures& known = captureList();
   std::lock_guard lock(known.mutex);
-  known.all.push_back({stream, own, std::this_thread::get_id(), mode});
+  known.all.push_back({stream, isOwn(stream, per_thread), std::this_thread::get_id(), mode});
   g_capturing.store(known.all.size());
   return result;
 }

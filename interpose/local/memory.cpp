@@ -4,8 +4,8 @@
 #include <atomic>
 #include <limits>
 
+#include "base/kernel_faults.h"
 #include "base/log.h"
-#include "interpose/api/kernel_faults.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/contexts.h"
@@ -39,7 +39,7 @@ constexpr uint64_t kLargest = uint64_t{1} << 47;
 CUresult contextError() {
   if (anyCapture()) return CUDA_SUCCESS;
   const CUresult result = driver().cuStreamQuery(CU_STREAM_LEGACY);
-  const bool ended = olpager::api::isKernelFault(result) || result == CUDA_ERROR_ECC_UNCORRECTABLE ||
+  const bool ended = olpager::base::isKernelFault(result) || result == CUDA_ERROR_ECC_UNCORRECTABLE ||
                      result == CUDA_ERROR_DEINITIALIZED;
   return ended ? result : CUDA_SUCCESS;
 }

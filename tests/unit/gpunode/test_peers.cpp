@@ -181,7 +181,7 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     CHECK(taker->begin(9) == nullptr);
     taker->stop(10);
     const auto stopped = taker->begin(10);
-    CHECK(comes(taker, stopped, Event::Kind::kOver));
+    CHECK(comes(taker, stopped, Event::Kind::kStopped));
     sender->close("done");
     CHECK(comes(taker, stopped, Event::Kind::kLost));
     CHECK(comes(sender, out, Event::Kind::kLost));
@@ -226,6 +226,34 @@ TEST_CASE("a peer that makes no sense loses its link, and what waits for it hear
     CHECK((kind == 3 || stranger.ended()));
     CHECK(comes(peer, copy, Event::Kind::kLost));
   }
+}
+
+TEST_CASE("what was offered is the other end's until it says that it is over, or the link is down", "[gpunode]") {
+  const auto settled = [](const gpunode::PeerPtr& peer, const Peer::CopyPtr& copy, std::chrono::milliseconds patience) {
+    const auto begun = std::chrono::steady_clock::now();
+    peer->settle(copy, patience);
+    return std::chrono::steady_clock::now() - begun;
+  };
+  Listening there;
+  Stranger stranger(there);
+  const gpunode::PeerPtr peer = there.peers.find(kThere);
+  REQUIRE(peer != nullptr);
+  const auto first = peer->begin(1);
+  // That the client gave it up is no answer, nor is what was taken on the way.
+  peer->stop(1);
+  std::thread other([&] {
+    std::this_thread::sleep_for(150ms);
+    stranger.say({PeerSays::kTaken, 0, 1, 0, kPiece, 0, {}});
+    std::this_thread::sleep_for(150ms);
+    stranger.say({PeerSays::kOver, 0, 1, 0, 0, 0, {}});
+  });
+  CHECK(settled(peer, first, 60s) >= 300ms);
+  other.join();
+  CHECK(stranger.link->state() == transport::LinkState::kUp);
+  // One that says nothing loses the link, and with it what it could read.
+  CHECK(settled(peer, peer->begin(2), 200ms) >= 200ms);
+  CHECK(stranger.ended());
+  CHECK(settled(peer, peer->begin(3), 60s) < 30s);
 }
 
 TEST_CASE("calls for peers take nonsense, and say so where there is no link", "[gpunode]") {

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-namespace olpager::api {
+namespace olpager::base {
 
 /// Whether a result says that a kernel has ended its context: every later call in it that needs the GPU reports the same.
 constexpr bool isKernelFault(CUresult result) {
@@ -23,4 +23,4 @@ constexpr bool isKernelFault(CUresult result) {
   }
 }
 
-}  // namespace olpager::api
+}  // namespace olpager::base
