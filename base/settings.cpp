@@ -69,6 +69,12 @@ Status setExportable(Settings& settings, std::string_view text) {
   return {};
 }
 
+Status setPack(Settings& settings, std::string_view text) {
+  if (text != "on" && text != "off") return notAllowed(text, "on or off");
+  settings.pack = text == "on";
+  return {};
+}
+
 Status setLog(Settings& settings, std::string_view text) {
   const auto level = parseLogLevel(text);
   if (!level) return notAllowed(text, kLogLevels);
@@ -190,6 +196,7 @@ constexpr Key kKeys[] = {
     {"log", "OL_LOG", setLog, false},
     {"driver", "OL_DRIVER", setDriver, false},
     {"exportable", "OL_EXPORTABLE", setExportable, false},
+    {"pack", "OL_PACK", setPack, false},
     {"memserver", "OL_MEMSERVER", setMemservers, false, true},
     {"replicas", "OL_REPLICAS", setReplicas, true},
     {"key", "OL_KEY", setKey, false},

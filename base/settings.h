@@ -5,7 +5,7 @@
 // Keys of the file and their variables (docs/settings.md):
 //   vram (OL_VRAM)  host (OL_HOST)  reach (OL_REACH)  report (OL_REPORT)  va_base (OL_VA_BASE)  va_size (OL_VA_SIZE)
 //   log (OL_LOG)  driver (OL_DRIVER)  memserver (OL_MEMSERVER)  replicas (OL_REPLICAS)  key (OL_KEY)  tls (OL_TLS)
-//   gpunode (OL_GPUNODE)  view (OL_VIEW)  transport (OL_TRANSPORT)
+//   gpunode (OL_GPUNODE)  view (OL_VIEW)  transport (OL_TRANSPORT)  exportable (OL_EXPORTABLE)  pack (OL_PACK)
 // Thread-safety: pure functions of their input. Errors: one line that names the file and line or the variable, the
 // value, and what is allowed. An OL_ variable that nobody knows is a warning only.
 #pragma once
@@ -47,6 +47,7 @@ struct Settings {
   ReachSetting reach = ReachSetting::kTraced;
   ReportSetting report = ReportSetting::kNode;
   ExportableSetting exportable = ExportableSetting::kPager;
+  bool pack = true;      // what streams through VRAM crosses the bus packed, where it packs
   uint64_t va_base = 0;  // 0: the built-in base
   uint64_t va_size = 0;  // 0: 16 TiB
   LogLevel log = LogLevel::kWarn;

@@ -273,9 +273,13 @@ void ChunkStore::giveVram(VramChunk* chunk) {
 }
 
 HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock) {
+  if (free_host_[order].empty() && !addHost(order, nullptr, lock)) return nullptr;
+  return takeFreeHost(order);  // another thread may have taken it meanwhile
+}
+
+HostChunk* ChunkStore::takeFreeHost(unsigned order) {
   auto& free = free_host_[order];
-  if (free.empty() && !addHost(order, nullptr, lock)) return nullptr;
-  if (free.empty()) return nullptr;  // another thread took it meanwhile
+  if (free.empty()) return nullptr;
   HostChunk* chunk = free.back();
   free.pop_back();
   host_free_ -= kPageBytes << order;

@@ -68,6 +68,8 @@ class ChunkStore {
   void giveVram(VramChunk* chunk);
   /// A free host chunk or a new one. nullptr: the host tier is full, or the system gave none.
   HostChunk* takeHost(unsigned order, Lock& lock);
+  /// A free one or nullptr: none is made.
+  HostChunk* takeFreeHost(unsigned order);
   void giveHost(HostChunk* chunk);
   /// Makes a host chunk ahead of need and puts it among the free ones. Of each order `keep` free ones are wanted: where the
   /// limit is reached, only what is free beyond that goes for it. False: limit reached or refused.

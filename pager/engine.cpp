@@ -21,6 +21,8 @@ constexpr uint64_t kLongestSurplusPatienceNs = 5'000'000'000;
 constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
 constexpr uint64_t kLongestRunNs = 1'000'000;
+// Unpacking that the GPU does not come to is given up after this time, and for so long nothing is unpacked.
+constexpr uint64_t kLateNs = 1'000'000'000, kLatePauseNs = 10'000'000'000;
 constexpr uint64_t kRefusalPauseNs = 100'000'000;           // between fetches after the driver refused one
 constexpr uint64_t kRefusalBytes = 16ull << 20;             // of free chunks that it then gets back
 constexpr auto kPollPause = std::chrono::microseconds(10);  // while the GPU is at something: only asking tells
@@ -67,6 +69,7 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
       device_(device),
       context_(context),
       chunks_(pool.driver, device, pool.host),
+      packed_(pool.driver, chunks_),
       figures_(&counters().device(static_cast<unsigned>(device))) {}
 
 Engine::~Engine() { stop(); }
@@ -121,7 +124,7 @@ CUresult Engine::makeObjects() {
     scratch.jobs = reinterpret_cast<kernels::PagePassJob*>(reinterpret_cast<char*>(scratch.found) + kFoundBytes);
     scratch.roots = reinterpret_cast<kernels::ScanJob*>(scratch.jobs + pages);
   }
-  if (pool_.options.reach != Reach::kLearned) return result;
+  if (result == CUDA_SUCCESS && pool_.options.pack) result = packed_.makeObjects();
   void* memory = nullptr;
   constexpr size_t kHashes = size_t{FetchHashes::kAtOnce} * space::kLargestExtentPages;
   if (result == CUDA_SUCCESS)
@@ -137,6 +140,7 @@ CUresult Engine::makeObjects() {
 
 void Engine::destroyObjects() {
   const DriverApi& driver = pool_.driver;
+  packed_.destroyObjects();
   for (Scratch& scratch : scratch_) {
     if (scratch.hashes != nullptr) driver.cuMemFreeHost(scratch.hashes);
     scratch = {};
@@ -200,12 +204,14 @@ uint64_t Engine::capacity() const {
   return chunks_.vramBudget() + below - std::min(below, usedByOthers());
 }
 
+uint64_t Engine::spare() const { return capacity() - std::min(capacity(), allocated_); }
+
 bool Engine::moveTo(CUcontext context, Lock& lock) {
   if (broken_ || !chunks_.hostMappable()) return false;  // other host memory goes with the context that made it
   pausing_ = true;
   wake();
   // What comes from memservers or goes there is between them and host memory, which stays: it ends meanwhile or later.
-  while (!fetching_.empty() || !writing_.empty() || !batches_.empty())
+  while (!fetching_.empty() || !late_.empty() || !writing_.empty() || !batches_.empty())
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   lock.unlock();
   stop();
@@ -397,6 +403,7 @@ void Engine::run() {
     stockEvents(lock);
     bool progress = finishRemote(pool_);
     progress |= finishFetches(lock);
+    progress |= finishLate(lock);
     progress |= finishWrites(lock);
     if (pausing_) cancelBatches();
     progress |= advanceBatches(lock);
@@ -414,7 +421,8 @@ void Engine::run() {
     // The mutex is not fair: a launch that has all it needs must get it too.
     const bool pause = nowNs() - paused > kLongestRunNs;
     if (stop_ || (progress && !pause)) continue;
-    const bool gpu_busy = progress || !fetching_.empty() || !writing_.empty() || !batches_.empty() || !reliefs_.empty();
+    const bool gpu_busy =
+        progress || !fetching_.empty() || !late_.empty() || !writing_.empty() || !batches_.empty() || !reliefs_.empty();
     if (gpu_busy && !broken_) {
       lock.unlock();
       std::this_thread::sleep_for(kPollPause);
@@ -447,7 +455,8 @@ void Engine::makeHostChunks() {
     if (allocated_ > chunks_.vramBudget() / 4 * 3 && !broken_) {
       HostCounts ahead;
       for (unsigned order = 0; order < kOrders; ++order)
-        ahead[order] = std::min<uint64_t>(without_host_[order], kHostAheadBytes / (kPageBytes << order));
+        ahead[order] =
+            std::min<uint64_t>(without_host_[order], kHostAheadBytes / (kPageBytes << order)) + imagesExpected(order);
       for (unsigned order = kOrders; order-- > 0 && !made;) {
         if (chunks_.hostFreeOf(order) + host_making_[order] >= ahead[order]) continue;
         ++host_making_[order];
@@ -505,11 +514,13 @@ void Engine::giveHost(Extent& extent) {
   extent.host = nullptr;
   extent.host_valid = extent.hash_valid = false;
   ++without_host_[extent.order];
+  packed_.drop(extent);
 }
 
 bool Engine::takeHost(Extent& extent, Lock& lock) {
   if (extent.host != nullptr) return true;
   extent.host = chunks_.takeHost(extent.order, lock);
+  if (extent.host == nullptr && packed_.drop(extent.bytes()) > 0) extent.host = chunks_.takeHost(extent.order, lock);
   for (const bool own : {true, false})  // other devices' last
     if (extent.host == nullptr && dropLowerCopies(extent.bytes(), own) > 0)
       extent.host = chunks_.takeHost(extent.order, lock);
@@ -625,9 +636,11 @@ void Engine::releaseAll() {
   chunks_.leaveHost();
   lock.unlock();
   if (driver.cuCtxPushCurrent_v2(context_) != CUDA_SUCCESS) return;
-  if (pass_stream_ != nullptr) driver.cuStreamSynchronize(pass_stream_);  // a pass that nobody will finish reads chunks
+  for (CUstream stream : {pass_stream_, out_stream_})  // what nobody will finish reads chunks
+    if (stream != nullptr) driver.cuStreamSynchronize(stream);
   lock.lock();
   chunks_.passesOver();
+  packed_.releaseAll();
   chunks_.releaseAllFree(lock);
   lock.unlock();
   destroyObjects();
@@ -701,11 +714,10 @@ CUevent Engine::hashFetched(const Extent& extent, CUevent copied, int slot) {
   return result == CUDA_SUCCESS ? copied : nullptr;
 }
 
-void Engine::takeHash(Extent& extent, int slot) {
+ContentHash Engine::fetchedHash(const Extent& extent, int slot) {
   const ContentHash* pages = fetch_hashes_.hashes + static_cast<size_t>(slot) * space::kLargestExtentPages;
-  extent.hash = kernels::combineHashes(pages, 1u << extent.order);
-  extent.hash_valid = extent.host_valid;
   fetch_hashes_.free.push_back(slot);
+  return kernels::combineHashes(pages, 1u << extent.order);
 }
 
 bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
@@ -718,18 +730,28 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   }
   extent.vram = chunk;
   const CUevent event = takeEvent(lock);
+  const HostChunk* image = packed_.isReady(extent) ? &packed_.imageOf(extent) : nullptr;
+  const bool hashed = image != nullptr ? !packed_.isChecked(extent) : extent.region->by_pieces && !extent.hash_valid;
   int hash = -1;
-  if (extent.region->by_pieces && !extent.hash_valid && !fetch_hashes_.free.empty()) {
+  if (hashed && !fetch_hashes_.free.empty()) {
     hash = fetch_hashes_.free.back();
     fetch_hashes_.free.pop_back();
+  } else if (hashed) {
+    image = nullptr;
   }
   lock.unlock();
   const DriverApi& driver = pool_.driver;
-  CUresult result = driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
-                                                extent.bytes(), in_stream_);
-  const bool copying = result == CUDA_SUCCESS;
-  if (copying) result = driver.cuEventRecord(event, in_stream_);
-  // Not hashed, it will be written down. The kernel may have been launched: the slot is not used again.
+  CUresult result = CUDA_SUCCESS;
+  bool copying = true;
+  if (image != nullptr) {
+    result = packed_.fetch(extent, *image, chunk->alias, in_stream_, event);
+  } else {
+    result = driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
+                                         extent.bytes(), in_stream_);
+    copying = result == CUDA_SUCCESS;
+    if (copying) result = driver.cuEventRecord(event, in_stream_);
+  }
+  // Not hashed, it will be written down, or compared the next time. The kernel may have been launched: the slot is not used again.
   if (hash >= 0 && result == CUDA_SUCCESS && hashFetched(extent, event, hash) == nullptr) hash = -1;
   lock.lock();
   if (result != CUDA_SUCCESS) {
@@ -741,9 +763,9 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
     setState(extent, ExtentState::kParked);
     return false;
   }
-  fetching_.push_back({&extent, event, hash});
+  fetching_.push_back({&extent, event, hash, image != nullptr, nowNs()});
   fetching_bytes_ += extent.bytes();
-  add(figures_->bytes_in, extent.bytes());
+  add(figures_->bytes_in, image != nullptr ? PackedImages::bytesOf(extent) : extent.bytes());
   if (ahead) {
     extent.prefetched = true;
     ++extent.region->ahead;
@@ -756,24 +778,80 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
 }
 
 bool Engine::finishFetches(Lock& lock) {
-  if (fetching_.empty() || !reached(fetching_.front().event, lock)) return false;
+  if (fetching_.empty()) {
+    if (late_.empty() && writing_.empty()) packed_.trimSlots(spare());
+    return false;
+  }
   const Copy copy = fetching_.front();
-  fetching_.pop_front();
-  events_.push_back(copy.event);
   Extent& extent = *copy.extent;
-  fetching_bytes_ -= extent.bytes();
-  if (copy.hash >= 0) takeHash(extent, copy.hash);
-  const CUresult result = mapVram(extent, *extent.vram, lock);
-  if (result != CUDA_SUCCESS || broken_) {
-    if (!broken_) refused("map", result);
+  const auto parked = [&] {
     noteUsed(extent, false);
-    chunks_.giveVram(extent.vram);
     extent.vram = nullptr;
     setState(extent, ExtentState::kParked);
     return true;
+  };
+  if (!reached(copy.event, lock)) {
+    // A kernel of the program's that holds the whole GPU may wait for what a launch that waits for this would do.
+    if (!copy.packed || nowNs() - copy.since_ns < kLateNs) return false;
+    packed_.pause(nowNs() + kLatePauseNs);
+    fetching_.pop_front();
+    fetching_bytes_ -= extent.bytes();
+    late_.push_back({extent.vram, copy.event, copy.hash});
+    return parked();
+  }
+  fetching_.pop_front();
+  events_.push_back(copy.event);
+  fetching_bytes_ -= extent.bytes();
+  bool good = true;
+  if (copy.hash >= 0) {
+    const ContentHash hash = fetchedHash(extent, copy.hash);
+    if (copy.packed) {
+      good = broken_ || hash == extent.hash;
+      packed_.checked(extent, good);
+      if (!good)
+        base::logError("device %d: what was unpacked is not what was packed; 0x%llx is fetched as it is from now on",
+                       device_, static_cast<unsigned long long>(extent.address));
+    } else {
+      extent.hash = hash;
+      extent.hash_valid = extent.host_valid;
+    }
+  }
+  const CUresult result = good ? mapVram(extent, *extent.vram, lock) : CUDA_SUCCESS;
+  if (!good || result != CUDA_SUCCESS || broken_) {
+    if (good && !broken_) refused("map", result);
+    chunks_.giveVram(extent.vram);
+    prefetch_again_ = true;
+    return parked();
   }
   setState(extent, ExtentState::kVram);
   return true;
+}
+
+bool Engine::finishLate(Lock& lock) {
+  if (late_.empty() || !reached(late_.front().event, lock)) return false;
+  const Late late = late_.front();
+  late_.pop_front();
+  events_.push_back(late.event);
+  if (late.hash >= 0) fetch_hashes_.free.push_back(late.hash);
+  chunks_.giveVram(late.chunk);
+  return true;
+}
+
+// Host memory that images may still take: what would be left if all allocations had their copies in it.
+uint64_t Engine::spareForImages() const {
+  if (pool_.remote != nullptr) return 0;
+  uint64_t needed = 0;
+  for (const auto& engine : pool_.engines) needed += engine->allocated_ + engine->packed_.hostBytes();
+  return chunks_.hostLimit() - std::min(chunks_.hostLimit(), needed);
+}
+
+// Host chunks of the order that images wait for, or will: what does not fit VRAM streams through it.
+uint64_t Engine::imagesExpected(unsigned order) const {
+  const uint64_t bytes = kPageBytes << order;
+  uint64_t expected = 0;
+  if (static_cast<int>(order) == packed_.slotOrder() && beyondVram() > 0)
+    expected = beyondVram() + windowBytes() - std::min(beyondVram() + windowBytes(), packed_.hostBytes());
+  return std::min(std::max<uint64_t>(packed_.wanted(order), expected / bytes), spareForImages() / bytes);
 }
 
 bool Engine::finishWrites(Lock& lock) {
@@ -787,9 +865,15 @@ bool Engine::finishWrites(Lock& lock) {
     setState(extent, ExtentState::kParked);
     return true;
   }
-  extent.host_valid = true;
-  add(figures_->bytes_out, extent.bytes());
-  add(figures_->evictions_written);
+  if (copy.packed) {
+    packed_.finish(extent);
+    add(figures_->evictions_clean);
+    prefetch_again_ = true;
+  } else {
+    extent.host_valid = true;
+    add(figures_->bytes_out, extent.bytes());
+    add(figures_->evictions_written);
+  }
   if ((extent.region->by_pieces ? extent.wanted : extent.region->wanted) > 0 && !extent.in_host &&
       surplus_ == 0) {  // a launch came for it meanwhile, and its VRAM is owed to nobody
     if (mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
@@ -884,7 +968,8 @@ bool Engine::serveWants(Lock& lock) {
             // Launches that come all the time would for ever take back VRAM that is owed to others, and for ever keep in place what there is
             // room for: they wait, a bounded time.
             const bool owed = extent.vram != nullptr && surplus_ > 0;
-            const bool patient = now - want->since_ns < (owed ? std::max(kPatienceNs, surplus_patience_ns_) : kPatienceNs);
+            const bool patient =
+                now - want->since_ns < (owed ? std::max(kPatienceNs, surplus_patience_ns_) : kPatienceNs);
             const bool promoted = extent.vram == nullptr && now >= promoted_from_ns_;
             const bool waits = owed || (promoted && !want->in_place && chunks_.vramAvailable() >= extent.bytes());
             if (waits && patient) {
@@ -1217,7 +1302,7 @@ void Engine::plan() {
   next_plan_ = pool_.predictor.touches() + std::max<size_t>(64, round.size() / 4);
   if (total * kPageBytes * 2 < allocated_) return;  // an inner loop, not the round
   // What other regions hold in VRAM (hot ones, and those outside the round) is not there for it.
-  uint64_t others = 0;
+  uint64_t others = packed_.mostSlotBytes() / kPageBytes;
   const uint32_t mark = ++pool_.closure_mark;
   for (const UnitRef& unit : round) unit.region->mark = mark;
   for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
@@ -1233,7 +1318,8 @@ void Engine::plan() {
     if (pool_.predictor.isHot(unitOf(*region)) || region->placement == Placement::kUnplanned) others += region->pages;
   }
   const uint64_t budget = chunks_.vramBudget() / kPageBytes;
-  const uint64_t streaming = windowBytes() / kPageBytes * 3 / 2;  // the window, and what is on its way out
+  // The window, and what is on its way out: the more, the faster what comes in.
+  const uint64_t streaming = windowBytes() / kPageBytes * (packed_.mostSlotBytes() > 0 ? 4 : 3) / 2;
   const uint64_t room = budget > others + streaming ? budget - others - streaming : 0;
   // Planned anew only when the round or the room has changed noticeably: another choice costs a round of traffic. What is
   // new in a round that is otherwise the same is small: it stays.
@@ -1254,22 +1340,47 @@ void Engine::plan() {
   planned_round_ = total;
   planned_room_ = room;
   std::sort(round.begin(), round.end(), [](const UnitRef& a, const UnitRef& b) { return a.begin() < b.begin(); });
-  uint64_t owed = 0;  // pages that should stay of those passed, times total
+  // Units that share the extent in which they begin stay or go together.
+  struct Group {
+    size_t first, last;
+    uint64_t pages;
+    bool kept;
+  };
+  std::vector<Group> groups;
+  const Extent* shared = nullptr;
   uint64_t kept = 0;
-  const Extent* shared = nullptr;  // the extent in which the unit before begins: it stays or goes as a whole
-  bool keep = false;
-  for (const UnitRef& unit : round) {
-    owed += unit.pages() * std::min(room, total);
+  for (size_t i = 0; i < round.size(); ++i) {
+    const UnitRef& unit = round[i];
     const Extent* begins_in = nullptr;
     if (unit.piece != nullptr) {
       const ExtentRange range = extentsAt(*unit.region, unit.begin(), 1);
       if (range.first < range.last) begins_in = unit.region->extents[range.first].get();
     }
-    if (begins_in == nullptr || begins_in != shared) keep = total <= room || (kept + unit.pages() / 2) * total <= owed;
+    if (begins_in == nullptr || begins_in != shared) groups.push_back({i, i, 0, unit.placement() == Placement::kKeep});
     shared = begins_in;
-    if (keep) kept += unit.pages();
-    unit.placement() = keep ? Placement::kKeep : Placement::kStream;
+    groups.back().last = i + 1;
+    groups.back().pages += unit.pages();
+    if (groups.back().kept) kept += unit.pages();
   }
+  // As few as need be change, evenly spread: what is to stay from now on has to come, and what does not makes way for it.
+  const uint64_t wanted = std::min(room, total);
+  const bool more = kept < wanted;
+  const uint64_t change = more ? wanted - kept : kept - wanted;
+  const uint64_t may_change = more ? total - kept : kept;
+  uint64_t owed = 0;  // pages that should have changed of those passed, times may_change
+  uint64_t changed = 0;
+  for (Group& group : groups) {
+    if (group.kept != more) {
+      owed += group.pages * change;
+      if ((changed + group.pages / 2) * may_change <= owed) {
+        changed += group.pages;
+        group.kept = more;
+      }
+    }
+    for (size_t i = group.first; i < group.last; ++i)
+      round[i].placement() = group.kept ? Placement::kKeep : Placement::kStream;
+  }
+  kept += more ? changed : -changed;
   const unsigned long long total_mib = total * kPageBytes >> 20, kept_mib = kept * kPageBytes >> 20;
   base::logInfo("device %d: a round of %zu allocations and pieces of arenas, %llu MiB; %llu MiB of them stay in VRAM",
                 device_, round.size(), total_mib, kept_mib);

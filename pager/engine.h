@@ -26,6 +26,7 @@
 #include "pager/counters/counters.h"
 #include "pager/kernels/page_pass.h"
 #include "pager/launches.h"
+#include "pager/packed.h"
 #include "pager/region.h"
 #include "pager/remote/remote_tier.h"
 #include "pager/sparse.h"
@@ -108,6 +109,8 @@ class Engine {
 
   /// Bytes that the device's allocations can have: its VRAM, and what others' leave of the host tier. Under the mutex.
   uint64_t capacity() const;
+  /// What of them allocations do not have.
+  uint64_t spare() const;
   /// What other engines' memory takes of what they all share below VRAM.
   uint64_t usedByOthers() const;
   /// What of its allocations exceeds VRAM.
@@ -213,9 +216,18 @@ class Engine {
   struct Copy {
     Extent* extent;
     CUevent event;
-    int hash = -1;  // of fetch_hashes_
+    int hash = -1;        // of fetch_hashes_
+    bool packed = false;  // by the extent's image, or to make it
+    uint64_t since_ns = 0;
   };
-  /// Extents of arenas that move by pieces are hashed as they come in: outsiders may have written them in place.
+  /// What the GPU was to unpack and has not come to, because of what it runs: nobody waits for it any more.
+  struct Late {
+    VramChunk* chunk;
+    CUevent event;
+    int hash;
+  };
+  /// Extents of arenas that move by pieces are hashed as they come in: outsiders may have written them in place. So is what comes from an
+  /// image for the first time.
   struct FetchHashes {
     static constexpr int kAtOnce = 64;
     kernels::PagePassJob* jobs = nullptr;  // one each
@@ -246,7 +258,10 @@ class Engine {
   void run();
   void makeHostChunks();
   bool finishFetches(Lock& lock);
+  bool finishLate(Lock& lock);
   bool finishWrites(Lock& lock);
+  uint64_t spareForImages() const;
+  uint64_t imagesExpected(unsigned order) const;
   bool advanceBatches(Lock& lock);
   void cancelBatches();
   bool serveWants(Lock& lock);
@@ -273,7 +288,7 @@ class Engine {
   bool plan_known() const { return planned_round_ != 0; }
 
   CUevent hashFetched(const Extent& extent, CUevent copied, int slot);
-  void takeHash(Extent& extent, int slot);
+  ContentHash fetchedHash(const Extent& extent, int slot);
   bool startFetch(Extent& extent, bool ahead, Lock& lock);
   bool mapEmpty(Extent& extent, Lock& lock);
   VramChunk* takeVram(const Extent& extent, Lock& lock);
@@ -331,6 +346,7 @@ class Engine {
   CUdevice device_;
   CUcontext context_;
   ChunkStore chunks_;
+  PackedImages packed_;
   DeviceCounters* figures_;
   std::thread thread_;
   std::vector<std::thread> host_makers_;
@@ -358,6 +374,7 @@ class Engine {
 
   std::deque<Copy> fetching_;
   std::deque<Copy> writing_;
+  std::deque<Late> late_;
   std::deque<std::unique_ptr<Batch>> batches_;
   std::vector<Want*> wants_;  // oldest first
   size_t serving_ = 0;  // of wants_: what this one and older ones need is no victim, where nothing is used in place

@@ -56,6 +56,7 @@ struct PoolOptions {
   Budget host;           // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
   Reach reach = Reach::kTraced;
   Report report = Report::kNode;
+  bool pack = true;  // what streams also as packed images (packed.h)
   std::shared_ptr<RemoteTier> remote;  // memory of memservers; none: host RAM is the lowest tier
 };
 

@@ -987,9 +987,10 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     prefetch_again_ = true;
     return;
   }
-  if (clean) {
+  const bool packs = clean && !extent.region->by_pieces && packed_.claim(extent, spareForImages());
+  if (clean && !packs) {
     incoming_ -= extent.bytes();
-    chunks_.giveVram(extent.vram);
+    if (extent.region->by_pieces || !packed_.keep(*extent.vram, spare())) chunks_.giveVram(extent.vram);
     extent.vram = nullptr;
     add(figures_->evictions_clean);
     prefetch_again_ = true;
@@ -997,14 +998,16 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     if (extent.region->by_pieces && extent.wanted == 0) mapInPlace(extent, lock);
     return;
   }
-  extent.host_valid = false;
+  extent.host_valid = packs;
   extent.hash = hash;
   extent.hash_valid = true;
   setState(extent, ExtentState::kWriting);
   const CUevent event = takeEvent(lock);
+  const HostChunk& target = packs ? packed_.imageOf(extent) : *extent.host;
   lock.unlock();
-  result = driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(extent.host->alias), extent.vram->alias, extent.bytes(),
-                                       out_stream_);
+  result = packs ? packed_.start(extent, target, out_stream_)
+                 : driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(target.alias), extent.vram->alias,
+                                               extent.bytes(), out_stream_);
   if (result == CUDA_SUCCESS) result = driver.cuEventRecord(event, out_stream_);
   lock.lock();
   if (result != CUDA_SUCCESS) {
@@ -1015,7 +1018,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     setState(extent, ExtentState::kParked);
     return lost(result);
   }
-  writing_.push_back({&extent, event});
+  writing_.push_back({&extent, event, -1, packs});
 }
 
 }  // namespace olpager::pager

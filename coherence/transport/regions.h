@@ -5,6 +5,7 @@
 // Thread-safety: any thread. Ownership: the memory is the caller's; the Region only names it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -62,6 +63,9 @@ class Region {
   /// Ends it as the destructor does; whether a peer has got the memfd: what handedOut() says while it still could is not
   /// the last word.
   static bool end(std::unique_ptr<Region> region);
+  /// Waits until nothing that is under way on this side touches the memory; false: something does so all the time. For who has heard from
+  /// the peer that it has read: this side may be about to let go of what it sent. What a peer has mapped is not known here.
+  bool waitIdle(std::chrono::milliseconds timeout) const;
 
   const std::shared_ptr<RegionEntry>& entry() const { return entry_; }
 

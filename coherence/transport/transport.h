@@ -3,7 +3,7 @@
 // domain, a Region a registration, a Link a connected pair of queues, a CompletionQueue one that may serve many links.
 //
 // Thread-safety: everything may be called from any thread at any time, unless it says otherwise.
-// Time: nothing here blocks, except connect(), wait() and the end of a Region, which say for how long.
+// Time: nothing here blocks, except connect(), wait(), and waitIdle() and the end of a Region, which say for how long.
 //
 // Ownership of memory. The bytes of an operation's local ranges belong to the transport from the call until the operation's
 // completion has been taken from the queue. A message is copied by send(). What a remote key names belongs to its owner, who

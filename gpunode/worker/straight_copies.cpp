@@ -117,7 +117,7 @@ class Sender : public End {
     for (const Part& part : copying_) {
       if (driver_.cuEventSynchronize(part.piece->event) == CUDA_SUCCESS) staging().give(part.piece);
     }
-    for (const auto& [at, piece] : offered_) staging().give(piece);
+    for (const auto& [at, piece] : offered_) giveBack(piece);
     return over(result);
   }
 
@@ -167,8 +167,15 @@ class Sender : public End {
     const auto found = offered_.find(event.said.at);
     if (found == offered_.end()) return refuse();
     worker_.peers().sent.fetch_add(pieceAt(found->first), std::memory_order_relaxed);
-    staging().give(found->second);
+    if (!giveBack(found->second)) refuse();
     offered_.erase(found);
+  }
+
+  // The other end has read it, or reads it no more. A piece that it reads all the same stays used.
+  bool giveBack(Staging::Piece* piece) {
+    if (!piece->region->waitIdle(kAnswer)) return false;
+    staging().give(piece);
+    return true;
   }
 
   uint64_t asked_ = 0;        // of the GPU

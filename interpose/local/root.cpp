@@ -97,6 +97,7 @@ pager::PoolOptions optionsFrom(const base::Settings& settings) {
       break;
   }
   options.report = settings.report == base::ReportSetting::kPool ? pager::Report::kPool : pager::Report::kNode;
+  options.pack = settings.pack;
   return options;
 }
 

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Writes a C++ file that holds a PTX text as a NUL-terminated string: embed_ptx.py input.ptx output.cpp ptxas
+"""Writes a C++ file that holds a PTX text as a NUL-terminated string: embed_ptx.py input.ptx output.cpp ptxas FUNCTION
+
+FUNCTION is what returns it, declared in the header that is named as the input is.
 
 The text becomes an array of numbers: string literals have a length limit in ISO C++.
 """
@@ -10,7 +12,8 @@ import tempfile
 
 
 def main() -> None:
-    source, target, ptxas = sys.argv[1:]
+    source, target, ptxas, function = sys.argv[1:]
+    header = os.path.splitext(os.path.basename(source))[0] + ".h"
     with open(source, "rb") as file:
         # Comments and blank lines say nothing to the driver; the build's folder names stay out of the library.
         lines = [line for line in file.read().splitlines() if not line.strip().startswith(b"//") and line.strip()]
@@ -24,10 +27,10 @@ def main() -> None:
         subprocess.run([ptxas, "-arch=sm_90", "-o", os.devnull, file.name], check=True)
     rows = [", ".join(str(byte) for byte in text[i:i + 32]) for i in range(0, len(text), 32)]
     with open(target, "w", encoding="ascii") as file:
-        file.write('#include "pager/kernels/page_pass.h"\n\n'
+        file.write(f'#include "pager/kernels/{header}"\n\n'
                    "namespace olpager::kernels {\n\n"
                    "namespace {\nalignas(16) constexpr char kText[] = {\n    " + ",\n    ".join(rows) + "};\n}\n\n"
-                   "const char* pagePassPtx() { return kText; }\n\n"
+                   f"const char* {function}() {{ return kText; }}\n\n"
                    "}  // namespace olpager::kernels\n")
 
 

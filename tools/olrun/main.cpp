@@ -79,6 +79,8 @@ struct CommandLine {
        "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
       {"--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
        "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: pager)"},
+      {"--pack", "pack", "OL_PACK", "WHETHER",
+       "What streams crosses the bus packed where it packs: on or off (default: on)"},
   };
   std::string config;
   bool check = false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -33,7 +34,11 @@ struct RegionEntry {
   }
   void unpin() {
     std::lock_guard lock(mutex);
-    if (--pins == 0 && revoked) idle.notify_all();
+    if (--pins == 0) idle.notify_all();
+  }
+  bool waitIdle(std::chrono::milliseconds timeout) {
+    std::unique_lock lock(mutex);
+    return idle.wait_for(lock, timeout, [&] { return pins == 0; });
   }
   void revokeAndWait() {
     std::unique_lock lock(mutex);

@@ -76,6 +76,7 @@ bool Region::end(std::unique_ptr<Region> region) {
 RemoteKey Region::key() const { return {entry_->key, entry_->length, entry_->access, 0}; }
 std::byte* Region::base() const { return entry_->base; }
 uint64_t Region::length() const { return entry_->length; }
+bool Region::waitIdle(std::chrono::milliseconds timeout) const { return entry_->waitIdle(timeout); }
 bool Region::handedOut() const { return entry_->handed_out.load(); }
 
 DomainPtr makeDomain() { return std::make_shared<Domain>(); }

@@ -407,7 +407,7 @@ namespace {
 /// Passes whose ends the pager does not hear of while `held`: what begins meanwhile runs beside them.
 struct HeldPasses {
   std::mutex mutex;
-  std::vector<CUstream> streams;  // the pager's own, in the order in which it makes them; the last is the passes'
+  std::vector<CUstream> streams;  // the pager's own, in the order in which it makes them
   std::set<CUevent> ends;
   bool held = false;
 };
@@ -422,7 +422,9 @@ CUresult noteStream(CUstream* out, unsigned flags, int priority) {
 
 CUresult noteRecord(CUevent event, CUstream stream) {
   const std::lock_guard lock(g_passes.mutex);
-  if (g_passes.held && !g_passes.streams.empty() && stream == g_passes.streams.back()) g_passes.ends.insert(event);
+  constexpr size_t kOfPasses = 2;
+  const auto& streams = g_passes.streams;
+  if (g_passes.held && streams.size() > kOfPasses && stream == streams[kOfPasses]) g_passes.ends.insert(event);
   return driver().api.cuEventRecord(event, stream);
 }
 

@@ -1,79 +1,20 @@
 // The kernels of the page pass, run by the PTX interpreter: the same hashes as the C++ reference, the same pages found,
 // nothing touched outside the buffers.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <iostream>
 
-#include "gpunode/simgpu/ptx/ptx.h"
 #include "pager/kernels/page_pass.h"
 #include "tests/catch.h"
+#include "tests/unit/pager_parts/kernel_runner.h"
 #include "tests/unit/pager_parts/seed.h"
 
 using namespace olpager::kernels;
-namespace ptx = olpager::simgpu::ptx;
+using namespace olpager::kernels::test;
 
 namespace {
 
 constexpr uint64_t kBase = 0x2bad'4a00'0000;
 constexpr uint64_t kPageWords = kHashPageBytes / 8;
-
-// Device addresses are host addresses; only the test's buffers are mapped.
-class Buffers : public ptx::AddressSpace {
- public:
-  template <typename T>
-  uint64_t add(std::vector<T>& buffer, bool writable) {
-    auto* begin = reinterpret_cast<std::byte*>(buffer.data());
-    const auto address = reinterpret_cast<uint64_t>(begin);
-    runs_.push_back({address, address + buffer.size() * sizeof(T), begin, writable});
-    return address;
-  }
-  bool translate(uint64_t va, bool write, ptx::Translation& out) override {
-    for (const ptx::Translation& run : runs_) {
-      if (va < run.va_begin || va >= run.va_end || (write && !run.writable)) continue;
-      out = run;
-      return true;
-    }
-    return false;
-  }
-  const std::atomic<uint64_t>& generation() const override { return generation_; }
-
- private:
-  std::vector<ptx::Translation> runs_;
-  std::atomic<uint64_t> generation_{1};
-};
-
-class NoOutput : public ptx::PrintfSink {
-  void write(std::string_view) override {}
-  void assertion(std::string_view) override {}
-};
-
-struct alignas(16) Vector {
-  uint64_t words[2];
-};
-
-template <typename Parameters>
-void launch(const char* name, const Parameters& parameters, ptx::Dim3 grid, uint32_t threads, Buffers& memory) {
-  auto compiled = ptx::compile(pagePassPtx(), {.name = "page_pass"});
-  if (!compiled.ok()) FAIL(compiled.error().message);
-  ptx::Module& module = *compiled.value();
-  REQUIRE(module.link().ok());
-  const ptx::Kernel* kernel = module.kernel(name);
-  REQUIRE(kernel != nullptr);
-  REQUIRE(kernel->info().param_bytes == sizeof(Parameters));
-  static const auto executor = ptx::makeThreadPool(2);
-  NoOutput sink;
-  std::atomic<bool> cancel{false};
-  ptx::LaunchConfig config;
-  config.grid = grid;
-  config.block = {threads, 1, 1};
-  config.params = {reinterpret_cast<const std::byte*>(&parameters), sizeof(parameters)};
-  const ptx::LaunchResult result = ptx::run(module, *kernel, config, memory, *executor, sink, cancel);
-  INFO(result.message);
-  REQUIRE(result.ok());
-  std::cout << name << ": " << static_cast<double>(result.thread_instructions) / 1e6
-            << " million thread instructions\n";
-}
 
 }  // namespace
 
@@ -109,7 +50,7 @@ TEST_CASE("page pass kernel: hashes and pages found equal the reference", "[page
   parameters.scope.range_base = kBase;
   parameters.scope.range_pages = kRangePages;
   parameters.hashes = device.add(hashes, true);
-  launch(kPagePassKernel, parameters, {2, 3, 1}, kPagePassThreads, device);
+  launch(pagePassPtx(), kPagePassKernel, parameters, {2, 3, 1}, kPagePassThreads, device);
 
   const size_t slots[] = {0, 3, 4, 1};
   for (size_t page = 0; page < 4; ++page) {
@@ -151,6 +92,6 @@ TEST_CASE("scan kernel: finds what the reference finds", "[page_pass_kernel]") {
   parameters.scope.range_base = kBase;
   parameters.scope.range_pages = 64;
   parameters.found = device.add(found, true);
-  launch(kScanKernel, parameters, {3, 1, 1}, 64, device);
+  launch(pagePassPtx(), kScanKernel, parameters, {3, 1, 1}, 64, device);
   CHECK(found == expected);
 }

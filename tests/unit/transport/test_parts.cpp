@@ -156,6 +156,22 @@ TEST_CASE("regions: keys, rights, ends", "[regions]") {
   REQUIRE(!registerMemory(domain, {shared.base, shared.length, shared.fd, 4096}, kRemoteRead).ok());
 }
 
+TEST_CASE("regions: who heard that it was read waits until it is let go of", "[regions]") {
+  auto domain = makeDomain();
+  Buffer memory(1 << 16);
+  auto region = registerMemory(domain, memory.memory(), kRemoteRead).value();
+  CHECK(region->waitIdle(0ms));
+  Pin pin;
+  REQUIRE(domain->pin(region->key().key, 0, 4096, kRemoteRead, pin) == Outcome::kOk);
+  CHECK_FALSE(region->waitIdle(10ms));
+  std::thread other([&] {
+    std::this_thread::sleep_for(50ms);
+    pin.reset();
+  });
+  CHECK(region->waitIdle(60s));
+  other.join();
+}
+
 TEST_CASE("a ring carries bytes between threads", "[ring]") {
   auto random = seededRandom("ring");
   auto made = Channel::make(4096);

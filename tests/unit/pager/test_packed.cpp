@@ -1,0 +1,154 @@
+// What streams crosses the bus packed: the bytes are the program's all the same, also where an image is spoilt, outdated, or its unpacking held up.
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "pager/kernels/pack.h"
+#include "tests/unit/pager/rig.h"
+
+using namespace olpager::pager;
+using namespace olpager::pager::test;
+
+namespace {
+
+namespace kernels = olpager::kernels;
+
+constexpr uint64_t kVram = 192 * kMiB;  // the least that gives slots to single pages
+constexpr uint64_t kPage = 2 * kMiB;
+constexpr uint64_t kBuffers = kVram / kPage + 12;
+
+/// How many images are spoilt from now on before they are copied, and whether unpacking waits.
+std::atomic<int> g_spoils{0};
+std::atomic<bool> g_held{false};
+std::atomic<int> g_unpacked{0};
+
+CUresult copyOrSpoil(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  if (bytes == kernels::kPackedPageBytes && g_spoils.load() > 0 && g_spoils.fetch_sub(1) > 0)
+    std::memset(static_cast<char*>(const_cast<void*>(from)) + kernels::kPackedHeadBytes + kPage / 4, 0x55, 4096);
+  return driver().api.cuMemcpyHtoDAsync_v2(to, from, bytes, stream);
+}
+
+void hold(void* /*unused*/) {
+  while (g_held.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+CUresult launchOrHold(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                      unsigned shared, CUstream stream, void** parameters, void** extra) {
+  if (x == kernels::kUnpackParts && bx == kernels::kUnpackThreads) {
+    ++g_unpacked;
+    if (g_held.load()) mustSucceed(driver().cuLaunchHostFunc(stream, hold, nullptr), "cuLaunchHostFunc");
+  }
+  return driver().api.cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters, extra);
+}
+
+void watch(DriverApi& api) {
+  g_spoils = 0;
+  g_held = false;
+  g_unpacked = 0;
+  api.cuMemcpyHtoDAsync_v2 = copyOrSpoil;
+  api.cuLaunchKernel = launchOrHold;
+}
+
+// A program that reads somewhat more than VRAM holds, in the same order again and again.
+struct Walk {
+  explicit Walk(Rig& given) : rig(given), out(rig.allocate(kPage)) {
+    for (uint64_t i = 0; i < kBuffers; ++i) {
+      buffers.push_back(rig.allocate(kPage));
+      rig.fill(buffers[i], kPage, i * 1000);
+    }
+  }
+  void round() {
+    for (const CUdeviceptr buffer : buffers)
+      rig.launch(CU_STREAM_LEGACY, "copyTo", out, buffer, kPage / 8 / kStep, kStep);
+    mustSucceed(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY), "cuStreamSynchronize");
+  }
+  /// Rounds until one has unpacked something.
+  bool unpacks() {
+    const int before = g_unpacked.load();
+    for (int i = 0; i < 60 && g_unpacked.load() == before; ++i) round();
+    return g_unpacked.load() != before;
+  }
+  void check(uint64_t added) {
+    for (uint64_t i = 0; i < kBuffers; ++i) CHECK(rig.holds(buffers[i], kPage, i * 1000, added));
+  }
+  Rig& rig;
+  CUdeviceptr out;
+  std::vector<CUdeviceptr> buffers;
+};
+
+}  // namespace
+
+TEST_CASE("what streams crosses the bus packed, and is what it was", "[pager][packed][numa]") {
+  Rig rig({.vram = kVram, .host = 1024 * kMiB, .alter = watch});
+  Walk walk(rig);
+  REQUIRE(walk.unpacks());
+  for (int i = 0; i < 3; ++i) walk.round();
+  const uint64_t bytes = valueOf(rig.figures().bytes_in);
+  const auto fetches = [&] { return valueOf(rig.figures().prefetches_issued) + valueOf(rig.figures().demand_faults); };
+  const uint64_t before = fetches();
+  for (int i = 0; i < 3; ++i) walk.round();
+  const uint64_t fetched = fetches() - before;
+  INFO(fetched << " extents");
+  CHECK(fetched > 0);
+  CHECK(valueOf(rig.figures().bytes_in) - bytes < fetched * kPage * 9 / 10);
+  walk.check(0);
+  // Written, an image is out of date; what is read after that is what was written.
+  for (uint64_t round = 1; round <= 2; ++round) {
+    for (const CUdeviceptr buffer : walk.buffers)
+      rig.launch(CU_STREAM_LEGACY, "addTo", buffer, kPage / 8 / kStep, kStep, uint64_t{1});
+    walk.round();
+    walk.check(round);
+    CHECK(walk.unpacks());
+  }
+  walk.check(2);
+  // A small budget has no slots; with a larger one there are again.
+  rig.pool().setVramBudget(0, kVram / 2);
+  for (int i = 0; i < 3; ++i) walk.round();
+  walk.check(2);
+  rig.pool().setVramBudget(0, kVram);
+  CHECK(walk.unpacks());
+  walk.check(2);
+  for (const CUdeviceptr buffer : walk.buffers) rig.free(buffer);
+}
+
+TEST_CASE("an image that is spoilt is found out before anybody uses it", "[pager][packed][numa][slow]") {
+  Rig rig({.vram = kVram, .host = 1024 * kMiB, .alter = watch});
+  Walk walk(rig);
+  g_spoils = 3;
+  for (int i = 0; i < 60 && g_spoils.load() > 0; ++i) walk.round();
+  REQUIRE(g_spoils.load() == 0);
+  for (int i = 0; i < 3; ++i) walk.round();
+  walk.check(0);
+}
+
+TEST_CASE("unpacking that the GPU does not come to holds nobody up for long", "[pager][packed][numa]") {
+  Rig rig({.vram = kVram, .host = 1024 * kMiB, .alter = watch});
+  Walk walk(rig);
+  REQUIRE(walk.unpacks());
+  g_held = true;
+  CHECK(walk.unpacks());
+  for (int i = 0; i < 2; ++i) walk.round();
+  walk.check(0);
+  g_held = false;
+  for (int i = 0; i < 2; ++i) walk.round();
+  walk.check(0);
+}
+
+TEST_CASE("images take no host memory that others need", "[pager][packed][numa][slow]") {
+  // Room for everything once, and for few images.
+  constexpr uint64_t kHost = (kBuffers + 1) * kPage + 4 * kPage;
+  Rig rig({.vram = kVram, .host = kHost, .alter = watch});
+  Walk walk(rig);
+  for (int i = 0; i < 6; ++i) walk.round();
+  // What the budget says can be allocated, images or not.
+  std::vector<CUdeviceptr> more;
+  CUdeviceptr address = 0;
+  while (more.size() < (kVram + kHost) / kPage && rig.tryAllocate(kPage, &address) == CUDA_SUCCESS) {
+    rig.fill(address, kPage, more.size() * 77);
+    more.push_back(address);
+  }
+  CHECK((kBuffers + 1 + more.size()) * kPage >= kVram + kHost - 4 * kPage);
+  for (uint64_t i = 0; i < more.size(); ++i) CHECK(rig.holds(more[i], kPage, i * 77));
+  walk.check(0);
+}
