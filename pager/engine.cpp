@@ -744,7 +744,7 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   CUresult result = CUDA_SUCCESS;
   bool copying = true;
   if (image != nullptr) {
-    result = packed_.fetch(extent, *image, chunk->alias, in_stream_, event);
+    result = packed_.fetch(extent, *image, chunk->alias, event);
   } else {
     result = driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
                                          extent.bytes(), in_stream_);

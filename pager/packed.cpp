@@ -27,7 +27,8 @@ CUresult PackedImages::makeObjects() {
   if (result == CUDA_SUCCESS) result = driver_.cuModuleGetFunction(&pack_, module_, kernels::kPackKernel);
   if (result == CUDA_SUCCESS) result = driver_.cuModuleGetFunction(&unpack_, module_, kernels::kUnpackKernel);
   // Before the program's kernels: they wait for what it brings.
-  if (result == CUDA_SUCCESS) result = driver_.cuStreamCreateWithPriority(&unpack_stream_, CU_STREAM_NON_BLOCKING, -5);
+  for (CUstream* stream : {&copy_stream_, &unpack_stream_})
+    if (result == CUDA_SUCCESS) result = driver_.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
   for (Slot& slot : slots_)
     for (CUevent* event : {&slot.copied, &slot.unpacked})
       if (result == CUDA_SUCCESS) result = driver_.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
@@ -42,8 +43,10 @@ void PackedImages::destroyObjects() {
     }
     slot.used = false;
   }
-  if (unpack_stream_ != nullptr) driver_.cuStreamDestroy_v2(unpack_stream_);
-  unpack_stream_ = nullptr;
+  for (CUstream* stream : {&copy_stream_, &unpack_stream_}) {
+    if (*stream != nullptr) driver_.cuStreamDestroy_v2(*stream);
+    *stream = nullptr;
+  }
   if (module_ != nullptr) driver_.cuModuleUnload(module_);
   module_ = nullptr;
 }
@@ -134,16 +137,15 @@ void PackedImages::checked(const Extent& extent, bool equal) {
 
 uint64_t PackedImages::bytesOf(const Extent& extent) { return kernels::kPackedPageBytes << extent.order; }
 
-CUresult PackedImages::fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUstream stream,
-                             CUevent event) {
+CUresult PackedImages::fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUevent event) {
   Slot& slot = slots_[1 + next_slot_++ % (kSlots - 1)];
   CUresult result = CUDA_SUCCESS;
   // The GPU itself waits until the slot is free: any number of copies can be queued.
-  if (slot.used) result = driver_.cuStreamWaitEvent(stream, slot.unpacked, 0);
+  if (slot.used) result = driver_.cuStreamWaitEvent(copy_stream_, slot.unpacked, 0);
   if (result == CUDA_SUCCESS)
     result = driver_.cuMemcpyHtoDAsync_v2(slot.chunk->alias, reinterpret_cast<const void*>(image.alias),
-                                          bytesOf(extent), stream);
-  if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(slot.copied, stream);
+                                          bytesOf(extent), copy_stream_);
+  if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(slot.copied, copy_stream_);
   if (result == CUDA_SUCCESS) result = driver_.cuStreamWaitEvent(unpack_stream_, slot.copied, 0);
   if (result == CUDA_SUCCESS)
     result = launch(driver_, unpack_, kernels::kUnpackParts, 1u << extent.order, kernels::kUnpackThreads,

@@ -51,8 +51,9 @@ class PackedImages {
   void checked(const Extent& extent, bool equal);
   /// The bytes that cross the bus for it.
   static uint64_t bytesOf(const Extent& extent);
-  /// Copies the extent's image in `stream` and unpacks it into `target`; records `event` behind it. Without the mutex.
-  CUresult fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUstream stream, CUevent event);
+  /// Copies the extent's image and unpacks it into `target`; records `event` behind it. In streams of its own: where the GPU does not come to
+  /// unpacking, other copies do not wait. Without the mutex.
+  CUresult fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUevent event);
   /// The GPU did not come to unpacking for a long time: for a while nothing is fetched that way. Until then isReady() is false.
   void pause(uint64_t until_ns) { paused_until_ns_ = until_ns; }
 
@@ -95,7 +96,7 @@ class PackedImages {
   ChunkStore& chunks_;
   CUmodule module_ = nullptr;
   CUfunction pack_ = nullptr, unpack_ = nullptr;
-  CUstream unpack_stream_ = nullptr;
+  CUstream copy_stream_ = nullptr, unpack_stream_ = nullptr;
   std::array<Slot, kSlots> slots_;
   unsigned slot_count_ = 0, next_slot_ = 0;
   int slot_order_ = 0;  // of the chunks in slots_

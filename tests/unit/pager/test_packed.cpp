@@ -128,7 +128,7 @@ TEST_CASE("unpacking that the GPU does not come to holds nobody up for long", "[
   REQUIRE(walk.unpacks());
   g_held = true;
   CHECK(walk.unpacks());
-  for (int i = 0; i < 2; ++i) walk.round();
+  for (int i = 0; i < 4; ++i) walk.round();
   walk.check(0);
   g_held = false;
   for (int i = 0; i < 2; ++i) walk.round();
