@@ -204,7 +204,7 @@ uint64_t Engine::capacity() const {
   return chunks_.vramBudget() + below - std::min(below, usedByOthers());
 }
 
-uint64_t Engine::spare() const { return capacity() - std::min(capacity(), allocated_); }
+uint64_t Engine::unallocated() const { return capacity() - std::min(capacity(), allocated_); }
 
 bool Engine::moveTo(CUcontext context, Lock& lock) {
   if (broken_ || !chunks_.hostMappable()) return false;  // other host memory goes with the context that made it
@@ -779,7 +779,7 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
 
 bool Engine::finishFetches(Lock& lock) {
   if (fetching_.empty()) {
-    if (late_.empty() && writing_.empty()) packed_.trimSlots(spare());
+    if (late_.empty() && writing_.empty()) packed_.trimSlots(unallocated());
     return false;
   }
   const Copy copy = fetching_.front();
@@ -796,7 +796,7 @@ bool Engine::finishFetches(Lock& lock) {
     packed_.pause(nowNs() + kLatePauseNs);
     fetching_.pop_front();
     fetching_bytes_ -= extent.bytes();
-    late_.push_back({extent.vram, copy.event, copy.hash});
+    late_.push_back({extent.vram, packed_.release(extent), copy.event, copy.hash});
     return parked();
   }
   fetching_.pop_front();
@@ -834,6 +834,7 @@ bool Engine::finishLate(Lock& lock) {
   events_.push_back(late.event);
   if (late.hash >= 0) fetch_hashes_.free.push_back(late.hash);
   chunks_.giveVram(late.chunk);
+  chunks_.giveHost(late.image);
   return true;
 }
 

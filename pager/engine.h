@@ -110,7 +110,7 @@ class Engine {
   /// Bytes that the device's allocations can have: its VRAM, and what others' leave of the host tier. Under the mutex.
   uint64_t capacity() const;
   /// What of them allocations do not have.
-  uint64_t spare() const;
+  uint64_t unallocated() const;
   /// What other engines' memory takes of what they all share below VRAM.
   uint64_t usedByOthers() const;
   /// What of its allocations exceeds VRAM.
@@ -223,6 +223,7 @@ class Engine {
   /// What the GPU was to unpack and has not come to, because of what it runs: nobody waits for it any more.
   struct Late {
     VramChunk* chunk;
+    HostChunk* image;
     CUevent event;
     int hash;
   };

@@ -156,6 +156,13 @@ CUresult PackedImages::fetch(const Extent& extent, const HostChunk& image, uint6
   return result;
 }
 
+HostChunk* PackedImages::release(const Extent& extent) {
+  HostChunk* const chunk = images_.at(&extent).chunk;
+  host_bytes_ -= extent.bytes();
+  images_.erase(&extent);
+  return chunk;
+}
+
 void PackedImages::drop(const Extent& extent) {
   const auto found = images_.find(&extent);
   if (found == images_.end()) return;
@@ -180,6 +187,7 @@ uint64_t PackedImages::drop(uint64_t bytes) {
 }
 
 void PackedImages::trimSlots(uint64_t room) {
+  if (slot_count_ == 0) return;
   if (slot_order_ <= slotOrder() && slot_count_ * (kPageBytes << slot_order_) <= room) return;
   while (slot_count_ > 0) chunks_.giveVram(slots_[--slot_count_].chunk);
 }

@@ -54,6 +54,8 @@ class PackedImages {
   /// Copies the extent's image and unpacks it into `target`; records `event` behind it. In streams of its own: where the GPU does not come to
   /// unpacking, other copies do not wait. Without the mutex.
   CUresult fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUevent event);
+  /// What is being fetched is waited for no more: the image's chunk is the caller's, who gives it back once the GPU has read it.
+  HostChunk* release(const Extent& extent);
   /// The GPU did not come to unpacking for a long time: for a while nothing is fetched that way. Until then isReady() is false.
   void pause(uint64_t until_ns) { paused_until_ns_ = until_ns; }
 

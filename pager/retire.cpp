@@ -990,7 +990,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   const bool packs = clean && !extent.region->by_pieces && packed_.claim(extent, spareForImages());
   if (clean && !packs) {
     incoming_ -= extent.bytes();
-    if (extent.region->by_pieces || !packed_.keep(*extent.vram, spare())) chunks_.giveVram(extent.vram);
+    if (extent.region->by_pieces || !packed_.keep(*extent.vram, unallocated())) chunks_.giveVram(extent.vram);
     extent.vram = nullptr;
     add(figures_->evictions_clean);
     prefetch_again_ = true;
