@@ -211,7 +211,7 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
   pausing_ = true;
   wake();
   // What comes from memservers or goes there is between them and host memory, which stays: it ends meanwhile or later.
-  while (!fetching_.empty() || !late_.empty() || !writing_.empty() || !batches_.empty())
+  while (!fetching_.empty() || !late_.empty() || !packing_.empty() || !writing_.empty() || !batches_.empty())
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   lock.unlock();
   stop();
@@ -404,6 +404,7 @@ void Engine::run() {
     bool progress = finishRemote(pool_);
     progress |= finishFetches(lock);
     progress |= finishLate(lock);
+    progress |= finishPacking(lock);
     progress |= finishWrites(lock);
     if (pausing_) cancelBatches();
     progress |= advanceBatches(lock);
@@ -421,8 +422,8 @@ void Engine::run() {
     // The mutex is not fair: a launch that has all it needs must get it too.
     const bool pause = nowNs() - paused > kLongestRunNs;
     if (stop_ || (progress && !pause)) continue;
-    const bool gpu_busy =
-        progress || !fetching_.empty() || !late_.empty() || !writing_.empty() || !batches_.empty() || !reliefs_.empty();
+    const bool gpu_busy = progress || !fetching_.empty() || !late_.empty() || !packing_.empty() || !writing_.empty() ||
+                          !batches_.empty() || !reliefs_.empty();
     if (gpu_busy && !broken_) {
       lock.unlock();
       std::this_thread::sleep_for(kPollPause);
@@ -520,7 +521,8 @@ void Engine::giveHost(Extent& extent) {
 bool Engine::takeHost(Extent& extent, Lock& lock) {
   if (extent.host != nullptr) return true;
   extent.host = chunks_.takeHost(extent.order, lock);
-  if (extent.host == nullptr && packed_.drop(extent.bytes()) > 0) extent.host = chunks_.takeHost(extent.order, lock);
+  for (size_t e = 0; e < pool_.engines.size() && extent.host == nullptr; ++e)  // the mutex is released meanwhile
+    if (pool_.engines[e]->packed_.drop(extent.bytes()) > 0) extent.host = chunks_.takeHost(extent.order, lock);
   for (const bool own : {true, false})  // other devices' last
     if (extent.host == nullptr && dropLowerCopies(extent.bytes(), own) > 0)
       extent.host = chunks_.takeHost(extent.order, lock);
@@ -638,7 +640,14 @@ void Engine::releaseAll() {
   if (driver.cuCtxPushCurrent_v2(context_) != CUDA_SUCCESS) return;
   for (CUstream stream : {pass_stream_, out_stream_})  // what nobody will finish reads chunks
     if (stream != nullptr) driver.cuStreamSynchronize(stream);
+  packed_.synchronize();
   lock.lock();
+  for (const Late& late : late_) {
+    events_.push_back(late.event);
+    chunks_.giveVram(late.chunk);
+    chunks_.giveHost(late.image);
+  }
+  late_.clear();
   chunks_.passesOver();
   packed_.releaseAll();
   chunks_.releaseAllFree(lock);
@@ -730,7 +739,7 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   }
   extent.vram = chunk;
   const CUevent event = takeEvent(lock);
-  const HostChunk* image = packed_.isReady(extent) ? &packed_.imageOf(extent) : nullptr;
+  const HostChunk* image = late_.empty() && packed_.isReady(extent) ? &packed_.imageOf(extent) : nullptr;
   const bool hashed = image != nullptr ? !packed_.isChecked(extent) : extent.region->by_pieces && !extent.hash_valid;
   int hash = -1;
   if (hashed && !fetch_hashes_.free.empty()) {
@@ -742,10 +751,12 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   lock.unlock();
   const DriverApi& driver = pool_.driver;
   CUresult result = CUDA_SUCCESS;
-  bool copying = true;
+  bool copying = false;
   if (image != nullptr) {
-    result = packed_.fetch(extent, *image, chunk->alias, event);
-  } else {
+    result = packed_.fetch(extent, *image, chunk->alias, event, copying);
+    if (result != CUDA_SUCCESS && !copying && !endsContext(result)) image = nullptr;
+  }
+  if (image == nullptr) {
     result = driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
                                          extent.bytes(), in_stream_);
     copying = result == CUDA_SUCCESS;
@@ -753,6 +764,7 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   }
   // Not hashed, it will be written down, or compared the next time. The kernel may have been launched: the slot is not used again.
   if (hash >= 0 && result == CUDA_SUCCESS && hashFetched(extent, event, hash) == nullptr) hash = -1;
+  const bool unchecked = image != nullptr && hashed && hash < 0;
   lock.lock();
   if (result != CUDA_SUCCESS) {
     copying ? lost(result) : refused("copy", result);  // nobody would know when the chunk is free again
@@ -763,7 +775,7 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
     setState(extent, ExtentState::kParked);
     return false;
   }
-  fetching_.push_back({&extent, event, hash, image != nullptr, nowNs()});
+  fetching_.push_back({&extent, event, hash, image != nullptr, unchecked, nowNs()});
   fetching_bytes_ += extent.bytes();
   add(figures_->bytes_in, image != nullptr ? PackedImages::bytesOf(extent) : extent.bytes());
   if (ahead) {
@@ -779,7 +791,7 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
 
 bool Engine::finishFetches(Lock& lock) {
   if (fetching_.empty()) {
-    if (late_.empty() && writing_.empty()) packed_.trimSlots(unallocated());
+    if (late_.empty() && packing_.empty()) packed_.trimSlots(unallocated());
     return false;
   }
   const Copy copy = fetching_.front();
@@ -791,18 +803,16 @@ bool Engine::finishFetches(Lock& lock) {
     return true;
   };
   if (!reached(copy.event, lock)) {
-    // A kernel of the program's that holds the whole GPU may wait for what a launch that waits for this would do.
     if (!copy.packed || nowNs() - copy.since_ns < kLateNs) return false;
-    packed_.pause(nowNs() + kLatePauseNs);
     fetching_.pop_front();
     fetching_bytes_ -= extent.bytes();
-    late_.push_back({extent.vram, packed_.release(extent), copy.event, copy.hash});
+    makeLate(extent, copy);
     return parked();
   }
   fetching_.pop_front();
   events_.push_back(copy.event);
   fetching_bytes_ -= extent.bytes();
-  bool good = true;
+  bool good = !copy.unchecked || broken_;
   if (copy.hash >= 0) {
     const ContentHash hash = fetchedHash(extent, copy.hash);
     if (copy.packed) {
@@ -866,15 +876,9 @@ bool Engine::finishWrites(Lock& lock) {
     setState(extent, ExtentState::kParked);
     return true;
   }
-  if (copy.packed) {
-    packed_.finish(extent);
-    add(figures_->evictions_clean);
-    prefetch_again_ = true;
-  } else {
-    extent.host_valid = true;
-    add(figures_->bytes_out, extent.bytes());
-    add(figures_->evictions_written);
-  }
+  extent.host_valid = true;
+  add(figures_->bytes_out, extent.bytes());
+  add(figures_->evictions_written);
   if ((extent.region->by_pieces ? extent.wanted : extent.region->wanted) > 0 && !extent.in_host &&
       surplus_ == 0) {  // a launch came for it meanwhile, and its VRAM is owed to nobody
     if (mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
@@ -886,6 +890,63 @@ bool Engine::finishWrites(Lock& lock) {
   extent.vram = nullptr;
   setState(extent, ExtentState::kParked);
   if (extent.region->by_pieces) mapInPlace(extent, lock);
+  return true;
+}
+
+// What has left its mapping and is as its host copy stays in VRAM until the GPU has packed it. False: there is nothing to pack, or no place for it.
+bool Engine::startPacking(Extent& extent, Lock& lock) {
+  if (extent.region->by_pieces || !late_.empty() || !packed_.claim(extent, spareForImages())) return false;
+  setState(extent, ExtentState::kWriting);
+  const CUevent event = takeEvent(lock);
+  const HostChunk& image = packed_.imageOf(extent);
+  bool queued = false;
+  lock.unlock();
+  const CUresult result = packed_.start(extent, image, event, queued);
+  lock.lock();
+  if (result != CUDA_SUCCESS && (!queued || endsContext(result))) {
+    events_.push_back(event);
+    chunks_.giveHost(packed_.release(extent));
+    setState(extent, ExtentState::kMoving);
+    if (endsContext(result)) lost(result);
+    return false;
+  }
+  if (result != CUDA_SUCCESS) lost(result);  // nobody would know when the chunk is free again
+  packing_.push_back({&extent, event, -1, false, false, nowNs()});
+  return true;
+}
+
+// A kernel of the program's that holds the whole GPU may wait for what a launch that waits for the extent would do: it is waited for no
+// more, and its chunks are free once the GPU is done with them.
+void Engine::makeLate(Extent& extent, const Copy& copy) {
+  packed_.pause(nowNs() + kLatePauseNs);
+  late_.push_back({extent.vram, packed_.release(extent), copy.event, copy.hash});
+  extent.vram = nullptr;
+}
+
+bool Engine::finishPacking(Lock& lock) {
+  if (packing_.empty()) return false;
+  const Copy copy = packing_.front();
+  Extent& extent = *copy.extent;
+  const bool done = reached(copy.event, lock);
+  if (!done && nowNs() - copy.since_ns < kLateNs) return false;
+  packing_.pop_front();
+  incoming_ -= extent.bytes();
+  prefetch_again_ = true;
+  if (done) {
+    events_.push_back(copy.event);
+    if (!broken_) packed_.finish(extent);
+  } else {
+    makeLate(extent, copy);
+  }
+  add(figures_->evictions_clean);
+  const bool wanted = extent.region->wanted > 0 && !extent.in_host && surplus_ == 0;  // a launch came for it meanwhile
+  if (done && wanted && !broken_ && mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
+    setState(extent, ExtentState::kVram);
+    return true;
+  }
+  if (extent.vram != nullptr) chunks_.giveVram(extent.vram);
+  extent.vram = nullptr;
+  setState(extent, ExtentState::kParked);
   return true;
 }
 
@@ -996,7 +1057,7 @@ bool Engine::serveWants(Lock& lock) {
           break;
         case ExtentState::kRemote:
           if (startReceive(extent, true, lock)) moved = true;
-          in_flight |= moved || pool_.remote_moves > 0 || !writing_.empty();
+          in_flight |= moved || pool_.remote_moves > 0 || !writing_.empty() || !packing_.empty();
           missing += extent.bytes();
           break;
         case ExtentState::kLost:
@@ -1371,7 +1432,7 @@ void Engine::plan() {
   uint64_t owed = 0;  // pages that should have changed of those passed, times may_change
   uint64_t changed = 0;
   for (Group& group : groups) {
-    if (group.kept != more) {
+    if (change != 0 && group.kept != more) {
       owed += group.pages * change;
       if ((changed + group.pages / 2) * may_change <= owed) {
         changed += group.pages;

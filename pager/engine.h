@@ -216,11 +216,12 @@ class Engine {
   struct Copy {
     Extent* extent;
     CUevent event;
-    int hash = -1;        // of fetch_hashes_
-    bool packed = false;  // by the extent's image, or to make it
+    int hash = -1;           // of fetch_hashes_
+    bool packed = false;     // by the extent's image,
+    bool unchecked = false;  // which was to be compared and could not be
     uint64_t since_ns = 0;
   };
-  /// What the GPU was to unpack and has not come to, because of what it runs: nobody waits for it any more.
+  /// What the GPU was to pack or unpack and has not come to, because of what it runs: nobody waits for it any more.
   struct Late {
     VramChunk* chunk;
     HostChunk* image;
@@ -260,6 +261,9 @@ class Engine {
   void makeHostChunks();
   bool finishFetches(Lock& lock);
   bool finishLate(Lock& lock);
+  bool finishPacking(Lock& lock);
+  bool startPacking(Extent& extent, Lock& lock);
+  void makeLate(Extent& extent, const Copy& copy);
   bool finishWrites(Lock& lock);
   uint64_t spareForImages() const;
   uint64_t imagesExpected(unsigned order) const;
@@ -375,6 +379,7 @@ class Engine {
 
   std::deque<Copy> fetching_;
   std::deque<Copy> writing_;
+  std::deque<Copy> packing_;
   std::deque<Late> late_;
   std::deque<std::unique_ptr<Batch>> batches_;
   std::vector<Want*> wants_;  // oldest first

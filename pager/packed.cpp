@@ -27,7 +27,7 @@ CUresult PackedImages::makeObjects() {
   if (result == CUDA_SUCCESS) result = driver_.cuModuleGetFunction(&pack_, module_, kernels::kPackKernel);
   if (result == CUDA_SUCCESS) result = driver_.cuModuleGetFunction(&unpack_, module_, kernels::kUnpackKernel);
   // Before the program's kernels: they wait for what it brings.
-  for (CUstream* stream : {&copy_stream_, &unpack_stream_})
+  for (CUstream* stream : {&pack_stream_, &copy_stream_, &unpack_stream_})
     if (result == CUDA_SUCCESS) result = driver_.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
   for (Slot& slot : slots_)
     for (CUevent* event : {&slot.copied, &slot.unpacked})
@@ -43,7 +43,7 @@ void PackedImages::destroyObjects() {
     }
     slot.used = false;
   }
-  for (CUstream* stream : {&copy_stream_, &unpack_stream_}) {
+  for (CUstream* stream : {&pack_stream_, &copy_stream_, &unpack_stream_}) {
     if (*stream != nullptr) driver_.cuStreamDestroy_v2(*stream);
     *stream = nullptr;
   }
@@ -81,7 +81,7 @@ bool PackedImages::keep(VramChunk& chunk, uint64_t room) {
 }
 
 bool PackedImages::claim(const Extent& extent, uint64_t spare) {
-  if (slot_count_ < kSlots || extent.order > slot_order_) return false;
+  if (slot_count_ < kSlots || extent.order > slot_order_ || nowNs() < paused_until_ns_) return false;
   const auto [found, is_new] = images_.try_emplace(&extent);
   Image& image = found->second;
   if (!is_new && image.hash == extent.hash && image.state != State::kWanted) return false;
@@ -102,13 +102,15 @@ bool PackedImages::claim(const Extent& extent, uint64_t spare) {
   return true;
 }
 
-CUresult PackedImages::start(const Extent& extent, const HostChunk& image, CUstream stream) const {
+CUresult PackedImages::start(const Extent& extent, const HostChunk& image, CUevent event, bool& queued) const {
   const uint64_t slot = slots_[0].chunk->alias;
-  const CUresult result =
-      launch(driver_, pack_, 1u << extent.order, 1, kernels::kPackThreads, stream, extent.vram->alias, slot);
-  return result != CUDA_SUCCESS
-             ? result
-             : driver_.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(image.alias), slot, bytesOf(extent), stream);
+  CUresult result =
+      launch(driver_, pack_, 1u << extent.order, 1, kernels::kPackThreads, pack_stream_, extent.vram->alias, slot);
+  queued = result == CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS)
+    result = driver_.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(image.alias), slot, bytesOf(extent), pack_stream_);
+  if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(event, pack_stream_);
+  return result;
 }
 
 void PackedImages::finish(const Extent& extent) {
@@ -137,7 +139,8 @@ void PackedImages::checked(const Extent& extent, bool equal) {
 
 uint64_t PackedImages::bytesOf(const Extent& extent) { return kernels::kPackedPageBytes << extent.order; }
 
-CUresult PackedImages::fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUevent event) {
+CUresult PackedImages::fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUevent event,
+                             bool& queued) {
   Slot& slot = slots_[1 + next_slot_++ % (kSlots - 1)];
   CUresult result = CUDA_SUCCESS;
   // The GPU itself waits until the slot is free: any number of copies can be queued.
@@ -145,6 +148,7 @@ CUresult PackedImages::fetch(const Extent& extent, const HostChunk& image, uint6
   if (result == CUDA_SUCCESS)
     result = driver_.cuMemcpyHtoDAsync_v2(slot.chunk->alias, reinterpret_cast<const void*>(image.alias),
                                           bytesOf(extent), copy_stream_);
+  queued = result == CUDA_SUCCESS;
   if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(slot.copied, copy_stream_);
   if (result == CUDA_SUCCESS) result = driver_.cuStreamWaitEvent(unpack_stream_, slot.copied, 0);
   if (result == CUDA_SUCCESS)
@@ -192,8 +196,12 @@ void PackedImages::trimSlots(uint64_t room) {
   while (slot_count_ > 0) chunks_.giveVram(slots_[--slot_count_].chunk);
 }
 
+void PackedImages::synchronize() const {
+  for (CUstream stream : {pack_stream_, copy_stream_, unpack_stream_})
+    if (stream != nullptr) driver_.cuStreamSynchronize(stream);
+}
+
 void PackedImages::releaseAll() {
-  if (unpack_stream_ != nullptr) driver_.cuStreamSynchronize(unpack_stream_);
   while (slot_count_ > 0) chunks_.giveVram(slots_[--slot_count_].chunk);
   for (auto& [extent, image] : images_) giveChunk(image);
   images_.clear();

@@ -37,8 +37,9 @@ class PackedImages {
   /// Of the extent's bytes, which are those with this hash, there is no image, and it is not known that they do not pack. `spare`: bytes of
   /// host memory that images may still take. A chunk is claimed where there is one: start() is to follow, or drop().
   bool claim(const Extent& extent, uint64_t spare);
-  /// Has the GPU pack what lies in the extent's VRAM into its image, in `stream`. Without the mutex, which imageOf() needs.
-  CUresult start(const Extent& extent, const HostChunk& image, CUstream stream) const;
+  /// Has the GPU pack what lies in the extent's VRAM and records `event` behind it, in a stream of its own. `queued`: some of it is on its way,
+  /// also after a failure. Without the mutex, which imageOf() needs.
+  CUresult start(const Extent& extent, const HostChunk& image, CUevent event, bool& queued) const;
   /// The GPU has done so, or failed to.
   void finish(const Extent& extent);
 
@@ -52,9 +53,9 @@ class PackedImages {
   /// The bytes that cross the bus for it.
   static uint64_t bytesOf(const Extent& extent);
   /// Copies the extent's image and unpacks it into `target`; records `event` behind it. In streams of its own: where the GPU does not come to
-  /// unpacking, other copies do not wait. Without the mutex.
-  CUresult fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUevent event);
-  /// What is being fetched is waited for no more: the image's chunk is the caller's, who gives it back once the GPU has read it.
+  /// unpacking, other copies do not wait. `queued` as in start(). Without the mutex.
+  CUresult fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUevent event, bool& queued);
+  /// What is being packed or fetched is waited for no more: the image's chunk is the caller's, who gives it back once the GPU is done with it.
   HostChunk* release(const Extent& extent);
   /// The GPU did not come to unpacking for a long time: for a while nothing is fetched that way. Until then isReady() is false.
   void pause(uint64_t until_ns) { paused_until_ns_ = until_ns; }
@@ -65,7 +66,9 @@ class PackedImages {
   uint64_t drop(uint64_t bytes);
   /// Gives the slots back if they are more than `room` or their share of the budget. Nothing is being fetched.
   void trimSlots(uint64_t room);
-  /// Gives back all that it has. Nothing is being packed; the engine's context is current.
+  /// Waits for all that it has the GPU do. Without the mutex; the engine's context is current.
+  void synchronize() const;
+  /// Gives back all that it has, after that.
   void releaseAll();
 
   uint64_t hostBytes() const { return host_bytes_; }
@@ -98,7 +101,7 @@ class PackedImages {
   ChunkStore& chunks_;
   CUmodule module_ = nullptr;
   CUfunction pack_ = nullptr, unpack_ = nullptr;
-  CUstream copy_stream_ = nullptr, unpack_stream_ = nullptr;
+  CUstream pack_stream_ = nullptr, copy_stream_ = nullptr, unpack_stream_ = nullptr;
   std::array<Slot, kSlots> slots_;
   unsigned slot_count_ = 0, next_slot_ = 0;
   int slot_order_ = 0;  // of the chunks in slots_

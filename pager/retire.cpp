@@ -987,10 +987,11 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     prefetch_again_ = true;
     return;
   }
-  const bool packs = clean && !extent.region->by_pieces && packed_.claim(extent, spareForImages());
-  if (clean && !packs) {
+  if (clean && startPacking(extent, lock)) return;
+  if (clean) {
     incoming_ -= extent.bytes();
-    if (extent.region->by_pieces || !packed_.keep(*extent.vram, unallocated())) chunks_.giveVram(extent.vram);
+    const bool owed = surplus_ > 0 || !reliefs_.empty();
+    if (owed || !packed_.keep(*extent.vram, unallocated())) chunks_.giveVram(extent.vram);
     extent.vram = nullptr;
     add(figures_->evictions_clean);
     prefetch_again_ = true;
@@ -998,16 +999,14 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     if (extent.region->by_pieces && extent.wanted == 0) mapInPlace(extent, lock);
     return;
   }
-  extent.host_valid = packs;
+  extent.host_valid = false;
   extent.hash = hash;
   extent.hash_valid = true;
   setState(extent, ExtentState::kWriting);
   const CUevent event = takeEvent(lock);
-  const HostChunk& target = packs ? packed_.imageOf(extent) : *extent.host;
   lock.unlock();
-  result = packs ? packed_.start(extent, target, out_stream_)
-                 : driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(target.alias), extent.vram->alias,
-                                               extent.bytes(), out_stream_);
+  result = driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(extent.host->alias), extent.vram->alias, extent.bytes(),
+                                       out_stream_);
   if (result == CUDA_SUCCESS) result = driver.cuEventRecord(event, out_stream_);
   lock.lock();
   if (result != CUDA_SUCCESS) {
@@ -1018,7 +1017,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     setState(extent, ExtentState::kParked);
     return lost(result);
   }
-  writing_.push_back({&extent, event, -1, packs});
+  writing_.push_back({&extent, event});
 }
 
 }  // namespace olpager::pager

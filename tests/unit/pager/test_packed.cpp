@@ -18,10 +18,10 @@ constexpr uint64_t kVram = 192 * kMiB;  // the least that gives slots to single 
 constexpr uint64_t kPage = 2 * kMiB;
 constexpr uint64_t kBuffers = kVram / kPage + 12;
 
-/// How many images are spoilt from now on before they are copied, and whether unpacking waits.
+/// How many images are spoilt from now on before they are copied, and whether packing and unpacking wait.
 std::atomic<int> g_spoils{0};
 std::atomic<bool> g_held{false};
-std::atomic<int> g_unpacked{0};
+std::atomic<int> g_unpacked{0}, g_packed{0};
 
 CUresult copyOrSpoil(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
   if (bytes == kernels::kPackedPageBytes && g_spoils.load() > 0 && g_spoils.fetch_sub(1) > 0)
@@ -37,15 +37,19 @@ CUresult launchOrHold(CUfunction function, unsigned x, unsigned y, unsigned z, u
                       unsigned shared, CUstream stream, void** parameters, void** extra) {
   if (x == kernels::kUnpackParts && bx == kernels::kUnpackThreads) {
     ++g_unpacked;
-    if (g_held.load()) mustSucceed(driver().cuLaunchHostFunc(stream, hold, nullptr), "cuLaunchHostFunc");
+  } else if (bx == kernels::kPackThreads) {
+    ++g_packed;
+  } else {
+    return driver().api.cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters, extra);
   }
+  if (g_held.load()) mustSucceed(driver().cuLaunchHostFunc(stream, hold, nullptr), "cuLaunchHostFunc");
   return driver().api.cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters, extra);
 }
 
 void watch(DriverApi& api) {
   g_spoils = 0;
   g_held = false;
-  g_unpacked = 0;
+  g_unpacked = g_packed = 0;
   api.cuMemcpyHtoDAsync_v2 = copyOrSpoil;
   api.cuLaunchKernel = launchOrHold;
 }
@@ -133,6 +137,24 @@ TEST_CASE("unpacking that the GPU does not come to holds nobody up for long", "[
   g_held = false;
   for (int i = 0; i < 2; ++i) walk.round();
   walk.check(0);
+}
+
+TEST_CASE("packing that the GPU does not come to holds nobody up for long", "[pager][packed][numa]") {
+  Rig rig({.vram = kVram, .host = 1024 * kMiB, .alter = watch});
+  Walk walk(rig);
+  g_held = true;
+  for (int i = 0; i < 60 && g_packed.load() == 0; ++i) walk.round();
+  REQUIRE(g_packed.load() != 0);
+  for (int i = 0; i < 3; ++i) walk.round();
+  CHECK(g_packed.load() < 20);  // no more than were on their way
+  CHECK(g_unpacked.load() == 0);
+  // Written meanwhile, and the late ones come after that.
+  for (const CUdeviceptr buffer : walk.buffers)
+    rig.launch(CU_STREAM_LEGACY, "addTo", buffer, kPage / 8 / kStep, kStep, uint64_t{1});
+  walk.round();
+  g_held = false;
+  for (int i = 0; i < 2; ++i) walk.round();
+  walk.check(1);
 }
 
 TEST_CASE("images take no host memory that others need", "[pager][packed][numa][slow]") {
