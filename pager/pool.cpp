@@ -542,6 +542,14 @@ Pool::Room Pool::room(CUdevice device) const {
   return {bytes, std::min(bytes, engine->largestRegion())};
 }
 
+void Pool::prepare(CUcontext context, CUdevice device) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return;
+  Lock lock(state.mutex);
+  Engine* engine = nullptr;
+  static_cast<void>(engineFor(state, context, device, lock, &engine));
+}
+
 CUresult Pool::allocateOne(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, uint64_t at,
                            CUdeviceptr* out) {
   PoolState& state = *state_;

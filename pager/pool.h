@@ -56,7 +56,7 @@ struct PoolOptions {
   Budget host;           // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
   Reach reach = Reach::kTraced;
   Report report = Report::kNode;
-  bool pack = true;  // what streams also as packed images (packed.h)
+  bool pack = true;                    // what streams also as packed images (packed.h)
   std::shared_ptr<RemoteTier> remote;  // memory of memservers; none: host RAM is the lowest tier
 };
 
@@ -157,9 +157,13 @@ class Pool {
   bool contains(uint64_t address) const { return address - base_ < end_ - base_; }
 
   // --- allocations -----------------------------------------------------------------------------------------------
+  /// Starts the engine of `device` in `context`, unless it is there. For before the first kernel runs: what a start loads, the
+  /// driver loads only when no kernel runs, and whoever allocates beside a kernel does not expect to wait for it. allocate() starts
+  /// what this could not.
+  void prepare(CUcontext context, CUdevice device);
   /// Device memory in `context` (current device `device`). CUDA_ERROR_OUT_OF_MEMORY beyond the pool, after some seconds at
   /// most while memory freed in stream order is still in use;
-  /// CUDA_ERROR_INVALID_VALUE for 0 bytes. Contents undefined, as with cuMemAlloc. Starts the device's engine.
+  /// CUDA_ERROR_INVALID_VALUE for 0 bytes. Contents undefined, as with cuMemAlloc. Starts the device's engine if prepare() has not.
   CUresult allocate(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, CUdeviceptr* out);
   /// Sets the first `bytes` of the range aside for allocateAt(): nothing else is allocated there. Before the first allocation and
   /// once, else CUDA_ERROR_NOT_PERMITTED; CUDA_ERROR_INVALID_VALUE when it is no number of pages or more than half of the range.

@@ -290,7 +290,7 @@ uint64_t remoteCapacity(const PoolState& state);
 /// Synchronises contexts with launches in per-thread default streams that only their threads could have marked. `number`:
 /// all launches up to it have been submitted. Without the mutex; waits for the GPU.
 void drainUnmarked(PoolState& state, uint64_t number);
-/// The device's engine, made and started at its first allocation. `context` is current.
+/// The device's engine, made and started by Pool::prepare() or at its first allocation, in `context`.
 CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out);
 /// Waits until what [address, + bytes) of a region holds is in VRAM. The region is pinned by the caller.
 CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes, Lock& lock);

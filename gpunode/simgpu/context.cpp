@@ -12,6 +12,24 @@
 
 namespace olpager::simgpu {
 
+uint64_t RunningKernels::begin() {
+  const std::lock_guard lock(mutex_);
+  running_.insert(next_);
+  return next_++;
+}
+
+void RunningKernels::end(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  running_.erase(number);
+  changed_.notify_all();
+}
+
+void RunningKernels::wait() {
+  std::unique_lock lock(mutex_);
+  const uint64_t later = next_;
+  changed_.wait(lock, [&] { return running_.empty() || *running_.begin() >= later; });
+}
+
 void PrintfSink::write(std::string_view text) {
   std::scoped_lock lock(mutex_);
   if (text.size() > capacity_) return;

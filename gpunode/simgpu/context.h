@@ -10,10 +10,12 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,6 +44,21 @@ class PrintfSink final : public ptx::PrintfSink {
   size_t bytes_ = 0;
   std::deque<std::string> messages_;
   std::string assertions_;
+};
+
+/// Kernels of a context that run. Thread-safety: any thread.
+class RunningKernels {
+ public:
+  uint64_t begin();
+  void end(uint64_t number);
+  /// Waits until those that run now have ended. Hold no lock.
+  void wait();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<uint64_t> running_;
+  uint64_t next_ = 0;
 };
 
 class Context : public std::enable_shared_from_this<Context> {
@@ -107,6 +124,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void teardown();
 
   PrintfSink& printf() { return printf_; }
+  RunningKernels& runningKernels() { return running_kernels_; }
   /// For ptx::run: set while the context is torn down, so that endless kernels end.
   std::atomic<bool> cancel{false};
   size_t limit(CUlimit limit) const;
@@ -140,6 +158,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<CUcontext> peers_;
   std::vector<std::function<void()>> hooks_;
   PrintfSink printf_;
+  RunningKernels running_kernels_;
 };
 
 /// What one thread keeps: its stack of current contexts, capture mode, per-thread default streams. Freed when the

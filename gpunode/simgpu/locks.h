@@ -20,7 +20,7 @@
 //   8. Vram::mutex, the host arena's mutex    free frames
 //   9. Stream::mutex             one stream's queue, its completed number, its capture
 //  10. leaves: Event::mutex, HandleTable::mutex, Context::mutex (limits, peers, hooks; with 4 only in activate()),
-//      Runners::mutex, HostCallbacks::mutex, PrintfSink::mutex (with Context::mutex in activate() and setLimit(),
+//      Runners::mutex, RunningKernels::mutex, HostCallbacks::mutex, PrintfSink::mutex (with Context::mutex in activate() and setLimit(),
 //      with PrintfSink::flush_mutex, which is held while text is written), the registries of pools (which takes a HandleTable's)
 //      and of captures, Allocation::advice_mutex, the list of what was not supported
 #pragma once

@@ -53,6 +53,19 @@ void warnUnknown(CUfunction function) {
                  shown);
 }
 
+// The layout of a kernel's parameters. The pager starts when a context's first kernel is seen, before it runs: what it loads, the
+// driver loads only when no kernel runs.
+const ParamLayout* layoutOf(CUfunction function, CUcontext context) {
+  const ParamLayout* layout = findParamLayout(function, context);
+  if (layout != nullptr) return layout;
+  CUdevice device = 0;
+  if (pager::Pool* running = pool(); running != nullptr && deviceOf(context, &device) == CUDA_SUCCESS) {
+    const RelaxedCapture relaxed;
+    running->prepare(context, device);
+  }
+  return loadParamLayout(function, context);
+}
+
 }  // namespace
 
 void addKernel(pager::Access& access, CUfunction function, CUcontext context, void* const* parameters,
@@ -60,13 +73,12 @@ void addKernel(pager::Access& access, CUfunction function, CUcontext context, vo
   access.setFunction(function);
   if (parameters == nullptr) {
     // The module of a kernel is made known with its layout, also where the layout itself is not needed.
-    if (findParamLayout(function, context) == nullptr) (void)loadParamLayout(function, context);
+    (void)layoutOf(function, context);
     const ExtraBuffer buffer = bufferOf(extra);
     access.addParameter(buffer.bytes_at, buffer.bytes);
     return;
   }
-  const ParamLayout* layout = findParamLayout(function, context);
-  if (layout == nullptr) layout = loadParamLayout(function, context);
+  const ParamLayout* layout = layoutOf(function, context);
   if (layout == nullptr) {
     // How many pointers `parameters` is the array of, only the driver knows.
     warnUnknown(function);

@@ -166,9 +166,11 @@ class LaunchOp final : public StreamOp {
       }
       config.grid_workspace = workspace->address();
     }
+    const uint64_t running = context.runningKernels().begin();
     const ptx::LaunchResult result =
         ptx::run(*launch.function->code, *launch.function->kernel, config, device.kernel_memory,
                  Driver::get().executor(), context.printf(), context.cancel);
+    context.runningKernels().end(running);
     if (result.ok()) return CUDA_SUCCESS;
     if (result.status != ptx::LaunchStatus::kCancelled) report(describe(result));
     return errorOf(result.status);

@@ -24,7 +24,10 @@ bool writeDeviceMemory(const Device& device, CUdeviceptr address, const void* by
 }
 
 ContextDrain::ContextDrain(Context& context) : locked_(Driver::get().settings.context_lock ? &context : nullptr) {
-  if (locked_ == nullptr) return;
+  if (locked_ == nullptr) {
+    context.runningKernels().wait();
+    return;
+  }
   context.call_lock.lock();
   (void)context.synchronize();
 }

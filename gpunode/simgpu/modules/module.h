@@ -137,7 +137,8 @@ CUresult resolveFunction(CUfunction handle, std::shared_ptr<Function>* out);
 /// Copies host bytes into device memory that is mapped for `device`. False when some of it is not.
 bool writeDeviceMemory(const Device& device, CUdeviceptr address, const void* bytes, size_t count);
 
-/// OL_SIM_CTXLOCK: holds the context's call lock and drains `context`; a no-op otherwise. Hold no lock.
+/// What the driver does before it loads or unloads code: waits for the kernels that run in `context`, as hardware was seen to.
+/// OL_SIM_CTXLOCK: drains `context` and holds its call lock as long as this lives. Hold no lock.
 class ContextDrain {
  public:
   explicit ContextDrain(Context& context);
