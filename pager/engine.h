@@ -193,6 +193,7 @@ class Engine {
     std::vector<HostWritten> scan_for;  // no victims: a scan that a launch waits for
     std::vector<uint32_t> hash_slots;   // of each victim's first page
     std::vector<Scanned> scanned;
+    size_t own_bitmaps = 0;  // the first so many of `scanned` have a bitmap each, the others one in common
     Hazards::Snapshot hazards;
     uint64_t bytes = 0;
     unsigned scratch = 0;
@@ -249,7 +250,8 @@ class Engine {
   static constexpr uint64_t kSmallRoot = 1ull << 20;  // a larger one is worth a launch of its own
   static constexpr uint32_t kGranules = 1u << 14;     // of the addresses between which roots lie
   static constexpr uint64_t kFoundBytes =
-      (1u << 20) + kGranules / 8;                          // a bit for each page of 16 TiB, and for each granule
+      (1u << 20) + kGranules / 8;            // a bit for each page of 16 TiB, and for each granule
+  static constexpr size_t kOwnBitmaps = 64;  // of a pass: more cost more to clear and to read than they save
   static constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
   static constexpr uint64_t kFirstPromotedPauseNs = 100'000'000;
 
@@ -317,6 +319,8 @@ class Engine {
                        const kernels::ScanScope& scope);
   void finishPass(Batch& batch, Lock& lock);
   void findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock);
+  void takeEdges(const Scanned& scanned, const kernels::ScanScope& scope, const uint32_t* found,
+                 std::vector<uint32_t>& news);
   static void forgetEdges(const Scanned& scanned);
   template <typename Visit>
   void forNamed(const kernels::ScanScope& scope, const uint32_t* found, Visit visit) const;

@@ -350,19 +350,35 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   const kernels::ScanScope scope = scopeNow();
   uint64_t slots = 0;
   size_t jobs = 0;
-  const auto addJob = [&](uint64_t address, uint64_t pages) {
+  const auto addJob = [&](uint64_t address, uint64_t pages, const uint32_t* found) {
     if (slots + pages > scratch->pages) return false;
-    scratch->jobs[jobs++] = {address, reinterpret_cast<uint64_t>(scratch->found), static_cast<uint32_t>(pages),
+    scratch->jobs[jobs++] = {address, reinterpret_cast<uint64_t>(found), static_cast<uint32_t>(pages),
                              static_cast<uint32_t>(slots)};
     slots += pages;
     return true;
+  };
+  // The bitmaps: what is named by whatever has none of its own, what variables name (where there is room), then those of the first
+  // regions of batch.scanned.
+  const uint64_t words = scope.bitmapWords();
+  const uint64_t room = kFoundBytes / sizeof(uint32_t) / words;  // bitmaps
+  const size_t most_own = room > 2 ? std::min<size_t>(kOwnBitmaps, room - 2) : 0;
+  std::vector<std::pair<const Extent*, size_t>> victim_jobs;
+  // Of the region that is listed next. Its victims are in it as well.
+  const auto bitmapOfNext = [&](const Region& region) {
+    if (batch.scanned.size() >= most_own) return scratch->found;
+    uint32_t* const bitmap = scratch->found + (2 + batch.scanned.size()) * words;
+    for (const auto& [victim, job] : victim_jobs)
+      if (victim->region == &region) scratch->jobs[job].found = reinterpret_cast<uint64_t>(bitmap);
+    return bitmap;
   };
   batch.hash_slots.clear();
   for (const Extent* extent : batch.victims) {
     batch.hash_slots.push_back(static_cast<uint32_t>(slots));
     // What leaves its place in host memory is hashed in VRAM, where that is a hundred times as fast.
     if (extent->vram == nullptr && extent->region->by_pieces && !extent->scan_due) continue;
-    addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order);
+    if (addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order,
+               scratch->found))
+      victim_jobs.emplace_back(extent, jobs - 1);
   }
   // Any page that was written since its last scan may hold a pointer to a victim.
   const uint64_t floor = pool_.streams.completedFloor(pool_.launch_number.load());
@@ -384,7 +400,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       continue;
     }
     if (region->isRoot() && !region->dead) {
-      if (!listRoot(batch, *region, scratch->found, floor)) still_dirty.push_back(region);
+      if (!listRoot(batch, *region, bitmapOfNext(*region), floor)) still_dirty.push_back(region);
       continue;
     }
     if (region->dead || region->engine == nullptr) {
@@ -400,6 +416,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       std::vector<uint64_t> leaving;
       for (const Extent* extent : batch.victims) leaving.push_back(extent->address);
       std::sort(leaving.begin(), leaving.end());
+      bitmapOfNext(*region);
       batch.scanned.push_back(
           {region, region->buffer_id, false, region->stamp.load(), std::move(leaving), {}, {}, false, {}});
       still_dirty.push_back(region);
@@ -410,6 +427,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
     std::vector<uint64_t> only;
     bool rest = false;  // some of it is to be scanned again
     const size_t first_job = jobs;
+    const uint32_t* const bitmap = bitmapOfNext(*region);
     for (auto& extent : region->extents) {
       if (region->by_pieces && !extent->scan_due && !region->whole_due) {
         whole = false;
@@ -426,7 +444,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
         continue;
       }
       const bool fitted =
-          addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order);
+          addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order, bitmap);
       fits &= fitted;
       if (!region->by_pieces) continue;
       only.push_back(extent->address);
@@ -452,6 +470,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
                              {}});
   }
   pool_.dirty.swap(still_dirty);
+  batch.own_bitmaps = std::min(batch.scanned.size(), most_own);
   for (const Scanned& scanned : batch.scanned) ++scanned.region->scans;
   scratch->busy = true;
   chunks_.passBegins();
@@ -460,9 +479,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   batch.stage = Batch::Stage::kPass;
   add(figures_->scans, slots);
   add(figures_->hashed_bytes, slots * kPageBytes);
-  // What variables name is kept apart from what pages name, where the bitmap has room for both.
-  uint32_t* const by_variables =
-      scratch->found + (2 * scope.bitmapWords() * sizeof(uint32_t) <= kFoundBytes ? scope.bitmapWords() : 0);
+  uint32_t* const by_variables = scratch->found + (room >= 2 ? words : 0);
   batch.scope = scope;
   batch.pass_number = ++passes_begun_;
   std::vector<kernels::ScanJob> scans = listVariables(by_variables);
@@ -483,8 +500,7 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   }
   scanOnCpu(batch, false, lock);
   lock.unlock();
-  std::fill_n(scratch->found, scope.bitmapWords(), 0u);
-  std::fill_n(by_variables, scope.bitmapWords(), 0u);
+  std::fill_n(scratch->found, std::min(room, 2 + batch.own_bitmaps) * words, 0u);
   CUresult result = launchScans(*scratch, 0, scans, scope);
   if (result == CUDA_SUCCESS) result = launchPass(*scratch, 0, jobs, scope, nullptr);
   if (result == CUDA_SUCCESS) result = launchScans(*scratch, scans.size(), scans_again, scope);
@@ -705,13 +721,25 @@ void Engine::noteVariables(const Batch& batch, const uint32_t* found, std::vecto
     pool_.roots_written.erase(written);
 }
 
-// Some page names another region: finds out which, one scan for each region that was in the pass.
+// Of a region that was in the pass: what `found` says it names is known anew.
+void Engine::takeEdges(const Scanned& scanned, const kernels::ScanScope& scope, const uint32_t* found,
+                       std::vector<uint32_t>& news) {
+  Region& region = *scanned.region;
+  if (region.dead || region.buffer_id != scanned.buffer_id) return;
+  const std::vector<uint32_t> before = region.edges;
+  forgetEdges(scanned);
+  forNamed(scope, found, [&](const Region& target, uint64_t address) { addEdge(pool_, region, target, address); });
+  for (const uint32_t id : region.edges)
+    if (std::find(before.begin(), before.end(), id) == before.end()) news.push_back(id);
+}
+
+// Some page of the regions without bitmaps of their own names another region: finds out which, one scan for each of them.
 void Engine::findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock) {
   Scratch& scratch = scratch_[batch.scratch];
   const kernels::ScanScope scope = scopeNow();
   const uint64_t words = scope.bitmapWords();
   const size_t at_once = std::max<size_t>(1, kFoundBytes / 4 / std::max<uint64_t>(1, words));
-  for (size_t from = 0; from < batch.scanned.size() && !broken_; from += at_once) {
+  for (size_t from = batch.own_bitmaps; from < batch.scanned.size() && !broken_; from += at_once) {
     const size_t upto = std::min(batch.scanned.size(), from + at_once);
     size_t jobs = 0;
     uint64_t slots = 0;
@@ -745,16 +773,7 @@ void Engine::findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock) {
     if (result == CUDA_SUCCESS) result = pool_.driver.cuStreamSynchronize(pass_stream_);
     lock.lock();
     if (result != CUDA_SUCCESS) lost(result);
-    for (size_t r = from; r < upto; ++r) {
-      Region* region = batch.scanned[r].region;
-      if (region->dead || region->buffer_id != batch.scanned[r].buffer_id) continue;
-      const std::vector<uint32_t> before = region->edges;
-      forgetEdges(batch.scanned[r]);
-      forNamed(scope, scratch.found + (r - from) * words,
-               [&](const Region& target, uint64_t address) { addEdge(pool_, *region, target, address); });
-      for (const uint32_t id : region->edges)
-        if (std::find(before.begin(), before.end(), id) == before.end()) news.push_back(id);
-    }
+    for (size_t r = from; r < upto; ++r) takeEdges(batch.scanned[r], scope, scratch.found + (r - from) * words, news);
   }
 }
 
@@ -887,19 +906,32 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
                          : kernels::combineHashes(scratch.hashes + batch.hash_slots[v], 1u << batch.victims[v]->order));
   }
   const uint64_t words = batch.scope.bitmapWords();
+  const auto some = [words](const uint32_t* found) {
+    return std::any_of(found, found + words, [](uint32_t bits) { return bits != 0; });
+  };
   std::vector<uint32_t> named;  // what some page or root names, where any does
-  if (std::any_of(scratch.found, scratch.found + words, [](uint32_t bits) { return bits != 0; }))
-    named.assign(scratch.found, scratch.found + words);
+  const bool others_name = some(scratch.found);
+  if (others_name) named.assign(scratch.found, scratch.found + words);
   std::vector<uint32_t> news;               // regions that something names of which that was not known
   if (batch.scans_variables && !broken_) {  // before findEdges uses the bitmap again
     const bool apart = 2 * words * sizeof(uint32_t) <= kFoundBytes;
     noteVariables(batch, scratch.found + (apart ? words : 0), news);
   }
   scanOnCpu(batch, true, lock);
-  if (!named.empty()) {
+  for (size_t r = 0; r < batch.own_bitmaps; ++r) {
+    const uint32_t* const found = scratch.found + (2 + r) * words;
+    if (!some(found)) {
+      forgetEdges(batch.scanned[r]);
+      continue;
+    }
+    named.resize(words);
+    for (uint64_t w = 0; w < words; ++w) named[w] |= found[w];
+    takeEdges(batch.scanned[r], batch.scope, found, news);
+  }
+  if (others_name) {
     findEdges(batch, news, lock);
   } else {
-    for (const Scanned& scanned : batch.scanned) forgetEdges(scanned);
+    for (size_t r = batch.own_bitmaps; r < batch.scanned.size(); ++r) forgetEdges(batch.scanned[r]);
   }
   noteFoundOnCpu(batch, news);
   if (batch.reads_roots) --pool_.root_scans;

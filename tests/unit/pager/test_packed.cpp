@@ -71,7 +71,7 @@ struct Walk {
   /// does not fit has come to be used in place, and nothing streams: then there is nothing to see.
   template <typename Done>
   bool until(Done done) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(100);
     while (!done() && std::chrono::steady_clock::now() < end) round();
     if (done()) return true;
     if (valueOf(rig.figures().in_place_bytes) == 0) return false;

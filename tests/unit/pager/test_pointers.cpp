@@ -45,6 +45,32 @@ TEST_CASE("a table of pointers that a kernel built is followed when its targets 
   }
 }
 
+TEST_CASE("more tables than a pass has bitmaps for are told apart", "[pager][pointers][slow]") {
+  constexpr uint64_t kTables = 80;  // Engine::kOwnBitmaps is 64
+  // Room for tables and targets, so that no pass looks at a part of them alone.
+  Rig rig({.vram = (2 * kTables + 8) * 2 * kMiB, .host = 768 * kMiB});
+  const CUdeviceptr out = rig.allocate(2 * kMiB);
+  std::vector<CUdeviceptr> tables, targets;
+  for (uint64_t t = 0; t < kTables; ++t) {
+    tables.push_back(rig.allocate(2 * kMiB));
+    targets.push_back(rig.allocate(2 * kMiB));
+    rig.put(targets.back() + 64, 1000 + t);
+  }
+  for (int round = 0; round < 2; ++round) {
+    // Each names another target than in the round before. No pass is between: all of them are dirty at once.
+    for (uint64_t t = 0; t < kTables; ++t)
+      rig.launch(CU_STREAM_LEGACY, "setEntry", tables[t], uint64_t{0},
+                 targets[(t + static_cast<uint64_t>(round) * 7) % kTables] + 64);
+    rig.synchronize();
+    rig.press();
+    for (uint64_t t = 0; t < kTables; t += 9) {
+      rig.launch(CU_STREAM_LEGACY, "gather", out, tables[t], uint64_t{1});
+      rig.synchronize();
+      CHECK(rig.get(out) == 1000 + (t + static_cast<uint64_t>(round) * 7) % kTables);
+    }
+  }
+}
+
 TEST_CASE("pointers computed from the base of an arena are followed", "[pager][pointers]") {
   Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB), arena = rig.allocate(4 * kMiB);
