@@ -236,8 +236,16 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
   }
   if (name_ != nullptr) state.recent_kernels.note(name_);
   if (function_ != nullptr && !closure.everything) timed_ = chooseTimed(closure.named());
-  for (unsigned i = 0; !follows_pointers_ && i < count_; ++i)
-    if (use(i).mode != Mode::kRead) noteWritten(use(i), *state.find(use(i).address), closure, number);
+  for (unsigned i = 0; !follows_pointers_ && i < count_; ++i) {
+    const Use& write = use(i);
+    if (write.mode == Mode::kRead) continue;
+    Region& region = *state.find(write.address);
+    noteWritten(write, region, closure, number);
+    // Written through another mapping than that by which the memory's pages are looked at.
+    state.forFixed(region, write.address, write.address + write.bytes, [&](Region* holder) {
+      if (holder != nullptr) noteWritten(write, *holder, closure, number);
+    });
+  }
   if (!root_writes_.empty()) writesRoots(closure, number);
   if (engine == nullptr) return;
   DeviceCounters& figures = engine->figures();
@@ -282,12 +290,13 @@ void Access::assumeStored(const Closure& closure) {
 // A copy or memset writes to the region: what pointers come in with it.
 void Access::noteWritten(const Use& write, Region& region, const Closure& closure, uint64_t number) {
   PoolState& state = *pool_.state_;
-  bool known = host_source_ != nullptr || !closure.sources.empty();
+  bool known = (host_source_ != nullptr || !closure.sources.empty()) && !closure.source_unseen;
   const auto unknown = [&] {
     region.host_written = true;
     ++region.host_writes;
     if (region.isRoot()) region.root->written = number;
   };
+  if (closure.source_unseen) unknown();
   for (const Region* source : closure.sources) {
     const bool unseen = source->in_dirty_list || source->scans > 0;
     known &= !unseen && !source->host_written && !source->by_pieces;
@@ -317,7 +326,7 @@ void Access::writesRoots(const Closure& closure, uint64_t number) {
         raise(root.region->stamp, number);
         return noteWritten(write, *root.region, closure, number);
       }
-      bool known = true;
+      bool known = !closure.source_unseen;
       for (const Region* source : closure.sources) {
         for (const uint32_t id : source->edges)
           if (const Region* target = state.regions.at(id); !target->dead) state.addRootEdge(root.context, *target);

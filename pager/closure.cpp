@@ -48,7 +48,13 @@ CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
     return CUDA_ERROR_INVALID_VALUE;
   const ExtentRange range = extentsAt(*region, address, bytes);
   for (size_t e = range.first; e < range.last; ++e) needed.push_back(region->extents[e].get());
+  const auto found = [&](Region* holder) {
+    if (mode == Mode::kRead && holder != nullptr) sources.push_back(holder);
+    source_unseen |= mode == Mode::kRead && holder == nullptr;
+    visit(holder);
+  };
   if (mode == Mode::kRead) sources.push_back(region);
+  state_.forFixed(*region, address, address + bytes, found);
   if (region->arena != nullptr) used.nameRange(*region, address, bytes, signature_);
   if (!region->tiny && !region->by_pieces && region->mark != mark_) state_.predictor.touch(unitOf(*region), signature_);
   visit(region);

@@ -51,6 +51,7 @@ class Closure {
 
   std::vector<Region*> regions;  // reached; live and with an engine, or roots
   std::vector<Region*> sources;  // of them, those that a copy reads
+  bool source_unseen = false;    // it reads what no region holds
   std::vector<Extent*> needed;   // have to be mapped
   std::vector<Extent*> fetched;  // in host memory in place, worth waiting for; also in `needed`
   WorkingSet used;               // of arenas that move by pieces

@@ -249,12 +249,19 @@ struct PoolState {
   /// (nullptr: in none now), and roots, memory that is the driver's own.
   template <typename Visit>
   void forFixed(const Region& region, Visit visit) const {
+    forFixed(region, region.base, region.end(), visit);
+  }
+  /// The same, of what lies in [begin, end) of the reservation.
+  template <typename Visit>
+  void forFixed(const Region& region, uint64_t begin, uint64_t end, Visit visit) const {
     if (region.fixed == 0) return;
-    for (auto it = vmm_mappings.lower_bound(region.base); it != vmm_mappings.end() && it->first < region.end(); ++it) {
-      if (!it->second.fixed) continue;
+    auto it = vmm_mappings.upper_bound(begin);
+    if (it != vmm_mappings.begin()) --it;  // it may begin before
+    for (; it != vmm_mappings.end() && it->first < end; ++it) {
+      if (!it->second.fixed || it->first + it->second.handle->bytes <= begin) continue;
       visit(it->second.handle->primary == 0 ? nullptr : find(it->second.handle->primary));
     }
-    roots.forAt(region.base, region.pages * kPageBytes, [&](uint64_t, const Root& root) { visit(root.region); });
+    roots.forAt(begin, end - begin, [&](uint64_t, const Root& root) { visit(root.region); });
   }
 };
 

@@ -92,7 +92,12 @@ void putIn(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, b
     extent->read_only = read_only;
     extent->scan_due = true;
     fresh.push_back(extent.get());
+    // What kernels and copies have put there, through a mapping that is gone, nobody knows of this region.
+    if (extent->vram == nullptr && extent->host == nullptr && extent->rests == ExtentState::kEmpty) continue;
+    region.host_written = true;
+    state.markDirty(&region);
   }
+  ++region.host_writes;
   const auto place = static_cast<ptrdiff_t>(extentsAt(region, base, handle.bytes).first);
   if (const size_t count = region.extents.size() + fresh.size(); count > region.extents.capacity())
     region.extents.reserve(count + count / 8);  // not twice as many: a place costs as much as a chunk's handle

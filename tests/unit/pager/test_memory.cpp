@@ -369,6 +369,61 @@ TEST_CASE("an extent costs 128 bytes at most, all included", "[pager][memory]") 
 #endif
 }
 
+TEST_CASE("pointers in memory that is mapped twice, or elsewhere than before, are followed", "[pager][vmm][pointers]") {
+  Rig rig({.vram = 16 * kMiB});
+  Pool& pool = rig.pool();
+  const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
+  rig.put(target + 64, 1234);
+  CUdeviceptr range = 0, again = 0;
+  REQUIRE(pool.reserveAddress(4 * kMiB, 0, 0, &range) == CUDA_SUCCESS);
+  REQUIRE(pool.reserveAddress(4 * kMiB, 0, 0, &again) == CUDA_SUCCESS);
+  const auto handle = makeHandle(rig, 2 * kMiB);
+  mapAt(rig, range, 2 * kMiB, handle);
+  void* pinned = nullptr;
+  REQUIRE(driver().api.cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
+  *static_cast<uint64_t*>(pinned) = target + 64;
+  const auto gather = [&](CUdeviceptr from) {
+    rig.launch(CU_STREAM_LEGACY, "gather", out, from, uint64_t{1});
+    rig.synchronize();
+    CHECK(rig.get(out) == 1234);
+  };
+  SECTION("a copy to the second mapping, of what is read later") {
+    mapAt(rig, again + 2 * kMiB, 2 * kMiB, handle);
+    rig.press();
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, again + 2 * kMiB, pinned, 8, false) == CUDA_SUCCESS);
+    const CUdeviceptr from = GENERATE(0, 1) == 0 ? again + 2 * kMiB : range;
+    rig.press();  // passes look at it meanwhile
+    gather(from);
+  }
+  SECTION("a copy to the second mapping, of what is read at once") {
+    mapAt(rig, again + 2 * kMiB, 2 * kMiB, handle);
+    rig.press();
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, again + 2 * kMiB, pinned, 8, true) == CUDA_SUCCESS);
+    rig.press();
+    gather(again + 2 * kMiB);
+  }
+  SECTION("a copy from the second mapping") {
+    mapAt(rig, again, 2 * kMiB, handle);
+    rig.launch(CU_STREAM_LEGACY, "setEntry", range, uint64_t{0}, target + 64);
+    rig.synchronize();
+    rig.press();
+    rig.press();
+    REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, table, again, 8) == CUDA_SUCCESS);
+    gather(table);
+  }
+  SECTION("mapped elsewhere") {
+    rig.press();
+    rig.launch(CU_STREAM_LEGACY, "setEntry", range, uint64_t{0}, target + 64);
+    rig.synchronize();
+    REQUIRE(pool.unmap(range, 2 * kMiB) == CUDA_SUCCESS);
+    rig.press();
+    mapAt(rig, again, 2 * kMiB, handle);
+    gather(again);
+  }
+  rig.synchronize();
+  REQUIRE(driver().api.cuMemFreeHost(pinned) == CUDA_SUCCESS);
+}
+
 TEST_CASE("the program's own mappings keep their contents", "[pager][vmm][numa]") {
   Rig rig;
   Pool& pool = rig.pool();
