@@ -1,5 +1,6 @@
 // Nodes of graphs whose parameters a client sends: kernels with their block of parameters, copies, its own functions.
 #include "gpunode/worker/block_ranges.h"
+#include "gpunode/worker/parameters.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/structures.h"
 #include "gpunode/worker/worker.h"
@@ -44,24 +45,28 @@ CUresult graphKernelNode(Invocation& in) {
   const auto head = in.value<forward::KernelNodeHead>();
   const auto sent = in.arguments().raw(head.parameter_bytes);
   if (head.parameter_bytes > forward::kMostParameterBytes) in.arguments().fail();
-  const auto function = in.translated<CUfunction>(head.function);
+  const ParameterPlaces* places = nullptr;
+  const auto function = in.kernel(head.function, &places);
   const auto context = in.translated<CUcontext>(head.context);
   if (!in.ok()) return in.refusal();
-  std::vector<std::byte> block(sent.begin(), sent.end());
-  size_t bytes = block.size();
-  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
-                   CU_LAUNCH_PARAM_END};
+  if (head.by_pointers != 0 && places == nullptr) places = placesNow(in, head.function, function);
+  Parameters parameters(sent, head.by_pointers != 0 ? places : nullptr);
   CUDA_KERNEL_NODE_PARAMS params{};
-  params.func = function;
+  if (head.as_kernel != 0) {
+    params.kern = reinterpret_cast<CUkernel>(function);
+  } else {
+    params.func = function;
+  }
   params.ctx = context;
   params.gridDimX = head.grid[0], params.gridDimY = head.grid[1], params.gridDimZ = head.grid[2];
   params.blockDimX = head.block[0], params.blockDimY = head.block[1], params.blockDimZ = head.block[2];
   params.sharedMemBytes = head.shared;
-  params.extra = bytes != 0 ? extra : nullptr;
+  params.kernelParams = parameters.pointers();
+  params.extra = parameters.extra();
   const api::DriverTable& driver = in.driver();
   // The driver does not take a kernel's handle in the place of a function's here.
   CUfunction loaded = nullptr;
-  if (driver.cuKernelGetFunction != nullptr &&
+  if (head.as_kernel == 0 && driver.cuKernelGetFunction != nullptr &&
       driver.cuKernelGetFunction(&loaded, reinterpret_cast<CUkernel>(function)) == CUDA_SUCCESS)
     params.func = loaded;
   CUgraphNode node = nullptr;
@@ -148,7 +153,7 @@ namespace {
 CUresult putParameters(Invocation& in, const CUDA_KERNEL_NODE_PARAMS& params) {
   std::vector<std::byte> block;
   if (params.kernelParams != nullptr) {
-    std::vector<forward::ParameterPlace> places;
+    ParameterPlaces places;
     const auto function = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
     if (const CUresult error = parameterPlaces(in.driver(), function, places); error != CUDA_SUCCESS) return error;
     for (size_t i = 0; i < places.size(); ++i) {
@@ -182,6 +187,7 @@ CUresult kernelParameters(Invocation& in, CUgraphNode node) {
   head.grid[0] = params.gridDimX, head.grid[1] = params.gridDimY, head.grid[2] = params.gridDimZ;
   head.block[0] = params.blockDimX, head.block[1] = params.blockDimY, head.block[2] = params.blockDimZ;
   head.shared = params.sharedMemBytes;
+  head.by_pointers = params.kernelParams != nullptr ? 1 : 0;
   in.results().value(head);
   in.results().value(params.kern != nullptr ? in.numberFor(params.kern) : uint64_t{0});
   return putParameters(in, params);

@@ -8,24 +8,33 @@ uint64_t HandleTable::numberOf(HandleKind kind, uint64_t value) {
   if (kind == HandleKind::kStream && value <= 2) return value;
   std::lock_guard lock(mutex_);
   const auto [found, fresh] = numbers_.try_emplace({kind, value}, next_);
-  if (fresh) entries_[next_++] = {kind, value};
+  if (fresh) entries_[next_++] = {kind, value, nullptr};
   return found->second;
 }
 
 bool HandleTable::bind(uint64_t number, HandleKind kind, uint64_t value) {
   if (!forward::isMarked(number) || (number & forward::kWorkersHandle) != 0 || value == 0) return false;
   std::lock_guard lock(mutex_);
-  if (!entries_.try_emplace(number, Entry{kind, value}).second) return false;
+  if (!entries_.try_emplace(number, Entry{kind, value, nullptr}).second) return false;
   numbers_[{kind, value}] = number;
   return true;
 }
 
-bool HandleTable::find(uint64_t number, HandleKind kind, uint64_t* value) const {
+bool HandleTable::find(uint64_t number, HandleKind kind, uint64_t* value, const ParameterPlaces** places) const {
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(number);
   if (found == entries_.end() || found->second.kind != kind) return false;
   *value = found->second.value;
+  if (places != nullptr) *places = found->second.places;
   return true;
+}
+
+const ParameterPlaces* HandleTable::notePlaces(uint64_t number, ParameterPlaces places) {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(number);
+  if (found == entries_.end() || found->second.kind != HandleKind::kFunction) return nullptr;
+  if (found->second.places == nullptr) found->second.places = &places_.emplace_back(std::move(places));
+  return found->second.places;
 }
 
 void HandleTable::gone(uint64_t number) {

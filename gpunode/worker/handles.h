@@ -6,10 +6,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
+#include "interpose/forward/launch_wire.h"
 #include "interpose/forward/wire.h"
 
 namespace olpager::gpunode {
@@ -94,6 +97,9 @@ T handleFrom(uint64_t bits) {
   return handle;
 }
 
+/// Of a kernel, in their order.
+using ParameterPlaces = std::vector<forward::ParameterPlace>;
+
 class HandleTable {
  public:
   /// `slot`: of the session, in all numbers that are made here.
@@ -104,8 +110,10 @@ class HandleTable {
   uint64_t numberOf(HandleKind kind, uint64_t value);
   /// Gives a number of the client's own its meaning. One that has a meaning already keeps it: false.
   bool bind(uint64_t number, HandleKind kind, uint64_t value);
-  /// What a number means; false when it means nothing, or something of another kind.
-  bool find(uint64_t number, HandleKind kind, uint64_t* value) const;
+  /// What a number means; false when it means nothing, or something of another kind. `places` (may be null): what was noted of it, or null.
+  bool find(uint64_t number, HandleKind kind, uint64_t* value, const ParameterPlaces** places = nullptr) const;
+  /// The places of a kernel's parameters, which stay as long as the table. What was noted before is kept; null: the number is no kernel's.
+  const ParameterPlaces* notePlaces(uint64_t number, ParameterPlaces places);
   /// The driver took it away. Allocations are counted by the driver: their numbers stay. A number never comes to mean something else: behind a
   /// module or a library that is gone, what the driver names anew has a new number.
   void gone(uint64_t number);
@@ -117,6 +125,7 @@ class HandleTable {
   struct Entry {
     HandleKind kind;
     uint64_t value;
+    const ParameterPlaces* places = nullptr;  // of a kernel, once they are known
   };
   struct Key {
     HandleKind kind;
@@ -131,6 +140,7 @@ class HandleTable {
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Entry> entries_;
   std::unordered_map<Key, uint64_t, KeyHash> numbers_;
+  std::deque<ParameterPlaces> places_;  // launches use them without the mutex
   uint64_t next_;
 };
 

@@ -49,6 +49,13 @@ CUstream Invocation::streamOf(uint64_t number, bool per_thread) {
   return translated<CUstream>(number);
 }
 
+CUfunction Invocation::kernel(uint64_t number, const ParameterPlaces** places) {
+  uint64_t value = 0;
+  if (number == 0) return nullptr;
+  if (!worker_.handles().find(number, HandleKind::kFunction, &value, places)) bad_handle_ = true;
+  return handleFrom<CUfunction>(value);
+}
+
 CUresult Invocation::refusal() const {
   if (!in_.ok()) worker_.nonsense(head_);
   if (too_much_) return CUDA_ERROR_INVALID_VALUE;

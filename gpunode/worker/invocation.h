@@ -45,6 +45,8 @@ class Invocation {
     }
     return handleFrom<T>(value);
   }
+  /// A kernel, by either of its two handles. `places`: of its parameters, where they are known already.
+  CUfunction kernel(uint64_t number, const ParameterPlaces** places);
   /// A stream as the call means it: the default stream of a thread is one that the worker made for it.
   CUstream stream(bool per_thread) { return streamOf(in_.value<uint64_t>(), per_thread); }
   CUstream streamOf(uint64_t number, bool per_thread);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "gpunode/worker/owed.h"
+#include "gpunode/worker/parameters.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/launch_wire.h"
@@ -11,8 +12,7 @@ namespace olpager::gpunode {
 using forward::LaunchHead;
 using forward::LaunchKind;
 
-CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function,
-                         std::vector<forward::ParameterPlace>& places) {
+CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function, ParameterPlaces& places) {
   bool is_kernel = true;  // which of the two the handle is, it does not say
   for (size_t i = 0; i < forward::kMostParameters; ++i) {
     size_t offset = 0, bytes = 0;
@@ -27,13 +27,22 @@ CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function,
   return CUDA_SUCCESS;
 }
 
+const ParameterPlaces* placesNow(Invocation& in, uint64_t number, CUfunction function) {
+  ParameterPlaces places;
+  if (parameterPlaces(in.driver(), function, places) != CUDA_SUCCESS) return nullptr;
+  return in.worker().handles().notePlaces(number, std::move(places));
+}
+
+// Asked before a kernel's first launch: they are noted for its launches.
 CUresult parameters(Invocation& in) {
+  const auto number = in.peek<uint64_t>();
   const auto function = in.handle<CUfunction>();
   if (!in.ok()) return in.refusal();
-  std::vector<forward::ParameterPlace> places;
+  ParameterPlaces places;
   if (const CUresult error = parameterPlaces(in.driver(), function, places); error != CUDA_SUCCESS) return error;
   in.results().value(static_cast<uint32_t>(places.size()));
   for (const auto& place : places) in.results().value(place);
+  (void)in.worker().handles().notePlaces(number, std::move(places));
   return CUDA_SUCCESS;
 }
 
@@ -92,27 +101,23 @@ CUresult launch(Invocation& in) {
   takeAttributes(in, head, attributes);
   if (!in.ok()) return in.refusal();
   const auto sent = in.arguments().raw(head.parameter_bytes);
-  const auto function = in.translated<CUfunction>(head.function);
+  const ParameterPlaces* places = nullptr;
+  const auto function = in.kernel(head.function, &places);
   const CUstream stream = in.streamOf(head.stream, head.per_thread != 0);
   if (head.pinned > in.arguments().left() / sizeof(uint64_t)) in.arguments().fail();
   std::vector<uint64_t> pinned(in.ok() ? head.pinned : 0);
   for (auto& block : pinned) block = in.value<uint64_t>();
   if (!in.ok() || head.parameter_bytes > forward::kMostParameterBytes) return in.refusal();
-  alignas(16) std::byte small[1024];
-  std::vector<std::byte> large;
-  std::byte* block = small;
-  if (sent.size() > sizeof small) {
-    large.resize(sent.size());
-    block = large.data();
-  }
-  if (!sent.empty()) std::memcpy(block, sent.data(), sent.size());
-  size_t bytes = sent.size();
-  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
+  if (head.by_pointers != 0 && places == nullptr) places = placesNow(in, head.function, function);
+  Parameters parameters(sent, head.by_pointers != 0 ? places : nullptr);
   const api::DriverTable& driver = in.driver();
   CUresult result = CUDA_SUCCESS;
   if (head.kind == LaunchKind::kKernel || (head.kind == LaunchKind::kEx && head.attributes == 0)) {
     result = driver.cuLaunchKernel(function, head.grid[0], head.grid[1], head.grid[2], head.block[0], head.block[1],
-                                   head.block[2], head.shared, stream, nullptr, bytes != 0 ? extra : nullptr);
+                                   head.block[2], head.shared, stream, parameters.pointers(), parameters.extra());
+  } else if (head.kind == LaunchKind::kCooperative && parameters.extra() == nullptr) {
+    result = driver.cuLaunchCooperativeKernel(function, head.grid[0], head.grid[1], head.grid[2], head.block[0],
+                                              head.block[1], head.block[2], head.shared, stream, parameters.pointers());
   } else {
     CUlaunchConfig config = configOf(head, stream, attributes);
     if (head.kind == LaunchKind::kCooperative) {
@@ -121,7 +126,7 @@ CUresult launch(Invocation& in) {
       attributes[0].value.cooperative = 1;
       config.numAttrs = 1;
     }
-    result = driver.cuLaunchKernelEx(&config, function, nullptr, bytes != 0 ? extra : nullptr);
+    result = driver.cuLaunchKernelEx(&config, function, parameters.pointers(), parameters.extra());
   }
   if (head.pinned == 0 || result != CUDA_SUCCESS) return result;
   owed.comes();

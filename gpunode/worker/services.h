@@ -63,8 +63,7 @@ void* clientFunctionData(Worker& worker, uint32_t number);
 /// The number that such data has.
 uint32_t clientFunctionNumber(const void* data);
 /// The places of a kernel's parameters, by either of its two handles.
-CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function,
-                         std::vector<forward::ParameterPlace>& places);
+CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function, ParameterPlaces& places);
 /// Whether the values of the attribute are plain: no handles.
 bool isPlain(CUlaunchAttributeID attribute);
 /// Whether work of this stream is captured now.

@@ -58,6 +58,8 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   head.block[0] = given->blockDimX, head.block[1] = given->blockDimY, head.block[2] = given->blockDimZ;
   head.shared = given->sharedMemBytes;
   head.parameter_bytes = static_cast<uint32_t>(block.bytes());
+  head.by_pointers = given->kernelParams != nullptr ? 1 : 0;
+  head.as_kernel = given->func == nullptr ? 1 : 0;
   Call call(Operation::kGraphKernelNode, sessionOf(target));
   put(call, target);
   call.value(head);
@@ -158,7 +160,8 @@ CUresult hostNode(const Target& target, const CUDA_HOST_NODE_PARAMS* given, CUgr
 // What a program was told of a node: a kernel's block and pointers into it, who may use allocated memory. It stays until it asks for the same node again.
 struct ToldParameters {
   std::vector<std::byte> block;
-  std::vector<void*> pointers;
+  std::vector<void*> pointers;  // into the block; of one that was given as such: what `extra` is
+  size_t bytes = 0;             // of the block, as `extra` says it
 };
 struct Told {
   std::mutex mutex;
@@ -196,8 +199,15 @@ CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
     return error;
   auto made = std::make_unique<ToldParameters>();
   made->block.assign(block.begin(), block.end());
+  made->bytes = block.size();
+  const bool as_block = head.by_pointers == 0 && made->bytes != 0;
   made->block.resize(std::max<size_t>(made->block.size(), layout->bytes));
-  for (const ParameterPlace& place : layout->places) made->pointers.push_back(made->block.data() + place.offset);
+  if (as_block) {
+    made->pointers = {CU_LAUNCH_PARAM_BUFFER_POINTER, made->block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &made->bytes,
+                      CU_LAUNCH_PARAM_END};
+  } else {
+    for (const ParameterPlace& place : layout->places) made->pointers.push_back(made->block.data() + place.offset);
+  }
   *out = {};
   out->func = reinterpret_cast<CUfunction>(head.function);
   out->kern = reinterpret_cast<CUkernel>(kernel);
@@ -205,7 +215,8 @@ CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
   out->gridDimX = head.grid[0], out->gridDimY = head.grid[1], out->gridDimZ = head.grid[2];
   out->blockDimX = head.block[0], out->blockDimY = head.block[1], out->blockDimZ = head.block[2];
   out->sharedMemBytes = head.shared;
-  out->kernelParams = made->pointers.empty() ? nullptr : made->pointers.data();
+  void** const told = made->pointers.empty() ? nullptr : made->pointers.data();
+  (as_block ? out->extra : out->kernelParams) = told;
   keep(node, std::move(made));
   return result;
 }

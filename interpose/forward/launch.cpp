@@ -112,6 +112,7 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   const CUresult packed = packParameters(reinterpret_cast<CUfunction>(head.function), parameters, extra, block);
   if (packed != CUDA_SUCCESS) return packed;
   head.parameter_bytes = static_cast<uint32_t>(block.bytes());
+  head.by_pointers = parameters != nullptr ? 1 : 0;
   Session* const session = Route().handle(head.stream).handle(head.function).session();
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   noteAddresses(session, block.data(), block.bytes());

@@ -19,7 +19,9 @@ struct LaunchHead {
   uint32_t parameter_bytes = 0;
   LaunchKind kind = LaunchKind::kKernel;
   uint8_t per_thread = 0;
-  uint16_t reserved = 0;
+  uint8_t by_pointers =
+      0;  // the program gave kernelParams: so the driver gets them. Else it gave the block itself (`extra`), or nothing
+  uint8_t reserved = 0;
   uint32_t pinned = 0;  // blocks; 0 where it may be captured. Else an answer with their changes comes
   uint32_t reserved_word = 0;
 };
@@ -38,8 +40,12 @@ struct KernelNodeHead {
   uint32_t grid[3] = {}, block[3] = {};
   uint32_t shared = 0;
   uint32_t parameter_bytes = 0;
+  uint8_t by_pointers = 0;  // as in LaunchHead
+  uint8_t as_kernel = 0;    // to the worker: the program gave `kern`, not `func`
+  uint16_t reserved = 0;
+  uint32_t reserved_word = 0;
 };
-static_assert(sizeof(KernelNodeHead) == 48);
+static_assert(sizeof(KernelNodeHead) == 56);
 
 /// Of kGraphNodeParameters: the kind that is asked for. The reply has for a kernel KernelNodeHead, which has the kernel's function in it,
 /// the function by its other name, and the parameters; for a copy CUDA_MEMCPY3D; for a host function its number; for an allocation CUmemPoolProps, bytes and

@@ -166,6 +166,54 @@ void tryCopy(cudaStream_t stream, uint32_t* data) {
   RUNTIME_OK(cudaGraphDestroy(graph));
 }
 
+// A kernel whose parameters came as a block (`extra`): what it computes is the same, also where another block is set.
+void tryBlock(cudaStream_t stream, uint32_t* data, cudaGraphNode_t like) {
+  struct Block {
+    uint32_t* data;
+    unsigned count;
+    uint32_t factor;
+    uint64_t offset;
+  } block{data, kCount, 3, 5};
+  size_t bytes = sizeof block;
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &block, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
+  CUDA_KERNEL_NODE_PARAMS params{}, told{};
+  DRIVER_OK(cuGraphKernelNodeGetParams(like, &params));
+  params.kernelParams = nullptr, params.extra = extra;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CUgraphNode node;
+  RUNTIME_OK(cudaGraphCreate(&graph, 0));
+  DRIVER_OK(cuGraphAddKernelNode(&node, graph, nullptr, 0, &params));
+  const auto launched = [&](uint32_t expected, const char* how) {
+    DRIVER_OK(cuMemsetD32(reinterpret_cast<CUdeviceptr>(data), 2, kCount));
+    RUNTIME_OK(cudaGraphLaunch(exec, stream));
+    RUNTIME_OK(cudaStreamSynchronize(stream));
+    const uint32_t got = valueIn(data, 7);
+    CHECK(got == expected, "%s: the value is %u, expected %u", how, got, expected);
+  };
+  RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
+  launched(2 * 3 + 5, "a block");
+  block.factor = 10;
+  DRIVER_OK(cuGraphExecKernelNodeSetParams(exec, node, &params));
+  launched(2 * 10 + 5, "a block set in the executable graph");
+  RUNTIME_OK(cudaGraphExecDestroy(exec));
+  DRIVER_OK(cuGraphKernelNodeGetParams(node, &told));
+  CHECK((told.kernelParams == nullptr) != (told.extra == nullptr), "parameters are told in both ways, or in none");
+  if (told.kernelParams != nullptr)
+    CHECK(*static_cast<uint32_t*>(told.kernelParams[2]) == 3, "a block's third parameter is another");
+  // What the driver says to this is its own: where it refuses, the node is as it was.
+  cudaKernelNodeAttrValue value{};
+  value.cooperative = 1;
+  const cudaError_t said = cudaGraphKernelNodeSetAttribute(node, cudaLaunchAttributeCooperative, &value);
+  (void)cudaGetLastError();
+  std::printf("a node by block: told by %s, made cooperative: %d\n", told.extra != nullptr ? "block" : "pointers",
+              int(said));
+  RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
+  launched(2 * 3 + 5, "a block, asked to be cooperative");
+  RUNTIME_OK(cudaGraphExecDestroy(exec));
+  RUNTIME_OK(cudaGraphDestroy(graph));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -205,6 +253,7 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaLaunchHostFunc(stream, callFirst, &calls));
   RUNTIME_OK(cudaStreamEndCapture(stream, &captured));
   tryGraph(captured, stream, data, calls, "captured");
+  tryBlock(stream, data, nodeOf(captured, cudaGraphNodeTypeKernel));
   RUNTIME_OK(cudaGraphDestroy(captured));
   tryCopy(stream, data);
   RUNTIME_OK(cudaStreamDestroy(stream));

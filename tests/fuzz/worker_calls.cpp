@@ -116,6 +116,7 @@ void launch(Sampler& out) {
   head.parameter_bytes = 12;
   if (how % 16 == 3) head.pinned = how % 3;
   if (how % 16 == 11) head.attributes = how % 4;
+  head.by_pointers = how / 16 % 2;
   out.writer().value(head);
   for (uint32_t i = 0; i < head.attributes; ++i) {
     CUlaunchAttribute attribute{};
@@ -302,6 +303,8 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       head.context = out.drawHandle(HandleKind::kContext);
       for (int i = 0; i < 3; ++i) head.grid[i] = head.block[i] = 1;
       head.parameter_bytes = 12;
+      const uint8_t how = out.input().byte();
+      head.by_pointers = how % 2, head.as_kernel = how / 2 % 2;
       writer.value(head);
       writer.value(out.known().addresses.front());
       writer.value(uint32_t{1});

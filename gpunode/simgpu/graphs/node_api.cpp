@@ -390,7 +390,12 @@ CUresult CUDAAPI cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNodeAtt
   CUlaunchAttribute attribute{};
   attribute.id = id;
   attribute.value = *value;
-  return changeLaunch(node, [&attribute](KernelLaunch& launch) { return applyAttribute(launch, attribute); });
+  return changeLaunch(node, [&attribute](KernelLaunch& launch) {
+    // Seen on an H200: a node whose parameters came as a block does not become cooperative.
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && attribute.value.cooperative != 0 && launch.as_block)
+      return CUDA_ERROR_INVALID_VALUE;
+    return applyAttribute(launch, attribute);
+  });
 }
 
 CUresult CUDAAPI cuGraphKernelNodeCopyAttributes(CUgraphNode to, CUgraphNode from) {

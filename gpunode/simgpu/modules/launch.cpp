@@ -18,6 +18,7 @@ CUresult copyParameters(const ptx::KernelInfo& info, const LaunchRequest& reques
   launch.parameters.assign(info.param_bytes, std::byte{});
   if (request.kernel_parameters != nullptr && request.extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (request.extra != nullptr) {
+    launch.as_block = true;
     const void* buffer = nullptr;
     const size_t* size = nullptr;
     for (void** item = request.extra; *item != CU_LAUNCH_PARAM_END; item += 2) {

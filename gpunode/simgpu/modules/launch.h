@@ -22,6 +22,7 @@ class KernelLaunch final : public KernelLaunchBase {
   ptx::Dim3 cluster;
   unsigned dynamic_shared = 0;  // bytes
   bool cooperative = false;
+  bool as_block = false;  ///< the parameters came by `extra`
   std::vector<std::byte> parameters;
   std::vector<CUlaunchAttribute> attributes;  ///< as given
   /// Pointers into `parameters`, one for each, as cuGraphKernelNodeGetParams gives them.

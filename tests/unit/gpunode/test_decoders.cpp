@@ -4,6 +4,7 @@
 
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/invocation.h"
+#include "gpunode/worker/parameters.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/forward/copies.h"
@@ -276,4 +277,44 @@ TEST_CASE("handles mean what they were given for", "[gpunode]") {
   const uint64_t allocation = table.numberOf(HandleKind::kAllocation, 0x4000);
   table.gone(allocation);
   CHECK(table.find(allocation, HandleKind::kAllocation, &value));
+
+  // Places of parameters are a kernel's, and the first that were noted.
+  const gpunode::ParameterPlaces* places = nullptr;
+  CHECK(table.find(kernel, HandleKind::kFunction, &value, &places));
+  CHECK(places == nullptr);
+  CHECK(table.notePlaces(event, {{0, 8}}) == nullptr);
+  CHECK(table.notePlaces(77, {{0, 8}}) == nullptr);
+  const auto* const noted = table.notePlaces(kernel, {{0, 8}, {8, 4}});
+  REQUIRE(noted != nullptr);
+  CHECK(table.notePlaces(kernel, {}) == noted);
+  CHECK(table.find(kernel, HandleKind::kFunction, &value, &places));
+  CHECK(places == noted);
+}
+
+TEST_CASE("a kernel's parameters go by pointers where their places fit the block", "[gpunode]") {
+  std::vector<std::byte> block(4000);
+  for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(i * 7);
+  gpunode::ParameterPlaces many;
+  for (uint32_t i = 0; i < 900; ++i) many.push_back({i * 4, 4});
+  for (const auto& places : {gpunode::ParameterPlaces{{0, 8}, {8, 4}, {16, 8}}, many}) {
+    for (const size_t length : {places.back().offset + size_t{places.back().bytes}, block.size()}) {
+      gpunode::Parameters parameters(std::span<const std::byte>(block).first(length), &places);
+      REQUIRE(parameters.pointers() != nullptr);
+      CHECK(parameters.extra() == nullptr);
+      for (size_t i = 0; i < places.size(); ++i)
+        REQUIRE(std::memcmp(parameters.pointers()[i], block.data() + places[i].offset, places[i].bytes) == 0);
+    }
+    // Shorter than they say, or unknown: as it came.
+    for (const gpunode::ParameterPlaces* const known :
+         {&places, static_cast<const gpunode::ParameterPlaces*>(nullptr)}) {
+      gpunode::Parameters parameters(std::span<const std::byte>(block).first(known != nullptr ? 23 : 24), known);
+      CHECK(parameters.pointers() == nullptr);
+      REQUIRE(parameters.extra() != nullptr);
+      CHECK(*static_cast<size_t*>(parameters.extra()[3]) == (known != nullptr ? 23 : 24));
+      CHECK(std::memcmp(parameters.extra()[1], block.data(), 23) == 0);
+    }
+  }
+  const gpunode::ParameterPlaces beyond{{0xffff'fffc, 8}};
+  CHECK(gpunode::Parameters(block, &beyond).pointers() == nullptr);
+  CHECK(gpunode::Parameters({}, &many).extra() == nullptr);
 }
