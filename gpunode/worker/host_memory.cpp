@@ -47,7 +47,7 @@ bool HostMemory::mapAt(uint64_t address, uint64_t bytes, int fd, uint64_t offset
   const bool shared = fd >= 0;
   const int kind = MAP_FIXED_NOREPLACE | (shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
   if (mmap(wanted, bytes, PROT_READ | PROT_WRITE, kind, fd, static_cast<off_t>(offset)) != wanted) return false;
-  blocks_[address] = {bytes, shared, {}};
+  blocks_[address] = {bytes, shared, {}, false};
   bytes_ += bytes;
   return true;
 }
@@ -55,9 +55,35 @@ bool HostMemory::mapAt(uint64_t address, uint64_t bytes, int fd, uint64_t offset
 bool HostMemory::unmap(uint64_t address) {
   std::lock_guard lock(mutex_);
   const auto found = blocks_.find(address);
-  if (found == blocks_.end()) return false;
+  if (found == blocks_.end() || found->second.adopted) return false;
   munmap(reinterpret_cast<void*>(address), found->second.bytes);
   bytes_ -= found->second.bytes;
+  blocks_.erase(found);
+  return true;
+}
+
+bool HostMemory::adopt(uint64_t address, uint64_t bytes) {
+  if (bytes == 0 || bytes > UINT64_MAX - address) return false;
+  std::lock_guard lock(mutex_);
+  const auto after = blocks_.lower_bound(address);
+  if (after != blocks_.end() && after->first == address && after->second.adopted && after->second.bytes == bytes)
+    return true;
+  uint64_t base = 0;
+  if ((after != blocks_.end() && after->first - address < bytes) || find(address, &base) != nullptr) return false;
+  blocks_[address] = {bytes, false, {}, true};
+  return true;
+}
+
+bool HostMemory::isAdopted(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  const auto found = blocks_.find(address);
+  return found != blocks_.end() && found->second.adopted;
+}
+
+bool HostMemory::release(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  const auto found = blocks_.find(address);
+  if (found == blocks_.end() || !found->second.adopted) return false;
   blocks_.erase(found);
   return true;
 }

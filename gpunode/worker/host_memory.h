@@ -1,7 +1,7 @@
 // Pinned host memory of the client, at the same addresses here. A block is of one of two kinds, from its beginning to its end:
 //   shared     the client's own memory, mapped here as well: both sides and the GPU see it at once, nothing is ever moved
 //   exchanged  memory of this process. What both sides last agreed on is kept, so that what a kernel changed can be told from what the
-//              client did
+//              client did. Variables in managed memory are such blocks too, wherever the driver has placed them
 // Thread-safety: any thread. Errors: what the client asks for and can't have is false.
 #pragma once
 
@@ -30,6 +30,11 @@ class HostMemory {
   bool share(uint64_t address, uint64_t bytes, const transport::PeerMemory& memory);
   /// Unmaps a block; false when there is none at `address`.
   bool unmap(uint64_t address);
+  /// [address, + bytes) is the driver's, which both the GPU and this process can use at any time: exchanged from now on, until it is
+  /// released. It does not count as what blocks have. True as well when it is that already; false where another block lies there.
+  bool adopt(uint64_t address, uint64_t bytes);
+  bool isAdopted(uint64_t address);
+  bool release(uint64_t address);
   bool has(uint64_t address, uint64_t bytes);
   /// What the client changed in an exchanged block.
   bool apply(const forward::Run& run);
@@ -42,6 +47,7 @@ class HostMemory {
     uint64_t bytes;
     bool shared;
     std::vector<std::byte> agreed;  // exchanged; empty: all zeros so far, as it was mapped
+    bool adopted = false;
   };
   bool mapAt(uint64_t address, uint64_t bytes, int fd, uint64_t offset);
   Block* find(uint64_t address, uint64_t* base);

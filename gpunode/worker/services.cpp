@@ -31,6 +31,12 @@ Serve writtenService(size_t operation) {
       return loadModule;
     case Operation::kLoadLibrary:
       return loadLibrary;
+    case Operation::kVariable:
+      return variable;
+    case Operation::kManagedBytes:
+      return managedBytes;
+    case Operation::kManagedGone:
+      return managedGone;
     case Operation::kHostAlloc:
       return hostAlloc;
     case Operation::kHostFree:

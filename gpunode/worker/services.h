@@ -24,6 +24,10 @@ CUresult loadModule(Invocation& in);
 CUresult loadLibrary(Invocation& in);
 CUresult nameKernel(Invocation& in);
 
+CUresult variable(Invocation& in);
+CUresult managedBytes(Invocation& in);
+CUresult managedGone(Invocation& in);
+
 CUresult linkCreate(Invocation& in);
 CUresult linkAdd(Invocation& in);
 CUresult linkComplete(Invocation& in);

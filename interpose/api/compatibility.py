@@ -17,10 +17,6 @@ WRITTEN = re.compile(r"CUresult ol_forward_(cu\w+?)(##suffix)?\(")
 VERSIONED = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 
 
-# Written by hand to say that they are not there.
-NOT_THERE = frozenset(("cuLibraryGetManaged",))
-
-
 def written_by_hand(root):
     """Symbols that interpose/forward defines. A macro's name stands for the variant of each default stream."""
     found = set()
@@ -30,7 +26,7 @@ def written_by_hand(root):
                 found.add(name)
                 if suffix:
                     found.update((name + "_ptsz", name + "_ptds"))
-    return found - NOT_THERE
+    return found
 
 
 def tests_by_function(root):
@@ -52,8 +48,6 @@ def forwarded(function, hand):
     symbol = function.forms[0].symbols[0]
     if symbol.name in hand:
         return "yes" if symbol.form.function.forward != "refuse" else "no"
-    if symbol.name in NOT_THERE:
-        return "not yet"
     why = emit_forward.why_not(symbol)
     if why is None:
         return {"oneWay": "yes, one way", "cached": "yes, remembered", "sync": "yes, a round trip"}[emit_forward.how(symbol)]

@@ -16,6 +16,7 @@
 #include "interpose/forward/memory.h"
 #include "interpose/forward/per_thread.h"
 #include "interpose/forward/symbols.h"
+#include "interpose/forward/variables.h"
 
 namespace olpager::forward {
 namespace {
@@ -25,6 +26,7 @@ struct Contexts {
   std::map<uint64_t, CUdevice> device_of;  // made by the program; primary ones are known by their number
   // By slot, those that are known to be there, the newest last: where a call is to be made that is not of the current context's session.
   std::array<std::vector<uint64_t>, kMostSessions> alive;
+  std::map<uint64_t, unsigned> retained;  // primary ones: how often
 
   void note(uint64_t context) {
     auto& all = alive[slotOf(context)];
@@ -117,6 +119,14 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
   call.mayWait();  // for what is in its streams
   // What libraries attached to it goes first, as the driver does it.
   if (reset) contextGone(handleOf(context));
+  const bool last = [&] {
+    Contexts& all = contexts();
+    std::lock_guard lock(all.mutex);
+    unsigned& count = all.retained[context];
+    count -= count != 0 && !reset ? 1 : 0;
+    return reset || count == 0;
+  }();
+  if (last) variablesGone(context);
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) return result;
   // Others may have retained it too: then it stays, with its memory.
@@ -255,6 +265,7 @@ CUresult ol_forward_cuCtxDestroy_v2(CUcontext context) {
   CUdevice device = 0;
   if (context == nullptr || !deviceOf(numberOf(context), &device)) return CUDA_ERROR_INVALID_CONTEXT;
   contextGone(context);
+  variablesGone(numberOf(context));
   const CUresult result = ol_forward_generated_cuCtxDestroy_v2(context);
   if (result == CUDA_SUCCESS) destroyed(numberOf(context));
   return result;
@@ -274,6 +285,7 @@ CUresult ol_forward_cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device
     Contexts& all = contexts();
     std::lock_guard lock(all.mutex);
     all.note(retained);
+    ++all.retained[retained];
   }
   mapPinned(call.session(), retained);
   *context = handleOf(retained);

@@ -9,6 +9,7 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/variables.h"
 
 namespace olpager::forward {
 namespace {
@@ -109,6 +110,7 @@ CUresult ol_forward_cuLibraryEnumerateKernels(CUkernel* into, unsigned count, CU
 }
 
 CUresult ol_forward_cuLibraryUnload(CUlibrary library) {
+  variablesGone(reinterpret_cast<uint64_t>(library));
   if (!severalSessions()) return ol_forward_generated_cuLibraryUnload(library);
   {
     Kernels& all = kernels();

@@ -232,7 +232,7 @@ CUresult attach(CUdeviceptr address, uint64_t bytes, unsigned flags) {
 
 bool isManaged(CUdeviceptr address) {
   BlockInfo block;
-  return address - kWindow < kWindowBytes && blockAt(address, &block) && block.managed;
+  return mayBeBlock(address) && blockAt(address, &block) && block.managed;
 }
 
 CUresult freeManaged(CUdeviceptr address) {

@@ -50,7 +50,8 @@ struct Block {
   unsigned flags;
   bool registered;  // memory of the program's own, elsewhere
   bool managed = false;
-  uint64_t there = 0;  // its address at the workers; 0: they have no such memory (registered, until it is asked for)
+  bool variable = false;  // of a module or a library: not in the window, and not the program's to free
+  uint64_t there = 0;     // its address at the workers; 0: they have no such memory (registered, until it is asked for)
   std::array<Side, kMostSessions> sides{};
 
   bool isNamed(unsigned slot) const { return !sides[slot].agreed.empty(); }
@@ -72,6 +73,7 @@ struct Memory {
     std::atomic<uint32_t> shared{0}, exchanged{0}, unnamed{0};
   };
   std::array<Counts, kMostSessions> counts;
+  std::atomic<uint64_t> variables_from{UINT64_MAX}, variables_to{0};  // all that ever were lie between
 };
 Memory& memory() {
   static auto* instance = new Memory;
@@ -334,7 +336,7 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
     givePlace(address);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  Block block{bytes, flags, false, managed, address};
+  Block block{bytes, flags, false, managed, false, address};
   makeRegions(block, got, mapped, fd ? fd.get() : -1);
   InSessions calls;
   for (Session* const session : with) {
@@ -370,7 +372,8 @@ CUresult releaseBlock(uint64_t address, bool managed) {
     Memory& all = memory();
     std::lock_guard lock(all.mutex);
     const auto found = all.blocks.find(address);
-    if (found == all.blocks.end() || found->second.registered || found->second.managed != managed)
+    if (found == all.blocks.end() || found->second.registered || found->second.variable ||
+        found->second.managed != managed)
       return CUDA_ERROR_INVALID_VALUE;
     mapped = rounded(found->second.bytes, kPage);
     for (Session* const session : existingSessions()) {
@@ -397,6 +400,40 @@ CUresult releaseBlock(uint64_t address, bool managed) {
   munmap(reinterpret_cast<void*>(address), mapped);
   givePlace(address);
   return result;
+}
+
+void addVariable(Session* session, uint64_t address, uint64_t bytes) {
+  Block block{bytes, 0, false, true, true, address};
+  makeRegions(block, reinterpret_cast<void*>(address), bytes, -1);
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  all.variables_from.store(std::min(all.variables_from.load(), address));
+  all.variables_to.store(std::max(all.variables_to.load(), address + bytes));
+  Block& placed = all.blocks.insert_or_assign(address, std::move(block)).first->second;
+  setKind(all, placed, session->slot(), Side::Kind::kExchanged);
+  (void)name(all, session->slot(), address);  // it is there for kernels
+}
+
+void putVariable(const Session* session, Reader& runs) {
+  for (Run run; runs.left() > 0 && readRun(runs, &run);) takePinned(session->slot(), run);
+}
+
+void removeVariable(uint64_t address) {
+  Memory& all = memory();
+  std::unique_lock lock(all.mutex);
+  const auto found = all.blocks.find(address);
+  if (found == all.blocks.end() || !found->second.variable) return;
+  for (const Session* const session : existingSessions())
+    setKind(all, found->second, session->slot(), Side::Kind::kNone);
+  const auto block = all.blocks.extract(found);
+  lock.unlock();  // its regions end without the lock
+}
+
+bool mayBeBlock(uint64_t address) {
+  if (address - kWindow < kWindowBytes) return true;
+  const Memory& all = memory();
+  return address >= all.variables_from.load(std::memory_order_relaxed) &&
+         address < all.variables_to.load(std::memory_order_relaxed);
 }
 
 void noteDeviceMemory(const Session& session, CUdeviceptr address, uint64_t bytes) {
@@ -456,8 +493,7 @@ bool isShared(const Session& session, const void* pointer, uint64_t bytes) {
 
 bool isExchanged(const Session& session, uint64_t address) {
   Memory& all = memory();
-  if (address - kWindow >= kWindowBytes || all.counts[session.slot()].exchanged.load(std::memory_order_relaxed) == 0)
-    return false;
+  if (!mayBeBlock(address) || all.counts[session.slot()].exchanged.load(std::memory_order_relaxed) == 0) return false;
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = findThere(all, address, &base);

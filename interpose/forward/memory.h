@@ -11,6 +11,7 @@
 
 namespace olpager::forward {
 
+class Reader;
 class Session;
 
 /// Device memory of a session that is not in its pool's range (variables of modules).
@@ -48,6 +49,15 @@ bool blockAt(uint64_t address, BlockInfo* found);
 CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr* out);
 /// After all that uses it. Fails for a block of the other sort.
 CUresult releaseBlock(uint64_t address, bool managed);
+
+/// A variable in managed memory, which is mapped here by now, all zeros as the worker takes it to be: a block of its own, exchanged from now on.
+void addVariable(Session* session, uint64_t address, uint64_t bytes);
+/// What came for it is in place.
+void putVariable(const Session* session, Reader& runs);
+/// Its memory can be unmapped after that.
+void removeVariable(uint64_t address);
+/// False: an address that lies in no block for sure. Takes no lock.
+bool mayBeBlock(uint64_t address);
 
 /// Where kernels reach memory that the program registered: the workers get memory for it there, which is exchanged as that of a block in the
 /// window, until it is unregistered.

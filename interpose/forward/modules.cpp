@@ -9,7 +9,7 @@
 #include "interpose/forward/images.h"
 #include "interpose/forward/jit_options.h"
 #include "interpose/forward/libraries.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/variables.h"
 
 namespace olpager::forward {
 namespace {
@@ -81,7 +81,10 @@ CUresult load(Operation operation, const void* code, unsigned count, CUjit_optio
           return send(operation, {session, number}, one, &ignored);
         },
         out);
-  return send(operation, {currentSession()}, one, out);
+  const CUresult result = send(operation, {currentSession()}, one, out);
+  if (operation == Operation::kLoadModule && result == CUDA_SUCCESS)
+    noteModule(reinterpret_cast<uint64_t>(*out), currentContext());
+  return result;
 }
 
 CUresult loadFile(Operation operation, const char* path, unsigned count, CUjit_option* options, void** values,
@@ -89,19 +92,6 @@ CUresult loadFile(Operation operation, const char* path, unsigned count, CUjit_o
   std::string bytes;
   if (const CUresult error = readImageFile(path, &bytes); error != CUDA_SUCCESS) return error;
   return load(operation, bytes.data(), count, options, values, out);
-}
-
-// A variable of a module or a library: kernels and copies may name its memory from now on.
-template <typename Ask, typename Owner>
-CUresult findGlobal(Ask ask, CUdeviceptr* address, size_t* bytes, Owner owner, const char* name) {
-  CUdeviceptr found = 0;
-  size_t size = 0;
-  if (const CUresult result = ask(&found, &size, owner, name); result != CUDA_SUCCESS) return result;
-  if (const Session* const session = Route().handle(owner).session(); session != nullptr)
-    noteDeviceMemory(*session, found, size);
-  if (address != nullptr) *address = found;
-  if (bytes != nullptr) *bytes = size;
-  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -135,22 +125,6 @@ CUresult ol_forward_cuLibraryLoadFromFile(CUlibrary* library, const char* path, 
                                           unsigned count, CUlibraryOption* /*library_options*/,
                                           void** /*library_values*/, unsigned /*library_count*/) {
   return loadFile(Operation::kLoadLibrary, path, count, options, values, reinterpret_cast<void**>(library));
-}
-
-CUresult ol_forward_cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
-  return findGlobal(ol_forward_generated_cuModuleGetGlobal_v2, address, bytes, module, name);
-}
-
-CUresult ol_forward_cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
-  return findGlobal(ol_forward_generated_cuLibraryGetGlobal, address, bytes, library, name);
-}
-
-CUresult ol_forward_cuLibraryGetManaged(CUdeviceptr* /*address*/, size_t* /*bytes*/, CUlibrary /*library*/,
-                                        const char* name) {
-  olpager::base::warnOnce(name != nullptr ? name : "",
-                          "__managed__ variable %s: variables in managed memory are not there yet in forwarded mode",
-                          name != nullptr ? name : "");
-  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 }  // extern "C"

@@ -57,6 +57,18 @@ enum class Operation : uint16_t {
   kLinkComplete,  // and a piece of what came out
   kLinkDestroy,
   kGraphAllocNode,
+  kVariable,      // of a module or a library: where it is, and whether in managed memory
+  kManagedBytes,  // what differs from zeros in a managed one, piece by piece
+  kManagedGone,   // it is exchanged no more: what it belongs to is about to go
+};
+
+/// Of kVariable: whose the variable is, and which function is asked.
+enum class VariableKind : uint8_t { kModule, kLibrary, kLibraryManaged };
+/// In the answer to kVariable, behind address and bytes (8 each).
+enum class VariableMemory : uint8_t {
+  kDevice,
+  kManaged,     // the worker exchanges it from now on
+  kOutOfReach,  // managed, and the CPU can't have it beside kernels there
 };
 
 /// At the head of a record of the client's.

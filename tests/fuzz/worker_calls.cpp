@@ -230,6 +230,20 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       writer.value(out.drawHandle(HandleKind::kLinkState));
       writer.value(out.input().byte() % 2 != 0 ? uint64_t{0} : out.drawNumber());
       return;
+    case Operation::kVariable: {
+      const uint8_t how = out.input().byte();
+      writer.value(static_cast<forward::VariableKind>(how % 8 != 7 ? how % 3 : how));
+      writer.value(out.drawHandle(how % 3 == 0 ? HandleKind::kModule : HandleKind::kLibrary));
+      return out.string();
+    }
+    case Operation::kManagedBytes:
+      writer.value(out.drawAddress());
+      writer.value(out.input().byte() % 2 != 0 ? uint64_t{0} : out.drawNumber());
+      writer.value(uint64_t{4096});
+      return;
+    case Operation::kManagedGone:
+      writer.value(out.drawAddress());
+      return;
     case Operation::kLinkDestroy:
       writer.value(out.drawHandle(HandleKind::kLinkState));
       return;
@@ -435,7 +449,7 @@ class Session {
       operate(Operation::kPeerLink, none, 0);
     }
     constexpr auto kFirst = static_cast<uint16_t>(Operation::kParameters);
-    constexpr auto kLast = static_cast<uint16_t>(Operation::kGraphAllocNode);
+    constexpr auto kLast = static_cast<uint16_t>(Operation::kManagedGone);
     for (size_t i = 0; i < kMostCalls && !input.empty() && !worker_.ended(); ++i) {
       const uint8_t how = input.byte();
       if (how % 3 == 0) {

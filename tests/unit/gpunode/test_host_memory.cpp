@@ -70,6 +70,47 @@ TEST_CASE("what one side changed does not undo what the other did", "[gpunode]")
   CHECK(memory.unmap(kBlock));
 }
 
+TEST_CASE("variables are exchanged where they are, and their memory stays when they go", "[gpunode]") {
+  HostMemory memory;
+  memory.setLimit(4096);
+  std::vector<std::byte> driver(3 * 4096);
+  const auto first = reinterpret_cast<uint64_t>(driver.data()) + 13, second = first + 100;
+  CHECK_FALSE(memory.adopt(first, 0));
+  CHECK_FALSE(memory.adopt(first, UINT64_MAX));
+  REQUIRE(memory.adopt(first, 100));
+  REQUIRE(memory.adopt(second, 9000));  // beside it, and above the limit: it is not the client's
+  CHECK(memory.adopt(second, 9000));
+  for (const auto& [address, bytes] :
+       {std::pair{first, 99ull}, {first + 50, 10ull}, {first - 1, 2ull}, {second, 8999ull}})
+    CHECK_FALSE(memory.adopt(address, bytes));
+  CHECK(memory.bytes() == 0);
+  CHECK(memory.isAdopted(first));
+  CHECK_FALSE(memory.isAdopted(first + 1));
+  driver[13] = std::byte{5}, driver[112] = std::byte{6}, driver[113] = std::byte{7};
+  std::vector<std::byte> runs;
+  REQUIRE(memory.changes(first, 0, 100, runs));  // from zeros on
+  forward::Reader reader(runs);
+  forward::Run run;
+  uint64_t changed = 0;
+  while (reader.left() > 0 && forward::readRun(reader, &run)) changed = run.address + run.length;
+  CHECK(changed == second);
+  const std::byte word[] = {std::byte{1}, std::byte{2}};
+  CHECK(memory.apply({second + 8998, sizeof word, {}, word}));
+  CHECK(driver[113 + 8999] == std::byte{2});
+  CHECK_FALSE(memory.apply({second + 8999, sizeof word, {}, word}));
+  CHECK_FALSE(memory.unmap(first));  // it is nobody's to unmap
+  CHECK_FALSE(memory.release(first + 1));
+  CHECK(memory.release(first));
+  CHECK_FALSE(memory.release(first));
+  CHECK_FALSE(memory.changes(first, 0, 100, runs));
+  REQUIRE(memory.map(kBlock, 4096));
+  CHECK_FALSE(memory.release(kBlock));
+  CHECK_FALSE(memory.adopt(kBlock, 4096));
+  CHECK(memory.unmap(kBlock));
+  CHECK(memory.release(second));
+  CHECK(driver[113 + 8999] == std::byte{2});
+}
+
 TEST_CASE("a shared block is the client's memory and is never compared", "[gpunode]") {
   constexpr uint64_t kOffset = 4096, kBytes = 8192;
   const base::UniqueFd memfd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -1,0 +1,84 @@
+// Variables of modules and libraries. One in managed memory is exchanged as a block of pinned memory is: it stays where the driver has placed it, and the
+// client gets memory at the same address.
+#include <algorithm>
+
+#include "gpunode/worker/services.h"
+#include "gpunode/worker/worker.h"
+
+namespace olpager::gpunode {
+namespace {
+
+using forward::VariableKind;
+using forward::VariableMemory;
+
+// Whether this process may use managed memory while kernels run: it compares it whenever launches are made.
+bool reachedBesideKernels(Invocation& in) {
+  for (int i = 0; i < in.worker().devices(); ++i) {
+    CUdevice device = 0;
+    int concurrent = 0;
+    if (in.driver().cuDeviceGet(&device, i) != CUDA_SUCCESS ||
+        in.driver().cuDeviceGetAttribute(&concurrent, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, device) !=
+            CUDA_SUCCESS ||
+        concurrent == 0)
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+CUresult variable(Invocation& in) {
+  const auto kind = in.value<VariableKind>();
+  const auto number = in.value<uint64_t>();
+  const char* const name = in.string();
+  if (kind > VariableKind::kLibraryManaged) in.arguments().fail();
+  const auto module = kind == VariableKind::kModule ? in.translated<CUmodule>(number) : nullptr;
+  const auto library = kind != VariableKind::kModule ? in.translated<CUlibrary>(number) : nullptr;
+  if (!in.ok()) return in.refusal();
+  const api::DriverTable& driver = in.driver();
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+  CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+  if (kind == VariableKind::kModule) {
+    result = driver.cuModuleGetGlobal_v2(&address, &bytes, module, name);
+  } else if (const auto ask = kind == VariableKind::kLibrary ? driver.cuLibraryGetGlobal : driver.cuLibraryGetManaged;
+             ask != nullptr) {
+    result = ask(&address, &bytes, library, name);
+  }
+  if (result != CUDA_SUCCESS) return result;
+  unsigned managed = kind == VariableKind::kLibraryManaged ? 1 : 0;
+  if (managed == 0 && bytes != 0 &&
+      driver.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) != CUDA_SUCCESS)
+    managed = 0;
+  auto memory = VariableMemory::kDevice;
+  if (managed != 0) {
+    memory = reachedBesideKernels(in) && in.worker().hostMemory().adopt(address, bytes) ? VariableMemory::kManaged
+                                                                                        : VariableMemory::kOutOfReach;
+  }
+  in.results().value(address);
+  in.results().value(static_cast<uint64_t>(bytes));
+  in.results().value(memory);
+  return result;
+}
+
+CUresult managedBytes(Invocation& in) {
+  constexpr uint64_t kMost = 4 << 20;
+  const auto address = in.value<uint64_t>();
+  const auto offset = in.value<uint64_t>();
+  const auto bytes = in.value<uint64_t>();
+  if (bytes > kMost) in.arguments().fail();
+  if (!in.ok()) return in.refusal();
+  HostMemory& memory = in.worker().hostMemory();
+  std::vector<std::byte> runs;
+  if (!memory.isAdopted(address) || !memory.changes(address, offset, bytes, runs)) return CUDA_ERROR_INVALID_VALUE;
+  in.results().raw(runs.data(), runs.size());
+  return CUDA_SUCCESS;
+}
+
+CUresult managedGone(Invocation& in) {
+  const auto address = in.value<uint64_t>();
+  if (!in.ok()) return in.refusal();
+  return in.worker().hostMemory().release(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+}  // namespace olpager::gpunode

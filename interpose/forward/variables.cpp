@@ -1,0 +1,241 @@
+// Variables of modules and libraries. A __managed__ one lies where the gpunode's driver has placed it, and the code that uses it has that address in it: so
+// the program gets memory at the same address, when it asks for the variable (the runtime does that before the program's first use), and the two are
+// exchanged as managed memory of the window is (memory.h). Where the program has something else there already, it is refused.
+//
+// A variable: unknown -> adopted (by the first who asks for it) -> gone (before its library, or its module or the context that that is in).
+// Locks: Variables::mutex, above those of memory.cpp and of the sessions; one variable is adopted, or goes, at a time.
+#include "interpose/forward/variables.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/log.h"
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/captures.h"
+#include "interpose/forward/memory.h"
+
+namespace olpager::forward {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+struct Variable {
+  uint64_t bytes = 0;
+  uint64_t owner = 0;    // a library, or a module that was loaded by itself
+  uint64_t context = 0;  // of such a module
+  Session* session = nullptr;
+};
+
+struct Module {
+  uint64_t context = 0;
+  uint64_t library = 0;  // whose it is; 0: loaded by itself
+};
+
+struct Variables {
+  std::mutex mutex;
+  std::map<uint64_t, Variable> all;  // by address
+  std::map<uint64_t, Module> modules;
+};
+Variables& variables() {
+  static auto* instance = new Variables;
+  return *instance;
+}
+
+// Under the mutex. The pages of a variable that have nothing of another one.
+struct Pages {
+  uint64_t begin, end;
+  void* at() const { return reinterpret_cast<void*>(begin); }
+  uint64_t bytes() const { return end - begin; }
+};
+Pages ownPages(const Variables& known, uint64_t address, uint64_t bytes) {
+  Pages pages{address / kPage * kPage, (address + bytes + kPage - 1) / kPage * kPage};
+  const auto after = known.all.upper_bound(address);
+  const auto at = known.all.lower_bound(address);
+  if (at != known.all.begin()) {
+    const auto& [before, variable] = *std::prev(at);
+    if (before + variable.bytes > pages.begin) pages.begin += kPage;
+  }
+  if (pages.begin < pages.end && after != known.all.end() && after->first < pages.end) pages.end -= kPage;
+  return pages;
+}
+
+CUresult outOfReach(const char* name, const char* why) {
+  base::warnOnce(name, "__managed__ variable %s: %s: CUDA_ERROR_NOT_SUPPORTED", name, why);
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+void tellGone(Session* session, uint64_t address) {
+  Call call(Operation::kManagedGone, session);
+  call.value(address);
+  (void)call.sync();
+}
+
+// Brings what is there by now: the image's values, and what kernels made of them.
+CUresult fetch(Session* session, uint64_t address, uint64_t bytes) {
+  // Kernels that are under way were launched when nobody exchanged it.
+  if (contextIn(session) != 0 && !capturing()) {
+    Call synchronize(api::Symbol::kCuCtxSynchronize, session);
+    synchronize.mayWait();
+    (void)synchronize.sync();  // what a kernel did wrong is told by other calls
+  }
+  constexpr uint64_t kPiece = 4 << 20;
+  for (uint64_t at = 0; at < bytes; at += kPiece) {
+    Call call(Operation::kManagedBytes, session);
+    call.value(address);
+    call.value(at);
+    call.value(std::min(kPiece, bytes - at));
+    const CUresult result = call.sync();
+    if (!call.answered()) return result != CUDA_SUCCESS ? result : CUDA_ERROR_UNKNOWN;
+    putVariable(session, call.reply());
+  }
+  return CUDA_SUCCESS;
+}
+
+// Under the mutex.
+void forget(Variables& known, uint64_t address) {
+  const auto found = known.all.find(address);
+  const Variable variable = found->second;
+  // What asynchronous copies still move.
+  (void)awaitMemory(address, variable.bytes, *variable.session);
+  tellGone(variable.session, address);
+  removeVariable(address);
+  known.all.erase(found);
+  const Pages pages = ownPages(known, address, variable.bytes);
+  if (pages.begin < pages.end) munmap(pages.at(), pages.bytes());
+}
+
+CUresult adopt(Session* session, uint64_t address, uint64_t bytes, const Variable& variable, const char* name) {
+  Variables& known = variables();
+  const Pages pages = ownPages(known, address, bytes);
+  if (pages.begin < pages.end) {
+    void* const got = mmap(pages.at(), pages.bytes(), PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got != pages.at()) {
+      if (got != MAP_FAILED) munmap(got, pages.bytes());  // a kernel that does not know the flag
+      char why[256];
+      std::snprintf(why, sizeof why,
+                    "gpunode %s has it at 0x%llx, where this program has memory of its own (%s); another run has other "
+                    "addresses",
+                    session->gpunode().c_str(), static_cast<unsigned long long>(address),
+                    got == MAP_FAILED ? std::strerror(errno) : "taken");
+      tellGone(session, address);
+      return outOfReach(name, why);
+    }
+  }
+  known.all[address] = variable;
+  addVariable(session, address, bytes);
+  const CUresult result = fetch(session, address, bytes);
+  if (result != CUDA_SUCCESS) forget(known, address);
+  return result;
+}
+
+// Under the mutex. Whose it is; false: what the module is of is not known.
+bool ownerOf(const Variables& known, VariableKind kind, uint64_t owner, Variable* variable) {
+  variable->owner = owner;
+  if (kind != VariableKind::kModule) return true;
+  const auto module = known.modules.find(owner);
+  if (module == known.modules.end()) return false;
+  if (module->second.library != 0) variable->owner = module->second.library;
+  variable->context = module->second.context;
+  return true;
+}
+
+}  // namespace
+
+CUresult findVariable(VariableKind kind, uint64_t owner, const char* name, CUdeviceptr* address, size_t* bytes) {
+  const char* const shown = name != nullptr ? name : "";
+  if (kind == VariableKind::kLibraryManaged && severalSessions())
+    return outOfReach(shown, "libraries are loaded at several gpunodes, each of which has its own");
+  Call call(Operation::kVariable, Route().handle(owner));
+  call.value(kind);
+  call.handle(owner);
+  call.string(name);
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  Session* const session = call.session();
+  const auto found = call.reply().value<uint64_t>();
+  const auto size = call.reply().value<uint64_t>();
+  const auto memory = call.reply().value<VariableMemory>();
+  Variables& known = variables();
+  const std::lock_guard one(known.mutex);
+  if (memory == VariableMemory::kDevice) {
+    noteDeviceMemory(*session, found, size);
+  } else if (memory == VariableMemory::kOutOfReach) {
+    return outOfReach(shown, "the gpunode's CPU can't use managed memory while kernels run");
+  } else if (!known.all.contains(found)) {
+    Variable variable{size, 0, 0, session};
+    const bool is_known = ownerOf(known, kind, owner, &variable);
+    if (!is_known || severalSessions()) {
+      tellGone(session, found);
+      return outOfReach(shown, is_known ? "the program has several gpunodes" : "it is not known what its module is of");
+    }
+    if (const CUresult error = adopt(session, found, size, variable, shown); error != CUDA_SUCCESS) return error;
+  }
+  if (address != nullptr) *address = found;
+  if (bytes != nullptr) *bytes = size;
+  return CUDA_SUCCESS;
+}
+
+void noteModule(uint64_t module, uint64_t context) {
+  Variables& known = variables();
+  const std::lock_guard lock(known.mutex);
+  known.modules[module] = {context, 0};
+}
+
+void noteModuleOf(uint64_t module, uint64_t library) {
+  Variables& known = variables();
+  const std::lock_guard lock(known.mutex);
+  known.modules[module] = {0, library};
+}
+
+void variablesGone(uint64_t owner) {
+  if (owner == 0 || inForkedChild()) return;  // a child has the memory, and no session
+  Variables& known = variables();
+  const std::lock_guard lock(known.mutex);
+  std::vector<uint64_t> going;
+  for (const auto& [address, variable] : known.all) {
+    if (variable.owner == owner || variable.context == owner) going.push_back(address);
+  }
+  for (const uint64_t address : going) forget(known, address);
+  std::erase_if(known.modules, [owner](const auto& module) {
+    return module.first == owner || module.second.context == owner || module.second.library == owner;
+  });
+}
+
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+CUresult ol_forward_cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
+  return findVariable(VariableKind::kModule, reinterpret_cast<uint64_t>(module), name, address, bytes);
+}
+CUresult ol_forward_cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
+  return findVariable(VariableKind::kLibrary, reinterpret_cast<uint64_t>(library), name, address, bytes);
+}
+CUresult ol_forward_cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
+  return findVariable(VariableKind::kLibraryManaged, reinterpret_cast<uint64_t>(library), name, address, bytes);
+}
+
+CUresult ol_forward_cuLibraryGetModule(CUmodule* module, CUlibrary library) {
+  const CUresult result = ol_forward_generated_cuLibraryGetModule(module, library);
+  if (result == CUDA_SUCCESS && module != nullptr)
+    noteModuleOf(reinterpret_cast<uint64_t>(*module), reinterpret_cast<uint64_t>(library));
+  return result;
+}
+
+CUresult ol_forward_cuModuleUnload(CUmodule module) {
+  variablesGone(reinterpret_cast<uint64_t>(module));
+  return ol_forward_generated_cuModuleUnload(module);
+}
+
+}  // extern "C"
