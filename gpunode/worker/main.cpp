@@ -15,6 +15,7 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "base/sanitizer.h"
 #include "base/settings.h"
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/trust/keys.h"
@@ -107,6 +108,19 @@ void keepFree(uint64_t base, uint64_t bytes) {
                   std::strerror(errno));
 }
 
+// Managed variables lie where the driver places them in this process, and the program has to have the same addresses free (interpose/forward/variables.cpp).
+// Programs map what they need from the top of their address space down: from now on this process maps nothing there.
+void leaveTopToProgram() {
+  if constexpr (base::kThreadSanitizer || base::kAddressSanitizer) return;  // their runtimes have places of their own
+  constexpr uint64_t kTop = 0x6000'0000'0000, kLargest = 1ull << 43, kSmallest = 4096;
+  for (uint64_t bytes = kLargest; bytes >= kSmallest;) {
+    void* const kept = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (kept != MAP_FAILED && reinterpret_cast<uint64_t>(kept) >= kTop) continue;
+    if (kept != MAP_FAILED) munmap(kept, bytes);
+    bytes /= 2;
+  }
+}
+
 int run() {
   WorkerSetup setup;
   if (recv(gpunode::kSetupFd, &setup, sizeof setup, 0) != sizeof setup) {
@@ -141,6 +155,7 @@ int run() {
     // Streams wait for other sessions on the device (gates.h): with few hardware queues they would hold up others.
     (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   }
+  leaveTopToProgram();
   auto* const worker = new gpunode::Worker(options);  // its threads may outlive this function
   if (auto started = worker->start(); !started.ok()) return fail(started.error().message);
 
