@@ -63,7 +63,8 @@ enum Kind {
 };
 
 struct Entry {
-  Cell* cell;
+  Cell* cell;  // as kernels call it
+  Cell* here;  // as the CPU does: of registered memory that may be another address
   Kind kind;
   uint64_t tag;
   size_t group;
@@ -136,7 +137,7 @@ class Web {
   static constexpr size_t kStaged = 512;
 
   void add(Kind kind, size_t group) {
-    Entry entry{nullptr, kind, random_.next(), group};
+    Entry entry{nullptr, nullptr, kind, random_.next(), group};
     Cell*& cell = entry.cell;
     switch (kind) {
       case kDevice:
@@ -158,7 +159,10 @@ class Web {
         void* memory = std::aligned_alloc(4096, 8192);
         RUNTIME_OK(cudaHostRegister(memory, 8192, cudaHostRegisterDefault));
         registered_.push_back(memory);
-        cell = static_cast<Cell*>(memory) + 10;
+        cell = entry.here = static_cast<Cell*>(memory) + 10;
+        int by_host_pointer = 0;
+        RUNTIME_OK(cudaDeviceGetAttribute(&by_host_pointer, cudaDevAttrCanUseHostPointerForRegisteredMem, 0));
+        if (by_host_pointer == 0) RUNTIME_OK(cudaHostGetDevicePointer(&cell, entry.here, 0));
         break;
       }
       case kManaged:
@@ -177,6 +181,7 @@ class Web {
       default:
         cell = mappedTwice();
     }
+    if (entry.here == nullptr) entry.here = cell;
     const Cell fresh{entry.tag, nullptr, 0};
     RUNTIME_OK(cudaMemcpy(cell, &fresh, sizeof(fresh), cudaMemcpyDefault));
     groups_[group].push_back(cells_.size());
@@ -211,7 +216,7 @@ class Web {
     for (int i = 0; i < 20 && !cpuWrites(cells_[from].kind); ++i) from = pickIn(cells_[target].group);
     if (!cpuWrites(cells_[from].kind)) return;
     settle();
-    cells_[from].cell->next = cells_[target].cell;
+    cells_[from].here->next = cells_[target].cell;
     cells_[from].next = int(target);
   }
 
