@@ -1,9 +1,12 @@
-// cudaDeviceReset and start again, three times, with memory, streams and pages parked at each reset.
+// cudaDeviceReset and start again, three times, with memory, streams and pages parked at each reset. A managed variable is used before the first
+// alone: what becomes of it is the driver's matter, and nothing to those who go on.
 #include "common.h"
 
 __device__ uint32_t g_counter = 7;
+__managed__ uint32_t g_shared = 3;
 
 __global__ void count(uint32_t* out) { *out = g_counter++; }
+__global__ void countShared() { ++g_shared; }
 
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
@@ -27,6 +30,12 @@ int main(int argc, char** argv) {
     count<<<1, 1>>>(out);
     RUNTIME_OK(cudaMemcpy(&counted, out, 4, cudaMemcpyDeviceToHost));
     CHECK(counted == 7, "life %u: the module's variable is %u, expected 7", life, counted);
+    if (life == 0) {
+      ++g_shared;
+      countShared<<<1, 1>>>();
+      RUNTIME_OK(cudaDeviceSynchronize());
+      CHECK(g_shared == 5, "the managed variable is %u", g_shared);
+    }
     size_t free_bytes = 0, total = 0;
     RUNTIME_OK(cudaMemGetInfo(&free_bytes, &total));
     RUNTIME_OK(cudaDeviceReset());
