@@ -1,7 +1,5 @@
 // Variables of modules and libraries. One in managed memory is exchanged as a block of pinned memory is: it stays where the driver has placed it, and the
 // client gets memory at the same address.
-#include <algorithm>
-
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
 
@@ -23,6 +21,19 @@ bool reachedBesideKernels(Invocation& in) {
       return false;
   }
   return true;
+}
+
+// It is compared here behind kernels: in host memory, where GPUs use it in place, it need not go to and fro for that. What the driver says to
+// it changes nothing but the speed.
+void stayHere(Invocation& in, CUdeviceptr address, size_t bytes) {
+  const api::DriverTable& driver = in.driver();
+  if (driver.cuMemAdvise == nullptr) return;
+  (void)driver.cuMemAdvise(address, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_DEVICE_CPU);
+  for (int i = 0; i < in.worker().devices(); ++i) {
+    CUdevice device = 0;
+    if (driver.cuDeviceGet(&device, i) == CUDA_SUCCESS)
+      (void)driver.cuMemAdvise(address, bytes, CU_MEM_ADVISE_SET_ACCESSED_BY, device);
+  }
 }
 
 }  // namespace
@@ -54,6 +65,7 @@ CUresult variable(Invocation& in) {
   if (managed != 0) {
     memory = reachedBesideKernels(in) && in.worker().hostMemory().adopt(address, bytes) ? VariableMemory::kManaged
                                                                                         : VariableMemory::kOutOfReach;
+    if (memory == VariableMemory::kManaged) stayHere(in, address, bytes);
   }
   in.results().value(address);
   in.results().value(static_cast<uint64_t>(bytes));
