@@ -286,9 +286,9 @@ void Channel::breach(const std::string& reason) {
 
 // --- transfers ---------------------------------------------------------------------------------------------------------
 
-TransferPtr Channel::fetch(const transport::LocalRange& into, const transport::RemoteRange& from) {
+TransferPtr Channel::fetch(std::span<const transport::LocalRange> into, const transport::RemoteRange& from) {
   auto transfer = std::make_shared<Transfer>();
-  transfer->near = into;
+  transfer->near.assign(into.begin(), into.end());
   transfer->far = from;
   return start(std::move(transfer));
 }
@@ -296,7 +296,7 @@ TransferPtr Channel::fetch(const transport::LocalRange& into, const transport::R
 TransferPtr Channel::put(const transport::LocalRange& from, const transport::RemoteRange& into) {
   auto transfer = std::make_shared<Transfer>();
   transfer->kind = Transfer::Kind::kPut;
-  transfer->near = from;
+  transfer->near.assign(1, from);
   transfer->far = into;
   return start(std::move(transfer));
 }
@@ -322,7 +322,7 @@ TransferPtr Channel::start(TransferPtr transfer) {
 }
 
 transport::Outcome Channel::issue(Transfer& transfer, uint64_t context) {
-  const auto near = std::span(&transfer.near, 1);
+  const auto& near = transfer.near;
   constexpr auto kClass = transport::Class::kDemand;
   switch (transfer.kind) {
     case Transfer::Kind::kFetch:

@@ -47,7 +47,7 @@ class Transfer {
   enum class State : uint8_t { kWaiting, kIssued, kDone, kFailed };
   enum class Kind : uint8_t { kFetch, kPut, kShare };
   Kind kind = Kind::kFetch;
-  transport::LocalRange near;
+  std::vector<transport::LocalRange> near;
   transport::RemoteRange far;
   State state = State::kWaiting;  // under the channel's write_mutex_
   transport::PeerMemory memory;   // of a kShare that is done
@@ -104,8 +104,11 @@ class Channel {
   bool readable() const { return inbox_messages_.load(std::memory_order_relaxed) != 0; }
 
   /// Starts to copy the other end's memory to memory here. The link's domain has to be that of the region. At most
-  /// transport::kMaxOperationBytes.
-  TransferPtr fetch(const transport::LocalRange& into, const transport::RemoteRange& from);
+  /// transport::kMaxOperationBytes and transport::kMaxLocalRanges.
+  TransferPtr fetch(std::span<const transport::LocalRange> into, const transport::RemoteRange& from);
+  TransferPtr fetch(const transport::LocalRange& into, const transport::RemoteRange& from) {
+    return fetch(std::span(&into, 1), from);
+  }
   /// And memory here to the other end's.
   TransferPtr put(const transport::LocalRange& from, const transport::RemoteRange& into);
   /// Asks for the other end's memory behind a key, to be mapped here: of one host alone, elsewhere it fails.

@@ -4,14 +4,17 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "gpunode/worker/worker.h"
 
 namespace olpager::gpunode {
 namespace {
 
-constexpr size_t kAhead = 8;        // pieces that the network moves at once
-constexpr size_t kWithDriver = 16;  // pieces that wait for the GPU, of a copy whose caller waits
+// Of a copy, at once: what the network brings, and pieces that it takes away.
+constexpr uint64_t kBringBytes = 32ull << 20;
+constexpr size_t kTakeAway = 16;
+constexpr size_t kWithDriver = 32;  // pieces that wait for the GPU, of a copy whose caller waits
 
 uint64_t pieceAt(const BulkCopy& copy, uint64_t at) { return std::min(Staging::kPieceBytes, copy.bytes - at); }
 
@@ -27,11 +30,37 @@ CUresult enqueueOut(const api::DriverTable& driver, const BulkCopy& copy, uint64
 
 // --- to the device -----------------------------------------------------------------------------------------------------
 
+// Pieces that one transfer brings.
 struct Coming {
-  Staging::Piece* piece;
-  uint64_t bytes;
+  uint64_t at;
+  uint64_t bytes = 0;
+  std::vector<Staging::Piece*> pieces;
   calls::TransferPtr transfer;
 };
+
+// To ask for bytes takes messages and wakes threads at both ends: a long copy asks for several pieces at once, a short one for single ones,
+// so that the GPU begins before the network has ended.
+size_t piecesAtOnce(const BulkCopy& copy) {
+  constexpr uint64_t kMost = 4, kTurns = 8;
+  return std::clamp<uint64_t>(copy.bytes / Staging::kPieceBytes / kTurns, 1, kMost);
+}
+
+// Asks for the next ones, from `at` on; for none when there is no memory.
+Coming bringPieces(Invocation& in, const BulkCopy& copy, uint64_t at) {
+  Worker& worker = in.worker();
+  Coming coming{at};
+  std::vector<transport::LocalRange> into;
+  for (size_t left = piecesAtOnce(copy); left != 0 && at + coming.bytes < copy.bytes; --left) {
+    Staging::Piece* const piece = worker.staging().take(in.driver(), in.head().context);
+    if (piece == nullptr) break;
+    coming.pieces.push_back(piece);
+    into.push_back({piece->region.get(), 0, pieceAt(copy, at + coming.bytes)});
+    coming.bytes += into.back().length;
+  }
+  if (!into.empty())
+    coming.transfer = worker.channel().fetch(into, {copy.region, copy.region_offset + at, coming.bytes});
+  return coming;
+}
 
 }  // namespace
 
@@ -42,51 +71,51 @@ CUresult bulkIn(Invocation& in, const BulkCopy& copy) {
   std::deque<Coming> under_way;
   std::deque<Staging::Piece*> with_driver;  // of a copy whose caller waits
   CUresult result = CUDA_SUCCESS;
+  // To the GPU, but for what comes behind a piece that it does not take.
+  const auto enqueue = [&](Staging::Piece* piece, uint64_t at) {
+    if (result == CUDA_SUCCESS) result = enqueueIn(driver, copy, at, piece->bytes, pieceAt(copy, at));
+    if (result != CUDA_SUCCESS) {
+      staging.give(piece);
+      return;
+    }
+    // Not marked, the piece stays with the driver until its context is gone.
+    result = staging.mark(driver, piece, copy.stream);
+    if (result != CUDA_SUCCESS) return;
+    if (copy.in_order) {
+      staging.giveBehind(piece);
+    } else {
+      with_driver.push_back(piece);
+    }
+  };
   uint64_t asked = 0;
   for (uint64_t at = 0; at < copy.bytes && result == CUDA_SUCCESS;) {
-    while (asked < copy.bytes && under_way.size() < kAhead) {
-      Staging::Piece* const piece = staging.take(driver, in.head().context);
-      if (piece == nullptr) break;
-      const uint64_t bytes = pieceAt(copy, asked);
-      under_way.push_back(
-          {piece, bytes,
-           worker.channel().fetch({piece->region.get(), 0, bytes}, {copy.region, copy.region_offset + asked, bytes})});
-      asked += bytes;
+    while (asked < copy.bytes && asked - at < kBringBytes) {
+      Coming coming = bringPieces(in, copy, asked);
+      if (coming.pieces.empty()) break;
+      asked += coming.bytes;
+      under_way.push_back(std::move(coming));
     }
     if (under_way.empty()) {
       result = CUDA_ERROR_OUT_OF_MEMORY;
       break;
     }
-    const Coming one = under_way.front();
+    const Coming one = std::move(under_way.front());
     under_way.pop_front();
-    if (!worker.arrived(*one.transfer)) {
-      staging.give(one.piece);
-      result = CUDA_ERROR_INVALID_VALUE;
-      break;
+    if (!worker.arrived(*one.transfer)) result = CUDA_ERROR_INVALID_VALUE;
+    for (Staging::Piece* const piece : one.pieces) {
+      enqueue(piece, at);
+      at += pieceAt(copy, at);
     }
-    result = enqueueIn(driver, copy, at, one.piece->bytes, one.bytes);
-    if (result != CUDA_SUCCESS) {
-      staging.give(one.piece);
-      break;
+    while (result == CUDA_SUCCESS && with_driver.size() > kWithDriver) {
+      result = driver.cuEventSynchronize(with_driver.front()->event);
+      if (result != CUDA_SUCCESS) break;
+      staging.give(with_driver.front());
+      with_driver.pop_front();
     }
-    at += one.bytes;
-    // Not marked, the piece stays with the driver until its context is gone.
-    result = staging.mark(driver, one.piece, copy.stream);
-    if (result != CUDA_SUCCESS) break;
-    if (copy.in_order) {
-      staging.giveBehind(one.piece);
-      continue;
-    }
-    with_driver.push_back(one.piece);
-    if (with_driver.size() < kWithDriver) continue;
-    result = driver.cuEventSynchronize(with_driver.front()->event);
-    if (result != CUDA_SUCCESS) break;
-    staging.give(with_driver.front());
-    with_driver.pop_front();
   }
   for (const Coming& one : under_way) {
     (void)worker.arrived(*one.transfer);
-    staging.give(one.piece);
+    for (Staging::Piece* const piece : one.pieces) staging.give(piece);
   }
   if (copy.in_order) return result;
   const CUresult done = driver.cuStreamSynchronize(copy.stream);
@@ -142,7 +171,7 @@ CUresult outNow(Invocation& in, const BulkCopy& copy) {
     copying.pop_front();
     part.transfer = startPut(worker, copy, part);
     moving.push_back(std::move(part));
-    while (moving.size() > kAhead) endFirst();
+    while (moving.size() > kTakeAway) endFirst();
   };
   for (uint64_t at = 0; at < copy.bytes && result == CUDA_SUCCESS; at += Staging::kPieceBytes) {
     if (copying.size() == kWithDriver) pass();

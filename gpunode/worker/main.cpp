@@ -164,6 +164,7 @@ int run() {
   network.tls = static_cast<transport::Tls>(setup.tls);
   network.limits.links = 16 + setup.slots;
   network.spin_us = forward::awakeMicroseconds();
+  forward::setLanes(network);
   transport::NamedKey key{forward::kSessionKeyName, {}};
   std::memcpy(key.secret.data(), setup.key, sizeof setup.key);
   explicit_bzero(setup.key, sizeof setup.key);

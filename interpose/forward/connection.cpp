@@ -70,6 +70,7 @@ Status Connection::open(calls::Channel& channel) {
   options.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
   options.connect_ms = 5000;
   options.spin_us = awakeMicroseconds();
+  setLanes(options);
   auto node = transport::makeEndpoint(options);
   if (!node.ok()) return node.error();
   node_ = std::move(node).value();

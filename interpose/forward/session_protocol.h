@@ -2,8 +2,11 @@
 // gpunode has and who uses it asks for its status (coherence/status) over such a link.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <thread>
+
+#include "coherence/transport/options.h"
 
 namespace olpager::forward {
 
@@ -52,5 +55,13 @@ inline constexpr char kSessionKeyName[] = "session";
 /// Who waits for an answer, and a worker that waits for calls, stay awake this long (microseconds) before they sleep: a short kernel and its
 /// synchronisation take 10 to 20, and to be woken about 5. Less where there are few processors.
 inline uint32_t awakeMicroseconds() { return std::thread::hardware_concurrency() >= 8 ? 100 : 20; }
+
+/// Connections of a session's link, and threads for them: a thread copies 3 to 6 GB/s, so bulk copies take several where there are processors.
+/// Unlike a pager's link it carries nothing that could be in the way of something more urgent.
+inline void setLanes(transport::Options& options) {
+  constexpr uint32_t kMost = 8;
+  options.io_threads = std::clamp(std::thread::hardware_concurrency() / 2, 1u, kMost);
+  options.lanes = std::max(options.lanes, options.io_threads);
+}
 
 }  // namespace olpager::forward

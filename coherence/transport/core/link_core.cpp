@@ -136,7 +136,7 @@ Outcome LinkCore::post(bool write, std::span<const LocalRange> local, const Remo
     operation.remote = remote;
     operation.local.assign(local.begin(), local.end());
     operation.pins = std::move(pins);
-    operation.slice_bytes = sliceBytes(write, klass, length);
+    operation.slice_bytes = sliceBytes(write, klass, length, scheduler_.outstanding(klass));
     operation.slices = static_cast<uint32_t>((length + operation.slice_bytes - 1) / operation.slice_bytes);
     operation.next = operation.answered = 0;
     operation.outstanding = 0;

@@ -74,7 +74,8 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   };
 
   // What a transport does.
-  virtual uint32_t sliceBytes(bool write, Class klass, uint64_t length) const = 0;
+  /// `under_way`: bytes of the class that were asked for and are not answered.
+  virtual uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const = 0;
   virtual void issue() = 0;  // asks for what nextSlice() gives, until it gives nothing
   virtual void transmit(const wire::Header& header, std::span<const std::byte> head,
                         std::span<const std::byte> body) = 0;

@@ -83,7 +83,7 @@ void ShmLink::start(bool announce) {
   channel_->ringOwn();  // the first look at the ring
 }
 
-uint32_t ShmLink::sliceBytes(bool, Class, uint64_t) const {
+uint32_t ShmLink::sliceBytes(bool, Class, uint64_t, uint64_t) const {
   return std::clamp<uint32_t>(setup_.options.slice_bytes, wire::kMinSlice, Channel::kSlotBytes);
 }
 

@@ -58,7 +58,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
     Slice slice;
   };
 
-  uint32_t sliceBytes(bool write, Class klass, uint64_t length) const override;
+  uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const override;
   void issue() override;
   void transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) override;
   void stop(bool tell) override;

@@ -34,8 +34,9 @@ struct TcpLink::Lane final {
 
   // Sending: under `sending`.
   std::mutex sending;
-  bool active = false;   // a frame has begun
-  bool blocked = false;  // EPOLLOUT is asked for
+  bool active = false;  // a frame has begun
+  // EPOLLOUT is asked for. Looked at without the lock as well: who is so finds by itself what is queued.
+  std::atomic<bool> blocked{false};
   bool closed = false;
   wire::Header out_header;
   iovec out[kMaxLocalRanges + 1];
@@ -130,11 +131,15 @@ void TcpLink::start(bool announce) {
   setup_.queue->add(control_source_);
 }
 
-uint32_t TcpLink::sliceBytes(bool write, Class klass, uint64_t length) const {
+uint32_t TcpLink::sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const {
   const auto lanes = static_cast<uint32_t>(lanes_.size());
-  // All lanes together carry at most one slice of what is not urgent; urgent operations use all lanes at once.
+  // All lanes together carry at most one slice of what is not urgent; urgent operations use all lanes at once. Where all lanes are
+  // busy with others of their class for a while, that makes none of them faster, and each slice has its price.
   uint64_t bytes = setup_.options.slice_bytes / lanes;
-  if (klass <= Class::kDemand) bytes = std::min<uint64_t>((length + lanes - 1) / lanes, setup_.options.slice_bytes);
+  if (klass <= Class::kDemand) {
+    const bool all_busy = under_way >= uint64_t{setup_.options.slice_bytes} * lanes;
+    bytes = all_busy ? wire::kMaxSlice : std::min<uint64_t>((length + lanes - 1) / lanes, setup_.options.slice_bytes);
+  }
   bytes = (bytes + wire::kMinSlice - 1) / wire::kMinSlice * wire::kMinSlice;
   return static_cast<uint32_t>(std::clamp<uint64_t>(bytes, wire::kMinSlice, wire::kMaxSlice));
 }
@@ -180,12 +185,14 @@ void TcpLink::enqueue(Egress egress) {
 }
 
 // Gives idle lanes something to do, no more of them than slices were queued: to wake one costs as much as to copy tens of
-// KiB. A lane that is busy takes more when it is done.
+// KiB. A lane that is busy takes more when it is done; it is not waited for: it holds its lock while it copies.
 void TcpLink::sendOnLanes(uint32_t queued) {
   const auto lanes = static_cast<uint32_t>(lanes_.size());
   const uint32_t first = next_lane_.fetch_add(1, std::memory_order_relaxed);
   for (uint32_t i = 0; i < lanes && queued != 0 && egress_size_.load() != 0; ++i) {
     Lane& lane = *lanes_[(first + i) % lanes];
+    // A lane says that it is idle before it looks into the queue for the last time, and what is queued was there before this look.
+    if (lane.blocked.load()) continue;
     std::lock_guard lock(lane.sending);
     if (lane.blocked || lane.closed) continue;
     lane.blocked = true;  // its own thread begins at once: the socket is writable

@@ -280,8 +280,15 @@ TEST_CASE("transfers go on over the next link and move every byte", "[calls]") {
     for (uint64_t at = 0; at < kPieces && !failed; at += kAtOnce) {
       const uint64_t count = std::min(kAtOnce, kPieces - at);
       std::vector<calls::TransferPtr> all;
-      for (uint64_t i = 0; i < count; ++i)
-        all.push_back(pair.far.fetch({between.get(), i * kPiece, kPiece}, {source->key(), (at + i) * kPiece, kPiece}));
+      // One by one, and in one transfer to as many places.
+      std::vector<transport::LocalRange> places;
+      for (uint64_t i = 0; i < count; ++i) places.push_back({between.get(), i * kPiece, kPiece});
+      if (at / kAtOnce % 2 == 0) {
+        for (uint64_t i = 0; i < count; ++i)
+          all.push_back(pair.far.fetch(places[i], {source->key(), (at + i) * kPiece, kPiece}));
+      } else {
+        all.push_back(pair.far.fetch(places, {source->key(), at * kPiece, count * kPiece}));
+      }
       for (const auto& one : all) (void)over(*one);
       all.clear();
       for (uint64_t i = 0; i < count; ++i)

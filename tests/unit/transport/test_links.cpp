@@ -76,6 +76,40 @@ TEMPLATE_TEST_CASE("local ranges scatter and gather", "[links]", Tcp, Shm) {
   }
 }
 
+TEST_CASE("an operation alone uses all lanes, many at once move in large slices", "[links]") {
+  constexpr uint64_t kEach = 1 << 20, kMany = 32;
+  Options options = optionsFor(Choice::kTcp);
+  options.lanes = 4;
+  Pair pair(options);
+  Buffer there(kMany * kEach, false), here(kMany * kEach);
+  there.fill(4);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  const auto local = pair.client.add(here, kLocalOnly);
+  const auto move = [&](bool write, uint64_t count) {
+    const uint64_t before = pair.up->stats().slices;
+    for (uint64_t i = 0; i < count; ++i) {
+      const LocalRange range{local.get(), i * kEach, kEach};
+      const RemoteRange remote{region->key(), i * kEach, kEach};
+      REQUIRE((write ? pair.up->write({&range, 1}, remote, Class::kDemand, i)
+                     : pair.up->read({&range, 1}, remote, Class::kDemand, i)) == Outcome::kOk);
+    }
+    for (uint64_t i = 0; i < count; ++i)
+      REQUIRE(pair.client.await(write ? Kind::kWrite : Kind::kRead).outcome == Outcome::kOk);
+    return pair.up->stats().slices - before;
+  };
+  REQUIRE(move(false, 1) == options.lanes);
+  REQUIRE(move(true, 1) == options.lanes);
+  for (const bool write : {false, true}) {
+    uint64_t slices = 0;
+    // How far the first ones have come when others are asked for, the machine decides.
+    for (int tries = 0; tries < 20 && (tries == 0 || slices > kMany * options.lanes / 2); ++tries)
+      slices = move(write, kMany);
+    REQUIRE(slices <= kMany * options.lanes / 2);
+    REQUIRE(slices >= kMany);
+  }
+  REQUIRE(here.holds(4, 0, here.length));
+}
+
 TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", Tcp, Shm) {
   Options options = optionsFor(TestType::kChoice);
   options.stream = 8;
