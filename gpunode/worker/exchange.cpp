@@ -67,9 +67,10 @@ void Exchange::settle() {
 bool Exchange::settlesBefore(const forward::CallHead& head) {
   using api::Symbol;
   using forward::Operation;
+  // A launch that somebody waits for as well: that the driver has taken it tells nothing of what is before it.
+  if (static_cast<Operation>(head.function) == Operation::kLaunch) return false;
   if (head.reply != 0) return true;
   switch (static_cast<Operation>(head.function)) {
-    case Operation::kLaunch:
     case Operation::kCopyIn:
     case Operation::kCopyDevice:
     case Operation::kHostBytes:

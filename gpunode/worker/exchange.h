@@ -1,8 +1,8 @@
 // What kernels changed in pinned memory that both ends have comes back to the client in stream order behind them. Not behind each launch: a
 // host function in a stream makes the GPU wait for the CPU. What launches owe gathers here, and one host function for each stream
-// pays it before anything by which the client can tell that they are done: before every call that it waits for, that records an
-// event, that calls a host function, ... (settlesBefore names what does not count). A client that calls nothing and looks at its memory
-// sees it after kLatest.
+// pays it before anything by which the client can tell that they are done: before every call that it waits for but launches, that
+// records an event, that calls a host function, ... (settlesBefore names what does not count). A client that calls nothing and looks at
+// its memory sees it after kLatest.
 //
 // Thread-safety: any thread. Its lock is held while nothing is called.
 #pragma once

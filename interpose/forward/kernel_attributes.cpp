@@ -3,7 +3,10 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
+#include <shared_mutex>
 #include <tuple>
+#include <unordered_map>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
@@ -12,25 +15,60 @@
 namespace olpager::forward {
 namespace {
 
-// What was set last. A kernel of a library and its function in a context are two handles of one thing: what is set by one kind of handle
-// ends what is known of the other kind.
+// A kernel of a library and its function in a context are two handles of one thing. Which kernel a function is of is known of those that
+// cuKernelGetFunction gave. Where the program has a library's module, or that of a function, any function may be one of any kernel.
+struct Kernels {
+  std::shared_mutex mutex;  // a leaf
+  std::unordered_map<uint64_t, uint64_t> of_functions;
+  bool any = false;
+};
+Kernels& kernels() {
+  static auto* instance = new Kernels;
+  return *instance;
+}
+uint64_t kernelOf(uint64_t handle) {
+  std::shared_lock lock(kernels().mutex);
+  const auto found = kernels().of_functions.find(handle);
+  return found != kernels().of_functions.end() ? found->second : handle;
+}
+void anyFunctionMayBeOfAnyKernel() {
+  std::unique_lock lock(kernels().mutex);
+  kernels().any = true;
+}
+// `kinds`: whether they may be one of each kind.
+bool mayBeOne(uint64_t handle, uint64_t other, bool kinds) {
+  if (kernelOf(handle) == kernelOf(other)) return true;
+  std::shared_lock lock(kernels().mutex);
+  return kinds && kernels().any;
+}
+
 enum class Kind { kFunction, kKernel };
 struct SetAttributes {
   using Key = std::tuple<Kind, CUfunction_attribute, uint64_t, CUdevice>;
-  std::mutex mutex;  // alone
-  std::map<Key, int> values;
+  std::mutex mutex;                    // before that of Kernels
+  std::map<Key, int> values;           // what was set last
+  std::map<Key, std::set<int>> taken;  // what the driver has taken
 
   bool isSo(const Key& key, int value) {
     std::lock_guard lock(mutex);
     const auto found = values.find(key);
     return found != values.end() && found->second == value;
   }
+  // What was set by another handle of the same kernel is not known any more.
   void note(const Key& key, int value) {
     std::lock_guard lock(mutex);
     std::erase_if(values, [&](const auto& entry) {
-      return std::get<0>(entry.first) != std::get<0>(key) && std::get<1>(entry.first) == std::get<1>(key);
+      const auto& [kind, attribute, handle, device] = entry.first;
+      return entry.first != key && attribute == std::get<1>(key) &&
+             mayBeOne(handle, std::get<2>(key), kind != std::get<0>(key));
     });
     values[key] = value;
+    taken[key].insert(value);
+  }
+  bool wasTaken(const Key& key, int value) {
+    std::lock_guard lock(mutex);
+    const auto found = taken.find(key);
+    return found != taken.end() && found->second.contains(value);
   }
 };
 SetAttributes& known() {
@@ -57,22 +95,40 @@ bool asksForOccupancy(size_t function) {
   return std::string_view(api::symbolName(static_cast<api::Symbol>(function))).starts_with("cuOccupancy");
 }
 
-// Whether setting this makes the answer another: of the same handle, or of a handle of the other kind.
+// The generated encoders write the kernel first.
+bool asksForOccupancyOfAnother(size_t function, std::string_view arguments, uint64_t handle) {
+  uint64_t asked = 0;
+  if (function >= api::kSymbolCount || arguments.size() < sizeof asked) return false;
+  std::memcpy(&asked, arguments.data(), sizeof asked);
+  return !mayBeOne(asked, handle, true);
+}
+
+// Whether setting this makes the answer another.
 bool changes(const SetAttributes::Key& key, size_t function, std::string_view arguments) {
   const auto [kind, attribute, handle, device] = key;
   AttributeQuestion question{};
-  if (!asksForAttribute(function, arguments, &question)) return asksForOccupancy(function);
+  if (!asksForAttribute(function, arguments, &question))
+    return asksForOccupancy(function) && !asksForOccupancyOfAnother(function, arguments, handle);
   const bool by_kernel = static_cast<api::Symbol>(function) == api::Symbol::kCuKernelGetAttribute;
-  return question.attribute == attribute && (question.handle == handle || by_kernel != (kind == Kind::kKernel));
+  return question.attribute == attribute && mayBeOne(question.handle, handle, by_kernel != (kind == Kind::kKernel));
 }
 
-template <typename Set>
-CUresult set(const SetAttributes::Key& key, int value, Set make) {
+// `make` asks the driver; `repeat` tells it what it has taken before.
+template <typename Make, typename Repeat>
+CUresult set(const SetAttributes::Key& key, int value, Make make, Repeat repeat) {
+  const CUfunction_attribute attribute = std::get<1>(key);
+  const uint64_t set_of = std::get<2>(key);
   if (known().isSo(key, value)) return CUDA_SUCCESS;
-  const CUresult result = make();
+  const CUresult result = known().wasTaken(key, value) ? repeat() : make();
   if (result != CUDA_SUCCESS) return result;
   known().note(key, value);
-  forgetTaken();
+  forgetTakenIf([&](uint64_t handle, uint32_t shared) {
+    // A launch that was taken with no more than is allowed now would be taken again.
+    if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value >= 0 &&
+        shared <= static_cast<uint32_t>(value))
+      return false;
+    return mayBeOne(handle, set_of, true);
+  });
   for (Session* const session : existingSessions())
     session->forgetAnswersIf(
         [&](size_t function, std::string_view arguments) { return changes(key, function, arguments); });
@@ -91,6 +147,7 @@ bool changesWithKernel(size_t function, std::string_view arguments) {
 void forgetSetAttributes() {
   std::lock_guard lock(known().mutex);
   known().values.clear();
+  known().taken.clear();
 }
 
 }  // namespace olpager::forward
@@ -99,14 +156,50 @@ using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the 
 
 extern "C" {
 
+CUresult ol_forward_cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+  const CUresult result = ol_forward_generated_cuKernelGetFunction(function, kernel);
+  if (result == CUDA_SUCCESS && function != nullptr) {
+    std::unique_lock lock(kernels().mutex);
+    kernels().of_functions[reinterpret_cast<uint64_t>(*function)] = reinterpret_cast<uint64_t>(kernel);
+  }
+  return result;
+}
+
+CUresult ol_forward_cuLibraryGetModule(CUmodule* module, CUlibrary library) {
+  anyFunctionMayBeOfAnyKernel();
+  return ol_forward_generated_cuLibraryGetModule(module, library);
+}
+
+CUresult ol_forward_cuFuncGetModule(CUmodule* module, CUfunction function) {
+  anyFunctionMayBeOfAnyKernel();
+  return ol_forward_generated_cuFuncGetModule(module, function);
+}
+
 CUresult ol_forward_cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
-  return set({Kind::kFunction, attribute, reinterpret_cast<uint64_t>(function), 0}, value,
-             [&] { return ol_forward_generated_cuFuncSetAttribute(function, attribute, value); });
+  return set(
+      {Kind::kFunction, attribute, reinterpret_cast<uint64_t>(function), 0}, value,
+      [&] { return ol_forward_generated_cuFuncSetAttribute(function, attribute, value); },
+      [&] {
+        Call call(olpager::api::Symbol::kCuFuncSetAttribute, Route().handle(function));
+        call.handle(function);
+        call.value(attribute);
+        call.value(value);
+        return call.oneWay();
+      });
 }
 
 CUresult ol_forward_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
-  return set({Kind::kKernel, attribute, reinterpret_cast<uint64_t>(kernel), device}, value,
-             [&] { return ol_forward_generated_cuKernelSetAttribute(attribute, value, kernel, device); });
+  return set(
+      {Kind::kKernel, attribute, reinterpret_cast<uint64_t>(kernel), device}, value,
+      [&] { return ol_forward_generated_cuKernelSetAttribute(attribute, value, kernel, device); },
+      [&] {
+        Call call(olpager::api::Symbol::kCuKernelSetAttribute, Route().device(device).handle(kernel));
+        call.value(attribute);
+        call.value(value);
+        call.handle(kernel);
+        call.devices(device);
+        return call.oneWay();
+      });
 }
 
 }  // extern "C"

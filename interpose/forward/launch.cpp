@@ -10,7 +10,6 @@
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "base/log.h"
@@ -56,20 +55,20 @@ CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* 
 
 // What the driver has taken before: its answer to the same again, but for the grid, is known.
 struct Taken {
+  struct Launch {
+    uint64_t function;
+    uint32_t shared;
+  };
   std::shared_mutex mutex;
-  std::unordered_set<uint64_t> hashes;
+  std::unordered_map<uint64_t, Launch> launches;  // by their hashes
 
   bool has(uint64_t hash) {
     std::shared_lock lock(mutex);
-    return hashes.contains(hash);
+    return launches.contains(hash);
   }
-  void note(uint64_t hash) {
+  void note(uint64_t hash, const LaunchHead& head) {
     std::unique_lock lock(mutex);
-    hashes.insert(hash);
-  }
-  void forget() {
-    std::unique_lock lock(mutex);
-    hashes.clear();
+    launches[hash] = {head.function, head.shared};
   }
 };
 Taken& taken() {
@@ -136,7 +135,7 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   // The program hears of what can't be launched from the launch itself.
   call.mayWait();
   const CUresult result = call.sync();
-  if (result == CUDA_SUCCESS) taken().note(hash);
+  if (result == CUDA_SUCCESS) taken().note(hash, head);
   return result;
 }
 
@@ -179,10 +178,13 @@ LaunchHead headOf(const CUlaunchConfig& config, CUfunction function, bool per_th
   return head;
 }
 
-void forgetTaken() { taken().forget(); }
+void forgetTakenIf(const std::function<bool(uint64_t function, uint32_t shared)>& is) {
+  std::unique_lock lock(taken().mutex);
+  std::erase_if(taken().launches, [&](const auto& entry) { return is(entry.second.function, entry.second.shared); });
+}
 
 void forgetLayouts() {
-  forgetTaken();
+  forgetTakenIf([](uint64_t, uint32_t) { return true; });
   Layouts& all = layouts();
   std::unique_lock lock(all.mutex);
   all.of.clear();

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -39,8 +40,8 @@ LaunchHead headOf(const CUlaunchConfig& config, CUfunction function, bool per_th
 CUresult layoutOf(CUfunction function, std::shared_ptr<const ParameterLayout>* out);
 /// From an array of pointers, or the buffer that `extra` names.
 CUresult packParameters(CUfunction function, void* const* parameters, void* const* extra, ParameterBlock& block);
-/// Of the driver's answers to launches: what kernels may use has changed.
-void forgetTaken();
+/// Of the driver's answers to launches, those of which this is so: what their kernels may use has changed.
+void forgetTakenIf(const std::function<bool(uint64_t function, uint32_t shared)>& is);
 /// Handles may be given out again for other kernels.
 void forgetLayouts();
 

@@ -65,8 +65,39 @@ void setAndRead(int bytes, int twice) {
         "set to %d, the function says %d", bytes / 2, of_function);
 }
 
+// A launch is taken or refused by what is allowed at that moment, whatever was allowed when it was taken before; other kernels' launches and
+// occupancy stay as they are.
+void launchAsAllowed(int rounds) {
+  constexpr int kThreads = 64, kLess = 40000, kMore = 60000;
+  uint32_t* out = nullptr;
+  RUNTIME_OK(cudaMalloc(&out, kThreads * sizeof *out));
+  cudaKernel_t kernel = nullptr;
+  RUNTIME_OK(cudaGetKernel(&kernel, reinterpret_cast<const void*>(shared)));
+  for (int round = 0; round < rounds; ++round) {
+    for (const int bytes : {64000, 50000}) {
+      CHECK(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes,
+                                 reinterpret_cast<CUkernel>(kernel), 0) == CUDA_SUCCESS,
+            "%d bytes can't be allowed", bytes);
+      plain<<<1, kThreads>>>(out);
+      bounded<<<1, kThreads>>>(out);
+      shared<<<1, kThreads, kLess>>>(out);
+      RUNTIME_OK(cudaGetLastError());
+      shared<<<1, kThreads, kMore>>>(out);
+      const cudaError_t result = cudaGetLastError();
+      CHECK(result == (bytes < kMore ? cudaErrorInvalidValue : cudaSuccess), "%d bytes of %d: %d", kMore, bytes,
+            int(result));
+      int blocks = 0;
+      RUNTIME_OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, plain, kThreads, 0));
+      CHECK(blocks > 0, "%d blocks", blocks);
+    }
+  }
+  RUNTIME_OK(cudaDeviceSynchronize());
+  RUNTIME_OK(cudaFree(out));
+}
+
 int main(int argc, char** argv) {
   (void)apps::parse(argc, argv);
+  launchAsAllowed(50);
   for (const int limit : {0, 100, 256}) {
     check("plain", plain, false, 0, limit);
     check("bounded", bounded, false, 0, limit);

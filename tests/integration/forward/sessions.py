@@ -414,7 +414,19 @@ def keys(bench):
     assert refused.returncode == 1 and "key" in refused.stderr, refused
 
 
-SCENARIOS = [several, crash, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_for_good, nonsense, nobody, keys]
+def waits(bench):
+    """Calls whose answers are known are not waited for: what is set of one kernel leaves what is known of others."""
+    rounds = 50
+    said = subprocess.run([bench.options.olrun, "--gpunode", bench.address, "--transport", bench.options.transport, "--log", "debug", "--",
+                           bench.options.occupancy], env=bench.env, check=True, capture_output=True, text=True, timeout=LONG).stderr
+    trips = {name: int(count) for name, count in re.findall(r"debug:   (\S.*?) +(\d+)  \d", said)}
+    # In each round one launch is refused, and one is taken again.
+    assert rounds <= trips["a launch"] <= 2 * rounds + 20, said
+    assert trips.get("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", 0) < rounds, said
+    assert trips.get("cuKernelSetAttribute", 0) < rounds, said
+
+
+SCENARIOS = [several, crash, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_for_good, nonsense, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):
@@ -439,4 +451,4 @@ def run(scenarios, description, programs, make):
 
 
 if __name__ == "__main__":
-    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps"), Bench)
+    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy"), Bench)
