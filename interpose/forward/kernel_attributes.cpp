@@ -11,6 +11,7 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/launch.h"
+#include "interpose/forward/variables.h"
 
 namespace olpager::forward {
 namespace {
@@ -167,7 +168,10 @@ CUresult ol_forward_cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
 
 CUresult ol_forward_cuLibraryGetModule(CUmodule* module, CUlibrary library) {
   anyFunctionMayBeOfAnyKernel();
-  return ol_forward_generated_cuLibraryGetModule(module, library);
+  const CUresult result = ol_forward_generated_cuLibraryGetModule(module, library);
+  if (result == CUDA_SUCCESS && module != nullptr)
+    noteModuleOf(reinterpret_cast<uint64_t>(*module), reinterpret_cast<uint64_t>(library));
+  return result;
 }
 
 CUresult ol_forward_cuFuncGetModule(CUmodule* module, CUfunction function) {

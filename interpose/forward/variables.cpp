@@ -226,13 +226,6 @@ CUresult ol_forward_cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUl
   return findVariable(VariableKind::kLibraryManaged, reinterpret_cast<uint64_t>(library), name, address, bytes);
 }
 
-CUresult ol_forward_cuLibraryGetModule(CUmodule* module, CUlibrary library) {
-  const CUresult result = ol_forward_generated_cuLibraryGetModule(module, library);
-  if (result == CUDA_SUCCESS && module != nullptr)
-    noteModuleOf(reinterpret_cast<uint64_t>(*module), reinterpret_cast<uint64_t>(library));
-  return result;
-}
-
 CUresult ol_forward_cuModuleUnload(CUmodule module) {
   variablesGone(reinterpret_cast<uint64_t>(module));
   return ol_forward_generated_cuModuleUnload(module);
