@@ -206,7 +206,7 @@ void tryBlock(cudaStream_t stream, uint32_t* data, cudaGraphNode_t like) {
   value.cooperative = 1;
   const cudaError_t said = cudaGraphKernelNodeSetAttribute(node, cudaLaunchAttributeCooperative, &value);
   (void)cudaGetLastError();
-  std::printf("a node by block: told by %s, made cooperative: %d\n", told.extra != nullptr ? "block" : "pointers",
+  std::printf("a node by block: told by %s, asked to be cooperative: error %d\n", told.extra != nullptr ? "block" : "pointers",
               int(said));
   RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
   launched(2 * 3 + 5, "a block, asked to be cooperative");
