@@ -1,5 +1,5 @@
 // dlopen and dlmopen of the program: a libcuda that is named with a folder, or as libcuda.so, becomes this library.
-// Everything else goes on unchanged. Both end in a jump, not a call, because glibc finds the caller's RUNPATH by the
+// Everything else goes on unchanged. Both (dlopen_jumps.S) end in a jump, not a call, because glibc finds the caller's RUNPATH by the
 // return address. The plain name libcuda.so.1 needs no help: it is our SONAME and we are loaded.
 #include <dlfcn.h>
 
@@ -33,7 +33,7 @@ bool namesLibcuda(const char* name) {
 
 extern "C" {
 
-// Read by the jumps below; set by the rewriting functions, which run first.
+// Read by the jumps of dlopen_jumps.S; set by the rewriting functions, which run first.
 __attribute__((visibility("hidden"))) std::atomic<DlopenFunction> olpager_next_dlopen{nullptr};
 __attribute__((visibility("hidden"))) std::atomic<DlmopenFunction> olpager_next_dlmopen{nullptr};
 
@@ -56,51 +56,6 @@ __attribute__((visibility("hidden"))) const char* olpager_rewrite_dlmopen(Lmid_t
 }
 
 }  // extern "C"
-
-// rdi: name, rsi: flags. The two pushes and the eight bytes keep the stack aligned for the call.
-asm(R"(
-  .text
-  .globl dlopen
-  .type dlopen, @function
-dlopen:
-  .cfi_startproc
-  endbr64
-  pushq %rsi
-  .cfi_adjust_cfa_offset 8
-  call olpager_rewrite_dlopen
-  popq %rsi
-  .cfi_adjust_cfa_offset -8
-  movq %rax, %rdi
-  movq olpager_next_dlopen(%rip), %r11
-  jmp *%r11
-  .cfi_endproc
-  .size dlopen, . - dlopen
-
-  .globl dlmopen
-  .type dlmopen, @function
-dlmopen:
-  .cfi_startproc
-  endbr64
-  pushq %rdx
-  .cfi_adjust_cfa_offset 8
-  pushq %rdi
-  .cfi_adjust_cfa_offset 8
-  movq %rsp, %rdi
-  subq $8, %rsp
-  .cfi_adjust_cfa_offset 8
-  call olpager_rewrite_dlmopen
-  addq $8, %rsp
-  .cfi_adjust_cfa_offset -8
-  popq %rdi
-  .cfi_adjust_cfa_offset -8
-  popq %rdx
-  .cfi_adjust_cfa_offset -8
-  movq %rax, %rsi
-  movq olpager_next_dlmopen(%rip), %r11
-  jmp *%r11
-  .cfi_endproc
-  .size dlmopen, . - dlmopen
-)");
 
 namespace olpager::local {
 
