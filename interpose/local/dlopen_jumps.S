@@ -1,5 +1,5 @@
-# dlopen and dlmopen (dlopen_hook.cpp says what for). A file of its own: an optimiser of the whole library does not see what assembly inside C++ names.
-# rdi: name, rsi: flags. The two pushes and the eight bytes keep the stack aligned for the call.
+// dlopen and dlmopen (dlopen_hook.cpp says what for). A file of its own: an optimiser of the whole library does not see what assembly inside C++ names.
+// rdi: name, rsi: flags. The two pushes and the eight bytes keep the stack aligned for the call.
   .text
   .globl dlopen
   .type dlopen, @function
