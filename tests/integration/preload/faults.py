@@ -70,8 +70,9 @@ def main():
                 check(run(options, scratch, FAULTS_THREADS_FROM=number), f"threads from {number}", may_fail=False)
             return
         pick = random.Random(options.seed)
-        # The first ones are the start; later ones come while memory moves.
-        chosen = [(pick.randint(1, max(1, allocations // 4)) if i % 2 else pick.randint(1, allocations)) for i in range(options.runs)]
+        # The first ones are the start; later ones come while memory moves. The very first is the C++ runtime's own, for exceptions thrown
+        # when memory is short: without it none can be thrown.
+        chosen = [(pick.randint(2, max(2, allocations // 4)) if i % 2 else pick.randint(2, allocations)) for i in range(options.runs)]
         for i, number in enumerate(chosen):
             name = "FAULTS_MEMORY_FROM" if i % 3 == 0 else "FAULTS_MEMORY_AT"
             check(run(options, scratch, **{name: number}), f"{name}={number}")

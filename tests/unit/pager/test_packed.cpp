@@ -71,8 +71,10 @@ struct Walk {
   /// does not fit has come to be used in place, and nothing streams: then there is nothing to see.
   template <typename Done>
   bool until(Done done) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(100);
-    while (!done() && std::chrono::steady_clock::now() < end) round();
+    const auto began = std::chrono::steady_clock::now();
+    const auto waited = [&] { return std::chrono::steady_clock::now() - began; };
+    const auto streams = [&] { return valueOf(rig.figures().in_place_bytes) == 0; };
+    while (!done() && waited() < std::chrono::seconds(streams() ? 60 : 20)) round();
     if (done()) return true;
     if (valueOf(rig.figures().in_place_bytes) == 0) return false;
     WARN("what does not fit is used in place here: nothing streams");
