@@ -1,3 +1,4 @@
+#define FMT_HEADER_ONLY  // here and in format.cpp only
 #include "base/log.h"
 
 #include <spdlog/logger.h>

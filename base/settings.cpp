@@ -1,11 +1,11 @@
 #include "base/settings.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <optional>
 
+#include "base/format.h"
 #include "base/text.h"
 #include "base/toml_file.h"
 
@@ -15,14 +15,14 @@ namespace {
 constexpr uint64_t kVaEnd = 1ull << 47;  // the end of user space with four-level page tables
 
 Error notAllowed(std::string_view text, std::string_view allowed) {
-  return Error{fmt::format("'{}' is not allowed; allowed: {}", printable(text), allowed)};
+  return Error{base::format("'{}' is not allowed; allowed: {}", printable(text), allowed)};
 }
 
 Status setBudget(Budget& into, std::string_view text) {
   auto budget = parseBudget(text);
   if (!budget.ok()) return budget.error();
   if (budget.value().percent == 0 && budget.value().bytes < kSettingsPageBytes) {
-    return Error{fmt::format("'{}' is below one page; allowed: {} or more", text, exactSize(kSettingsPageBytes))};
+    return Error{base::format("'{}' is below one page; allowed: {} or more", text, exactSize(kSettingsPageBytes))};
   }
   into = budget.value();
   return {};
@@ -100,7 +100,7 @@ Status setMemservers(Settings& settings, std::string_view text) {
     if (one.empty() || one.find(':') == std::string_view::npos)
       return notAllowed(one, "host:port, [v6]:port or unix:/path, several with commas between; or none");
     if (std::find(found.begin(), found.end(), one) != found.end())
-      return Error{fmt::format("{} is named twice; each memserver once", printable(one))};
+      return Error{base::format("{} is named twice; each memserver once", printable(one))};
     found.emplace_back(one);
     if (comma == std::string_view::npos) break;
     rest = rest.substr(comma + 1);
@@ -146,13 +146,13 @@ Status setGpunode(Settings& settings, std::string_view text) {
     if (one.find(':') == std::string_view::npos)
       return notAllowed(one, "host:port or [v6]:port of a gpunode, several with commas between; or none");
     if (std::find(found.begin(), found.end(), one) != found.end())
-      return Error{fmt::format("{} is named twice; each gpunode once", printable(one))};
+      return Error{base::format("{} is named twice; each gpunode once", printable(one))};
     found.emplace_back(one);
     if (comma == std::string_view::npos) break;
     rest = rest.substr(comma + 1);
   }
   if (found.size() > kMostGpunodes)
-    return Error{fmt::format("{} gpunodes; a program has at most {}", found.size(), kMostGpunodes)};
+    return Error{base::format("{} gpunodes; a program has at most {}", found.size(), kMostGpunodes)};
   settings.gpunodes = std::move(found);
   return {};
 }
@@ -215,7 +215,7 @@ const Key* findKey(std::string_view name) {
 
 std::string keyList() {
   std::string list;
-  for (const auto& key : kKeys) list += fmt::format("{}{}", list.empty() ? "" : ", ", key.key);
+  for (const auto& key : kKeys) list += base::format("{}{}", list.empty() ? "" : ", ", key.key);
   return list;
 }
 
@@ -240,19 +240,19 @@ Status applyFile(Settings& settings, const std::string& path, bool required) {
   for (const TomlEntry& entry : entries.value()) {
     const Key* key = findKey(entry.key);
     if (key == nullptr) {
-      return Error{fmt::format("{}: unknown {} '{}'; allowed: {}", entry.place,
-                               entry.kind == TomlEntry::Kind::kTable ? "table" : "key", printable(entry.key),
-                               keyList())};
+      return Error{base::format("{}: unknown {} '{}'; allowed: {}", entry.place,
+                                entry.kind == TomlEntry::Kind::kTable ? "table" : "key", printable(entry.key),
+                                keyList())};
     }
     const auto value = valueText(entry, *key);
     if (!value) {
-      return Error{fmt::format("{}: {} is of type {}; allowed: {}", entry.place, key->key, entry.type,
-                               key->number ? "a string or a number that is not negative"
-                               : key->list ? "a string or an array of strings"
-                                           : "a string")};
+      return Error{base::format("{}: {} is of type {}; allowed: {}", entry.place, key->key, entry.type,
+                                key->number ? "a string or a number that is not negative"
+                                : key->list ? "a string or an array of strings"
+                                            : "a string")};
     }
     if (auto status = key->set(settings, *value); !status.ok()) {
-      return Error{fmt::format("{}: {}: {}", entry.place, key->key, status.error().message)};
+      return Error{base::format("{}: {}: {}", entry.place, key->key, status.error().message)};
     }
   }
   return {};
@@ -270,9 +270,9 @@ std::optional<std::string_view> lookUp(const std::vector<std::string>& environme
 // The user's own file. XDG wants absolute paths; a relative one would depend on the working directory.
 std::string userFile(const std::vector<std::string>& environment) {
   const auto xdg = lookUp(environment, "XDG_CONFIG_HOME").value_or("");
-  if (xdg.starts_with('/')) return fmt::format("{}/olpager/olpager.toml", xdg);
+  if (xdg.starts_with('/')) return base::format("{}/olpager/olpager.toml", xdg);
   const auto home = lookUp(environment, "HOME").value_or("");
-  return home.starts_with('/') ? fmt::format("{}/.config/olpager/olpager.toml", home) : std::string();
+  return home.starts_with('/') ? base::format("{}/.config/olpager/olpager.toml", home) : std::string();
 }
 
 Status applyEnvironment(Settings& settings, const std::vector<std::string>& environment) {
@@ -288,12 +288,12 @@ Status applyEnvironment(Settings& settings, const std::vector<std::string>& envi
     }
     if (key == nullptr) {
       if (!knownElsewhere(name))
-        settings.warnings.push_back(fmt::format("{}={}: no such setting, ignored", name, value));
+        settings.warnings.push_back(base::format("{}={}: no such setting, ignored", name, value));
       continue;
     }
     if (value.empty()) continue;  // set to nothing is not set
     if (auto status = key->set(settings, value); !status.ok()) {
-      return Error{fmt::format("{}: {}", name, status.error().message)};
+      return Error{base::format("{}: {}", name, status.error().message)};
     }
   }
   return {};
@@ -323,7 +323,7 @@ std::vector<std::string> SettingsSources::currentEnvironment() {
 
 Status applySetting(Settings& settings, std::string_view key, std::string_view text) {
   const Key* known = findKey(key);
-  if (known == nullptr) return Error{fmt::format("unknown key '{}'; allowed: {}", key, keyList())};
+  if (known == nullptr) return Error{base::format("unknown key '{}'; allowed: {}", key, keyList())};
   return known->set(settings, text);
 }
 
@@ -331,8 +331,9 @@ Status checkSettings(const Settings& settings) {
   constexpr uint64_t kDefaultSize = 16ull << 40;
   const uint64_t size = settings.va_size != 0 ? settings.va_size : kDefaultSize;
   if (settings.va_base != 0 && settings.va_base > kVaEnd - size) {
-    return Error{fmt::format("va_base 0x{:x} and va_size {} end above 0x{:x}, where user space ends; lower one of them",
-                             settings.va_base, exactSize(size), kVaEnd)};
+    return Error{
+        base::format("va_base 0x{:x} and va_size {} end above 0x{:x}, where user space ends; lower one of them",
+                     settings.va_base, exactSize(size), kVaEnd)};
   }
   return {};
 }
@@ -343,7 +344,7 @@ Result<Settings> loadSettings(const SettingsSources& sources) {
   if (auto user = userFile(sources.environment); !user.empty()) files.emplace_back(user, false);
   if (const auto named = lookUp(sources.environment, "OL_CONFIG"); named && !named->empty()) {
     if (!named->starts_with('/'))
-      return Error{fmt::format("OL_CONFIG: {}", notAllowed(*named, "an absolute path").message)};
+      return Error{base::format("OL_CONFIG: {}", notAllowed(*named, "an absolute path").message)};
     files.emplace_back(*named, true);
   }
   for (const auto& [path, required] : files) {

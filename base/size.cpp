@@ -1,11 +1,11 @@
 #include "base/size.h"
 
-#include <fmt/format.h>
-
 #include <cctype>
 #include <charconv>
 #include <cmath>
 #include <optional>
+
+#include "base/format.h"
 
 namespace olpager::base {
 namespace {
@@ -38,7 +38,7 @@ std::optional<double> decimal(std::string_view text) {
 }
 
 Error notASize(std::string_view text, std::string_view forms) {
-  return Error{fmt::format("'{}' is not a size; allowed: {}", text, forms)};
+  return Error{base::format("'{}' is not a size; allowed: {}", text, forms)};
 }
 
 Result<uint64_t> parse(std::string_view given, std::string_view forms) {
@@ -62,13 +62,14 @@ Result<uint64_t> parse(std::string_view given, std::string_view forms) {
   const auto [end, failure] = std::from_chars(number.data(), number.data() + number.size(), whole);
   if (failure == std::errc() && end == number.data() + number.size()) {
     uint64_t bytes = 0;
-    if (__builtin_mul_overflow(whole, unit, &bytes)) return Error{fmt::format("'{}' is larger than 2^64 bytes", given)};
+    if (__builtin_mul_overflow(whole, unit, &bytes))
+      return Error{base::format("'{}' is larger than 2^64 bytes", given)};
     return bytes;
   }
   const auto value = decimal(number);
   if (!value) return notASize(given, forms);
   const double bytes = *value * static_cast<double>(unit);
-  if (bytes >= 18446744073709551616.0) return Error{fmt::format("'{}' is larger than 2^64 bytes", given)};
+  if (bytes >= 18446744073709551616.0) return Error{base::format("'{}' is larger than 2^64 bytes", given)};
   return static_cast<uint64_t>(bytes);
 }
 
@@ -81,12 +82,12 @@ Result<Budget> parseBudget(std::string_view given) {
   if (text.ends_with('%')) {
     const auto percent = decimal(trimmed(text.substr(0, text.size() - 1)));
     if (!percent) return notASize(given, kBudgetForms);
-    if (*percent <= 0 || *percent > 100) return Error{fmt::format("'{}' is not above 0% and at most 100%", given)};
+    if (*percent <= 0 || *percent > 100) return Error{base::format("'{}' is not above 0% and at most 100%", given)};
     return Budget{.bytes = 0, .percent = *percent};
   }
   auto bytes = parse(given, kBudgetForms);
   if (!bytes.ok()) return bytes.error();
-  if (bytes.value() == 0) return Error{fmt::format("'{}' is no memory at all; allowed: {}", given, kBudgetForms)};
+  if (bytes.value() == 0) return Error{base::format("'{}' is no memory at all; allowed: {}", given, kBudgetForms)};
   return Budget{.bytes = bytes.value(), .percent = 0};
 }
 
@@ -101,7 +102,7 @@ std::string formatSize(uint64_t bytes) {
     rounded /= 1024;
     power++;
   }
-  std::string text = fmt::format("{:.2f}", rounded);
+  std::string text = base::format("{:.2f}", rounded);
   text.erase(text.find_last_not_of('0') + 1);
   if (text.back() == '.') text.pop_back();
   return text + kUnits[power];
@@ -114,11 +115,11 @@ std::string exactSize(uint64_t bytes) {
     bytes /= 1024;
     power++;
   }
-  return fmt::format("{}{}", bytes, kUnits[power]);
+  return base::format("{}{}", bytes, kUnits[power]);
 }
 
 std::string exactBudget(const Budget& budget) {
-  if (budget.percent != 0) return fmt::format("{}%", budget.percent);
+  if (budget.percent != 0) return base::format("{}%", budget.percent);
   return budget.bytes == 0 ? std::string() : exactSize(budget.bytes);
 }
 

@@ -1,7 +1,6 @@
 #include "base/toml_file.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +13,7 @@
 #include <toml++/toml.h>
 
 #include "base/fd.h"
+#include "base/format.h"
 #include "base/text.h"
 
 namespace olpager::base {
@@ -57,8 +57,8 @@ std::string unquotedValue(std::string_view file, size_t number) {
       value.find_first_not_of("0123456789+-_.") == std::string_view::npos) {
     return {};
   }
-  return fmt::format("{} = {}: a text needs quotes: {} = \"{}\"", printable(key), printable(value), printable(key),
-                     printable(value));
+  return base::format("{} = {}: a text needs quotes: {} = \"{}\"", printable(key), printable(value), printable(key),
+                      printable(value));
 }
 
 // A text or an integer as text. False: neither.
@@ -78,7 +78,7 @@ TomlEntry entryOf(std::string_view key, const toml::node& node, const std::strin
   using Kind = TomlEntry::Kind;
   TomlEntry entry;
   entry.key = key;
-  entry.place = fmt::format("{}:{}", path, node.source().begin.line);
+  entry.place = base::format("{}:{}", path, node.source().begin.line);
   std::ostringstream type;
   type << node.type();
   entry.type = type.str();
@@ -127,13 +127,13 @@ Result<std::vector<TomlEntry>> readTomlFile(const std::string& path, bool must) 
   std::string text;
   // A file of another user's home or of root that we may not read is no setting of ours, but it was meant to be one.
   if (!file || !readAll(file.get(), text))
-    return Error{fmt::format("{}: can't be read: {}", path, std::strerror(errno))};
+    return Error{base::format("{}: can't be read: {}", path, std::strerror(errno))};
   const toml::parse_result parsed = toml::parse(text, path);
   if (!parsed) {
     const auto line = parsed.error().source().begin.line;
     std::string why = unquotedValue(text, line);
     if (why.empty()) why = printable(parsed.error().description());
-    return Error{fmt::format("{}:{}: {}", path, line, why)};
+    return Error{base::format("{}:{}: {}", path, line, why)};
   }
   return entriesOf(parsed.table(), path);
 }

@@ -1,13 +1,12 @@
 #include "memserver/protocol.h"
 
-#include <fmt/format.h>
-
+#include "base/format.h"
 #include "coherence/codec.h"
 
 namespace olpager::memserver {
 
 std::string LeaseId::text() const {
-  return fmt::format("{:02x}{:02x}{:02x}{:02x}", bytes[0], bytes[1], bytes[2], bytes[3]);
+  return base::format("{:02x}{:02x}{:02x}{:02x}", bytes[0], bytes[1], bytes[2], bytes[3]);
 }
 
 namespace protocol {
@@ -121,12 +120,12 @@ Result<Message> decode(std::span<const std::byte> bytes) {
   Message message;
   reader(version), reader(type), reader(message.number);
   if (!reader.wrong().empty()) return Error{"a message without a head"};
-  if (version != kVersion) return Error{fmt::format("a message of version {}; this is version {}", version, kVersion)};
-  if (type == 0 || type > std::variant_size_v<Body>) return Error{fmt::format("a message of unknown type {}", type)};
+  if (version != kVersion) return Error{base::format("a message of version {}; this is version {}", version, kVersion)};
+  if (type == 0 || type > std::variant_size_v<Body>) return Error{base::format("a message of unknown type {}", type)};
   decodeBody(reader, type - 1u, message.body);
-  if (!reader.wrong().empty()) return Error{fmt::format("a {} message: {}", kNames[type - 1], reader.wrong())};
+  if (!reader.wrong().empty()) return Error{base::format("a {} message: {}", kNames[type - 1], reader.wrong())};
   if (reader.left() != 0) {
-    return Error{fmt::format("a {} message with {} bytes too many", kNames[type - 1], reader.left())};
+    return Error{base::format("a {} message with {} bytes too many", kNames[type - 1], reader.left())};
   }
   return message;
 }

@@ -1,7 +1,6 @@
 #include "gpunode/supervisor/devices.h"
 
 #include <errno.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "gpunode/supervisor/launch_worker.h"
@@ -24,7 +24,7 @@ std::string uuidText(const uint8_t (&bytes)[16]) {
   std::string text = "GPU-";
   for (int i = 0; i < 16; ++i) {
     if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += fmt::format("{:02x}", bytes[i]);
+    text += base::format("{:02x}", bytes[i]);
   }
   return text;
 }
@@ -76,7 +76,7 @@ Status Devices::find(const std::string& worker, const std::vector<std::string>& 
   std::vector<status::Device> found;
   for (const uint32_t index : order) {
     if (index >= count)
-      return Error{fmt::format("--device: there is no GPU {}; the driver has 0 to {}", index, count - 1)};
+      return Error{base::format("--device: there is no GPU {}; the driver has 0 to {}", index, count - 1)};
     found.push_back(deviceFrom(node.devices[index]));
     for (size_t other = 0; other < order.size(); ++other) {
       if (order[other] < count && (node.devices[index].peers >> order[other] & 1) != 0)

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -10,6 +9,8 @@
 
 #include <cstring>
 #include <string_view>
+
+#include "base/format.h"
 
 namespace olpager::gpunode {
 
@@ -30,7 +31,7 @@ std::vector<std::string> inheritedEnvironment() {
 
 Result<StartedWorker> launchWorker(const std::string& program, std::vector<std::string> environment,
                                    const WorkerSetup& setup) {
-  const auto failed = [] { return Error{fmt::format("a worker can't be started: {}", std::strerror(errno))}; };
+  const auto failed = [] { return Error{base::format("a worker can't be started: {}", std::strerror(errno))}; };
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return failed();
   base::UniqueFd own(ends[0]), workers(ends[1]);

@@ -1,5 +1,4 @@
 // olgpunode: runs the GPU work of programs elsewhere. docs/forwarding.md.
-#include <fmt/format.h>
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
@@ -7,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "base/format.h"
 #include "base/locate.h"
 #include "base/log.h"
 #include "gpunode/supervisor/options.h"
@@ -15,15 +15,16 @@
 
 namespace {
 
+using namespace olpager;
+
 int refuse(const std::string& why) {
-  fmt::print(stderr, "olgpunode: {}\n", why);
+  base::print(stderr, "olgpunode: {}\n", why);
   return 2;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  using namespace olpager;
   // Before there is a second thread: signals are waited for, in one place.
   sigset_t mine;
   sigemptyset(&mine);
@@ -35,14 +36,14 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("olgpunode ") + OLPAGER_VERSION);
   std::map<std::string, std::string> given;
   for (const auto& key : gpunode::supervisorKeys()) {
-    app.add_option(fmt::format("--{}", key.key), given[key.key],
-                   fmt::format("{} (default: {})", key.text, key.default_))
+    app.add_option(base::format("--{}", key.key), given[key.key],
+                   base::format("{} (default: {})", key.text, key.default_))
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
   std::string config;
   app.add_option("--config", config,
-                 fmt::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
-                             gpunode::kSystemFile))
+                 base::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
+                              gpunode::kSystemFile))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   bool state = false, json = false;
   app.add_flag("--state", state, "Print the sessions of the daemon that listens there, and end");
@@ -52,7 +53,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& asked) {
     return app.exit(asked);
   } catch (const CLI::ParseError& failure) {
-    return refuse(fmt::format("{} (olgpunode --help lists the options)", failure.what()));
+    return refuse(base::format("{} (olgpunode --help lists the options)", failure.what()));
   }
   gpunode::SupervisorOptions options;
   const std::string file = config.empty() ? std::string(gpunode::kSystemFile) : config;
@@ -61,7 +62,7 @@ int main(int argc, char** argv) {
   for (const auto& [key, text] : given) {
     if (text.empty()) continue;
     if (auto status = gpunode::applyOption(options, key, text); !status.ok())
-      return refuse(fmt::format("--{}: {}", key, status.error().message));
+      return refuse(base::format("--{}: {}", key, status.error().message));
   }
   base::setLogLevel(options.log);
 
@@ -69,10 +70,10 @@ int main(int argc, char** argv) {
     base::setLogLevel(base::LogLevel::kWarn);
     const auto text = gpunode::askState(options);
     if (!text.ok()) {
-      fmt::print(stderr, "olgpunode: {}\n", text.error().message);
+      base::print(stderr, "olgpunode: {}\n", text.error().message);
       return 1;
     }
-    fmt::print("{}", json ? gpunode::stateJson(text.value()) : gpunode::stateText(text.value()));
+    base::print("{}", json ? gpunode::stateJson(text.value()) : gpunode::stateText(text.value()));
     return 0;
   }
   const std::string self = base::currentExecutable();
@@ -80,10 +81,10 @@ int main(int argc, char** argv) {
   const std::string library = base::locateLibrary(self, "libolpager.so");
   const std::string sim = base::locateLibrary(self, "libolsimcuda.so");
   if (worker.empty() || library.empty())
-    return refuse(fmt::format("{} is not in the build or installation of {}",
-                              worker.empty() ? "olgpunode-worker" : "libolpager.so", self));
+    return refuse(base::format("{} is not in the build or installation of {}",
+                               worker.empty() ? "olgpunode-worker" : "libolpager.so", self));
   if (options.driver == "sim" && sim.empty())
-    return refuse(fmt::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
+    return refuse(base::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
   try {
     gpunode::Supervisor supervisor(options, worker, library, sim);
     if (auto started = supervisor.start(); !started.ok()) return refuse(started.error().message);

@@ -1,10 +1,9 @@
 #include "gpunode/supervisor/options.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <charconv>
 
+#include "base/format.h"
 #include "base/settings.h"
 #include "base/text.h"
 #include "base/toml_file.h"
@@ -14,7 +13,7 @@ namespace olpager::gpunode {
 namespace {
 
 Error notAllowed(std::string_view text, std::string_view allowed) {
-  return Error{fmt::format("'{}' is not allowed; allowed: {}", text, allowed)};
+  return Error{base::format("'{}' is not allowed; allowed: {}", text, allowed)};
 }
 
 // What a session's own setting would take.
@@ -29,7 +28,7 @@ Status number(std::string_view text, uint32_t least, uint32_t most, uint32_t& in
   uint32_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
-    return notAllowed(text, fmt::format("{} to {}", least, most));
+    return notAllowed(text, base::format("{} to {}", least, most));
   into = value;
   return {};
 }
@@ -59,9 +58,9 @@ Status setDevice(SupervisorOptions& options, std::string_view text) {
     uint32_t index = 0;
     if (auto status = number(text.substr(at, end - at), 0, kMostDevices - 1, index); !status.ok())
       return notAllowed(
-          text, fmt::format("numbers of GPUs with commas between them, such as 0,2; up to {}", kMostDevices - 1));
+          text, base::format("numbers of GPUs with commas between them, such as 0,2; up to {}", kMostDevices - 1));
     if (std::find(devices.begin(), devices.end(), index) != devices.end())
-      return Error{fmt::format("GPU {} is named twice", index)};
+      return Error{base::format("GPU {} is named twice", index)};
     devices.push_back(index);
     at = end + 1;
   }
@@ -158,7 +157,7 @@ Status applyFile(SupervisorOptions& options, const std::string& path, bool must)
     const auto value = entry.option();
     const Status status = value.ok() ? applyOption(options, name, value.value()) : Status(value.error());
     if (!status.ok())
-      return Error{fmt::format("{}: {}: {}", entry.place, base::printable(entry.key), status.error().message)};
+      return Error{base::format("{}: {}: {}", entry.place, base::printable(entry.key), status.error().message)};
   }
   return {};
 }
@@ -167,7 +166,7 @@ Status applyOption(SupervisorOptions& options, std::string_view key, std::string
   for (const auto& known : supervisorKeys()) {
     if (key == known.key) return known.set(options, text);
   }
-  return Error{fmt::format("unknown option '{}'", key)};
+  return Error{base::format("unknown option '{}'", key)};
 }
 
 }  // namespace olpager::gpunode

@@ -1,10 +1,9 @@
 #include "gpunode/supervisor/query.h"
 
-#include <fmt/format.h>
-
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/format.h"
 #include "base/size.h"
 #include "coherence/status/ask.h"
 #include "coherence/transport/transport.h"
@@ -50,22 +49,22 @@ std::string stateText(const status::Status& state) {
   std::string text;
   for (size_t i = 0; i < state.devices.size(); ++i) {
     const status::Device& device = state.devices[i];
-    text += fmt::format("GPU {}  {}  {}  VRAM {} of {} used\n", i, device.name, device.uuid, formatSize(device.used),
-                        formatSize(device.total));
+    text += base::format("GPU {}  {}  {}  VRAM {} of {} used\n", i, device.name, device.uuid, formatSize(device.used),
+                         formatSize(device.total));
   }
-  text += fmt::format("{:>7}  {:<12} {:<20} {:<21} {:<16} {:>3} {:>10} {:>10} {:>10} {:>12}  {}\n", "session", "key",
-                      "node", "address", "program", "GPU", "VRAM", "budget", "RAM", "calls", "state");
+  text += base::format("{:>7}  {:<12} {:<20} {:<21} {:<16} {:>3} {:>10} {:>10} {:>10} {:>12}  {}\n", "session", "key",
+                       "node", "address", "program", "GPU", "VRAM", "budget", "RAM", "calls", "state");
   for (const auto& row : state.sessions) {
     bool any = false;
     const auto line = [&](const std::string& device, const std::string& used, const std::string& budget) {
-      text += any ? fmt::format("{:>83} {:>3} {:>10} {:>10}\n", "", device, used, budget)
-                  : fmt::format("{:>7}  {:<12} {:<20} {:<21} {:<16} {:>3} {:>10} {:>10} {:>10} {:>12}  {}\n",
-                                row.number, row.key_name.empty() ? "-" : row.key_name, row.node, row.address,
-                                row.program, device, used, budget, formatSize(hostOf(row)), row.calls, row.state);
+      text += any ? base::format("{:>83} {:>3} {:>10} {:>10}\n", "", device, used, budget)
+                  : base::format("{:>7}  {:<12} {:<20} {:<21} {:<16} {:>3} {:>10} {:>10} {:>10} {:>12}  {}\n",
+                                 row.number, row.key_name.empty() ? "-" : row.key_name, row.node, row.address,
+                                 row.program, device, used, budget, formatSize(hostOf(row)), row.calls, row.state);
       any = true;
     };
     for (size_t i = 0; i + 1 < row.bytes.size() && i < row.budgets.size(); ++i) {
-      if (row.budgets[i] != 0) line(fmt::format("{}", i), formatSize(row.bytes[i]), formatSize(row.budgets[i]));
+      if (row.budgets[i] != 0) line(base::format("{}", i), formatSize(row.bytes[i]), formatSize(row.budgets[i]));
     }
     if (!any) line("-", "-", "-");
   }

@@ -1,11 +1,10 @@
 // What the supervisor says of itself to whom asks.
 #include <unistd.h>
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 
+#include "base/format.h"
 #include "gpunode/supervisor/supervisor.h"
 
 namespace olpager::gpunode {
@@ -60,7 +59,7 @@ status::Status Supervisor::state(uint64_t first, const transport::PeerInfo& aske
   told.cuda_version = devices_.cudaVersion();
   told.devices = devices_.all();
   for (size_t i = 0; i < devices_.size(); ++i)
-    told.tiers.push_back({fmt::format("VRAM {}", i), devices_.at(i).total, devices_.at(i).used, devices_.at(i).free});
+    told.tiers.push_back({base::format("VRAM {}", i), devices_.at(i).total, devices_.at(i).used, devices_.at(i).free});
   told.tiers.push_back({"RAM", installedMemory(), host + pinned, freeMemory()});
   told.figures = {{"sessions", running},     {"sessions_total", next_number_ - 1},
                   {"calls_total", calls},    {"moved_bytes_total", moved},

@@ -1,7 +1,6 @@
 #include "gpunode/supervisor/supervisor.h"
 
 #include <errno.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/random.h>
@@ -15,6 +14,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "coherence/transport/trust/keys.h"
@@ -54,8 +54,8 @@ uint32_t portOf(const std::string& address) {
 }
 
 std::string howItEnded(int status) {
-  if (WIFSIGNALED(status)) return fmt::format("its worker was killed by signal {}", WTERMSIG(status));
-  if (WEXITSTATUS(status) != 0) return fmt::format("its worker ended with status {}", WEXITSTATUS(status));
+  if (WIFSIGNALED(status)) return base::format("its worker was killed by signal {}", WTERMSIG(status));
+  if (WEXITSTATUS(status) != 0) return base::format("its worker ended with status {}", WEXITSTATUS(status));
   return "its worker has ended it";
 }
 
@@ -204,20 +204,20 @@ std::string Supervisor::inTheWay(const SessionRequest& request, const std::strin
   if (request.specification != forward::kSpecification)
     return "the client and the gpunode are of different versions of olpager";
   if (running() >= options_.sessions)
-    return fmt::format("it has {} sessions already, the most (--sessions)", running());
+    return base::format("it has {} sessions already, the most (--sessions)", running());
   const auto of_key = std::count_if(sessions_.begin(), sessions_.end(), [&](const auto& one) {
     return one.second.ended.empty() && one.second.key_name == key_name;
   });
   if (options_.key_sessions != 0 && of_key >= static_cast<ptrdiff_t>(options_.key_sessions))
-    return fmt::format("{} has {} sessions already, the most of one key (--key-sessions)",
-                       key_name.empty() ? "who comes without a key" : "key " + key_name, of_key);
+    return base::format("{} has {} sessions already, the most of one key (--key-sessions)",
+                        key_name.empty() ? "who comes without a key" : "key " + key_name, of_key);
   return "";
 }
 
 void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionRequest& request) {
   if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) return refuse(client, why);
   SessionReply reply;
-  const std::string text = fmt::format("{} of at most {} sessions", running(), options_.sessions);
+  const std::string text = base::format("{} of at most {} sessions", running(), options_.sessions);
   std::strncpy(reply.text, text.c_str(), sizeof reply.text - 1);
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
 }
@@ -225,15 +225,15 @@ void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionReques
 void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& request) {
   if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) return refuse(client, why);
   if (request.slots == 0 || request.slots > forward::kMostSlots || request.slot >= request.slots)
-    return refuse(client, fmt::format("a program has at most {} gpunodes", forward::kMostSlots));
+    return refuse(client, base::format("a program has at most {} gpunodes", forward::kMostSlots));
   Session session;
   for (uint32_t i = 0; i < devices_.size(); ++i) session.devices.push_back(i);
   if (request.sees_some != 0 && devices_.known()) {
     const std::string wanted(request.visible, strnlen(request.visible, sizeof request.visible));
     session.devices = forward::visibleDevices(devices_.uuids(), wanted);
     if (session.devices.empty())
-      return refuse(client, fmt::format("CUDA_VISIBLE_DEVICES={} names none of its {} device(s)",
-                                        printable(wanted.c_str(), 64), devices_.size()));
+      return refuse(client, base::format("CUDA_VISIBLE_DEVICES={} names none of its {} device(s)",
+                                         printable(wanted.c_str(), 64), devices_.size()));
   }
   session.budgets.resize(devices_.size());
   while (session.id == 0 || sessions_.contains(session.id)) {
@@ -276,7 +276,7 @@ void Supervisor::tell(const transport::LinkPtr& client, const SessionRequest& re
 std::vector<std::string> Supervisor::workerEnvironment() const {
   std::vector<std::string> environment = inheritedEnvironment();
   environment.emplace_back("OL_GPUNODE=none");  // the worker itself is local, whatever a file says
-  environment.push_back(fmt::format("OL_LOG={}", base::logLevelName(options_.log)));
+  environment.push_back(base::format("OL_LOG={}", base::logLevelName(options_.log)));
   if (std::getenv("CUDA_DEVICE_ORDER") == nullptr)
     environment.emplace_back("CUDA_DEVICE_ORDER=PCI_BUS_ID");  // --device counts as nvidia-smi does
   return environment;

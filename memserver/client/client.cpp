@@ -20,7 +20,6 @@
 // Lock: mutex_; nothing of the transport or the Observer is called under it, but Link::state().
 #include "memserver/client.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -37,6 +36,7 @@
 #include <unordered_map>
 
 #include "base/fd.h"
+#include "base/format.h"
 #include "base/log.h"
 
 namespace olpager::memserver {
@@ -275,7 +275,7 @@ Result<std::vector<Slab>> ClientCore::lease(uint64_t bytes, uint32_t timeout_ms)
     {
       Lock lock(mutex_);
       if (closing_ || state_ != State::kUp) {
-        why = fmt::format("{}: not connected", options_.address);
+        why = base::format("{}: not connected", options_.address);
         break;
       }
       number = next_number_++;
@@ -285,13 +285,13 @@ Result<std::vector<Slab>> ClientCore::lease(uint64_t bytes, uint32_t timeout_ms)
     Lock lock(mutex_);
     if (!sent) {
       wishes_.erase(number);
-      why = fmt::format("{}: the request could not be sent", options_.address);
+      why = base::format("{}: the request could not be sent", options_.address);
       break;
     }
     // A slab that comes after the time is over is given back when it comes (handle()).
     if (!changed_.wait_until(lock, deadline, [&] { return wish->done; })) {
       wishes_.erase(number);
-      why = fmt::format("{}: no answer within {} ms", options_.address, timeout_ms);
+      why = base::format("{}: no answer within {} ms", options_.address, timeout_ms);
       break;
     }
     for (const Slab& slab : wish->slabs) {
@@ -299,7 +299,7 @@ Result<std::vector<Slab>> ClientCore::lease(uint64_t bytes, uint32_t timeout_ms)
       have += slab.bytes;
     }
     why = wish->why;
-    if (wish->slabs.empty() && why.empty()) why = fmt::format("{}: nothing to lease", options_.address);
+    if (wish->slabs.empty() && why.empty()) why = base::format("{}: nothing to lease", options_.address);
   }
   if (all.empty() && bytes != 0) return Error{why};
   return all;
@@ -600,8 +600,8 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
       capacity_.recalled = recall->bytes;
       happen(Event::Kind::kRecall,
              recall->bytes == 0 ? "it no longer wants memory back"
-                                : fmt::format("it wants {} MiB back within {} ms: {}", recall->bytes >> 20,
-                                              recall->deadline_ms, recall->why),
+                                : base::format("it wants {} MiB back within {} ms: {}", recall->bytes >> 20,
+                                               recall->deadline_ms, recall->why),
              0, recall->bytes, recall->deadline_ms);
       return "";
     }
@@ -612,14 +612,14 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
       }
       return "";
     }
-    return fmt::format("a {} message that was not asked for", bodyName(body));
+    return base::format("a {} message that was not asked for", bodyName(body));
   }
 
   const auto answers = [&](size_t asked) { return request->type == asked; };
   if (const auto* refusal = std::get_if<Refusal>(&body)) {
     if (const auto wish = wishes_.find(number); wish != wishes_.end()) {
       wish->second->done = true;
-      wish->second->why = fmt::format("{}: {}", options_.address, refusal->why);
+      wish->second->why = base::format("{}: {}", options_.address, refusal->why);
       wishes_.erase(wish);
       changed_.notify_all();
       return "";
@@ -670,7 +670,7 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
     }
     if (wish != wishes_.end()) {
       wish->second->done = true;
-      wish->second->why = leased->why.empty() ? "" : fmt::format("{}: {}", options_.address, leased->why);
+      wish->second->why = leased->why.empty() ? "" : base::format("{}: {}", options_.address, leased->why);
       wishes_.erase(wish);
       changed_.notify_all();
     }
@@ -689,20 +689,20 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
     unsure_.clear();
     return "";
   }
-  return fmt::format("a {} message as an answer to something else", bodyName(body));
+  return base::format("a {} message as an answer to something else", bodyName(body));
 }
 
 void ClientCore::noteCapacity(const protocol::Capacity& capacity) {
   const bool grown = capacity_.available == 0 && capacity.available != 0 && told_up_;
   capacity_ = capacity;
   if (grown) {
-    happen(Event::Kind::kCapacity, fmt::format("{} MiB can be leased again", capacity.available >> 20), 0,
+    happen(Event::Kind::kCapacity, base::format("{} MiB can be leased again", capacity.available >> 20), 0,
            capacity.available);
   }
 }
 
 void ClientCore::happen(Event::Kind kind, const std::string& text, SlabId slab, uint64_t bytes, uint32_t deadline) {
-  events_.push_back({kind, slab, bytes, deadline, fmt::format("memserver {}: {}", options_.address, text)});
+  events_.push_back({kind, slab, bytes, deadline, base::format("memserver {}: {}", options_.address, text)});
 }
 
 void ClientCore::lose(Lock&, SlabId id, const std::string& why) {
@@ -719,7 +719,7 @@ void ClientCore::lose(Lock&, SlabId id, const std::string& why) {
   }
   // What is issued ends with its operation.
   ++figures_.slabs_lost;
-  happen(Event::Kind::kSlabLost, fmt::format("{} MiB are lost: {}", bytes >> 20, why), id, bytes);
+  happen(Event::Kind::kSlabLost, base::format("{} MiB are lost: {}", bytes >> 20, why), id, bytes);
 }
 
 void ClientCore::loseAll(Lock& lock, const std::string& why) {
@@ -799,10 +799,10 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   const std::string reason = link->reason();
   Lock lock(mutex_);
   if (link != link_) return;  // it failed before it was this client's: connected() sees it
-  if (told_up_ && !closing_) happen(Event::Kind::kDown, fmt::format("disconnected: {}", reason));
+  if (told_up_ && !closing_) happen(Event::Kind::kDown, base::format("disconnected: {}", reason));
   if (state_ == State::kGreeting) attempt_failed_ = true;
   if (figures_.connects == 0 && first_error_.empty()) {
-    first_error_ = fmt::format("memserver {}: {}", options_.address, reason);
+    first_error_ = base::format("memserver {}: {}", options_.address, reason);
   }
   told_up_ = false;
   stalled_ = false;
@@ -815,7 +815,7 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   unsure_.clear();
   for (auto& [number, wish] : wishes_) {
     wish->done = true;
-    wish->why = fmt::format("{}: the connection is lost", options_.address);
+    wish->why = base::format("{}: the connection is lost", options_.address);
   }
   wishes_.clear();
   retryLater();
@@ -850,14 +850,14 @@ void ClientCore::connected(Result<LinkPtr> link) {
     last_link_ = link.value()->id();
     // Its kDown has been passed over if it is down already; else it is still to come.
     if (link.value()->state() == transport::LinkState::kDown) {
-      why = fmt::format("{}: {}", options_.address, link.value()->reason());
+      why = base::format("{}: {}", options_.address, link.value()->reason());
     }
   }
   {
     std::lock_guard lock(mutex_);
     if (!why.empty()) {
       attempt_failed_ = true;
-      if (figures_.connects == 0) first_error_ = fmt::format("memserver {}", why);
+      if (figures_.connects == 0) first_error_ = base::format("memserver {}", why);
       retryLater();
       changed_.notify_all();
     } else {
@@ -898,8 +898,8 @@ void ClientCore::greeted(Lock& lock) {
   figures_.transport = peer.kind;
   figures_.node = peer.node;
   happen(Event::Kind::kUp,
-         fmt::format("{}, {} MiB of {} MiB free; {}", figures_.connects == 1 ? "connected" : "connected again",
-                     capacity_.free >> 20, capacity_.total >> 20, peer.why));
+         base::format("{}, {} MiB of {} MiB free; {}", figures_.connects == 1 ? "connected" : "connected again",
+                      capacity_.free >> 20, capacity_.total >> 20, peer.why));
   changed_.notify_all();
 }
 
@@ -932,14 +932,14 @@ void ClientCore::tick() {
       const int64_t silent = requests_.empty() ? 0 : now - oldest;
       if (!stalled_ && silent >= options_.stall_ms) {
         stalled_ = true;
-        happen(Event::Kind::kStalled, fmt::format("no answer for {} ms", silent));
+        happen(Event::Kind::kStalled, base::format("no answer for {} ms", silent));
       } else if (stalled_ && silent < options_.stall_ms) {
         stalled_ = false;
         happen(Event::Kind::kResumed, "it answers again");
       }
       if (silent >= patience) {
         drop = link_;
-        why = fmt::format("no answer for {} ms, most of its lease time", silent);
+        why = base::format("no answer for {} ms, most of its lease time", silent);
         loseAll(lock, why);
       }
       const int64_t period = std::min<int64_t>(kRenewMs, lease_ms_ / 8);
@@ -949,7 +949,7 @@ void ClientCore::tick() {
       renew = !asked && now - last_renewal_ms_ >= period && !closing_;
       if (renew) last_renewal_ms_ = now;
     } else if (!slabs_.empty() && attempt_failed_ && now - renewed_ms_ >= patience) {
-      loseAll(lock, fmt::format("not connected for {} ms, most of its lease time", now - renewed_ms_));
+      loseAll(lock, base::format("not connected for {} ms, most of its lease time", now - renewed_ms_));
     }
     if (closing_) {
       for (auto& queue : waiting_) {

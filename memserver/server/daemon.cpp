@@ -1,7 +1,6 @@
 #include "memserver/server/daemon.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <oneapi/tbb/global_control.h>
@@ -17,6 +16,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "coherence/transport/trust/keys.h"
@@ -38,7 +38,7 @@ int64_t bootMs() {
 }
 
 int refuse(const std::string& why) {
-  fmt::print(stderr, "olmemserver: {}\n", why);
+  base::print(stderr, "olmemserver: {}\n", why);
   return 2;
 }
 
@@ -63,7 +63,7 @@ class Progress {
  public:
   explicit Progress(uint64_t all) : all_(all), shown_(isatty(STDERR_FILENO) == 1) {}
   ~Progress() {
-    if (shown_) fmt::print(stderr, "\r\x1b[K");
+    if (shown_) base::print(stderr, "\r\x1b[K");
   }
   void there(uint64_t bytes) {
     if (!shown_) return;
@@ -74,8 +74,8 @@ class Progress {
     most_ = bytes;
     constexpr uint64_t kWidth = 40;
     const uint64_t full = bytes * kWidth / all_;
-    fmt::print(stderr, "\rmemory [{:=<{}}{: <{}}] {} of {}\x1b[K", "", full, "", kWidth - full, base::formatSize(bytes),
-               base::formatSize(all_));
+    base::print(stderr, "\rmemory [{:=<{}}{: <{}}] {} of {}\x1b[K", "", full, "", kWidth - full,
+                base::formatSize(bytes), base::formatSize(all_));
     std::fflush(stderr);
   }
 
@@ -122,12 +122,12 @@ class Daemon {
     slab_ = options_.slab != 0 ? options_.slab : slabFor(wanted);
     wanted = wanted / slab_ * slab_;
     if (wanted > most) {
-      return refuse(fmt::format("--memory {}: {} are available, of which {} are reserved (--reserve)",
-                                base::formatSize(wanted), base::formatSize(room), base::formatSize(reserve_)));
+      return refuse(base::format("--memory {}: {} are available, of which {} are reserved (--reserve)",
+                                 base::formatSize(wanted), base::formatSize(room), base::formatSize(reserve_)));
     }
     if (wanted == 0) {
-      return refuse(fmt::format("there is not one slab of {} to donate: {} are available, of which {} are reserved",
-                                base::formatSize(slab_), base::formatSize(room), base::formatSize(reserve_)));
+      return refuse(base::format("there is not one slab of {} to donate: {} are available, of which {} are reserved",
+                                 base::formatSize(slab_), base::formatSize(room), base::formatSize(reserve_)));
     }
     configured_ = wanted;
     return 0;
@@ -146,7 +146,7 @@ class Daemon {
       network.keys = keys.value();
       for (const auto& [name, quota] : options_.quotas) {
         if (!keys.value()->find(name))
-          return refuse(fmt::format("quota of {}: {} has no such key", name, options_.key));
+          return refuse(base::format("quota of {}: {} has no such key", name, options_.key));
       }
     } else if (!options_.quotas.empty()) {
       return refuse("a key's quota needs keys: --key FILE");
@@ -188,9 +188,10 @@ class Daemon {
       base::logError("%s", status.error().message.c_str());
       return 1;
     }
-    base::logInfo("%s in slabs of %s, made in %lld ms%s", base::formatSize(configured_).c_str(),
-                  base::formatSize(slab_).c_str(), static_cast<long long>(bootMs() - begun),
-                  slabs.numa_node >= 0 ? fmt::format(", on NUMA node {} if it has room", slabs.numa_node).c_str() : "");
+    base::logInfo(
+        "%s in slabs of %s, made in %lld ms%s", base::formatSize(configured_).c_str(), base::formatSize(slab_).c_str(),
+        static_cast<long long>(bootMs() - begun),
+        slabs.numa_node >= 0 ? base::format(", on NUMA node {} if it has room", slabs.numa_node).c_str() : "");
     return 0;
   }
 
@@ -214,7 +215,7 @@ class Daemon {
       base::logInfo("figures at http://%s/metrics", metrics_->address().c_str());
     }
     for (const auto& listener : listeners_) {
-      fmt::print("olmemserver: listening on {}\n", listener->address());
+      base::print("olmemserver: listening on {}\n", listener->address());
     }
     std::fflush(stdout);
     return 0;
@@ -344,7 +345,7 @@ int numaNodeOf(const std::string& listen) {
       inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(each->ifa_addr)->sin6_addr, text, sizeof text);
     }
     if (host != text) continue;
-    std::ifstream file(fmt::format("/sys/class/net/{}/device/numa_node", each->ifa_name));
+    std::ifstream file(base::format("/sys/class/net/{}/device/numa_node", each->ifa_name));
     if (!(file >> node)) node = -1;
     break;
   }

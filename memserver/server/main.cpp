@@ -1,5 +1,4 @@
 // olmemserver: donates memory of this machine to sessions elsewhere. docs/memserver.md.
-#include <fmt/format.h>
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "memserver/server/daemon.h"
 #include "memserver/server/query.h"
@@ -20,10 +20,11 @@ const char* malloc_conf = "background_thread:true,dirty_decay_ms:5000,muzzy_deca
 
 namespace {
 
+using namespace olpager;
 using olpager::memserver::DaemonOptions;
 
 int refuse(const std::string& why) {
-  fmt::print(stderr, "olmemserver: {}\n", why);
+  base::print(stderr, "olmemserver: {}\n", why);
   return 2;
 }
 
@@ -37,17 +38,16 @@ int showState(const DaemonOptions& options, bool json) {
   const std::string address = askAddress(options.listen.front());
   const auto state = askState(options, address);
   if (!state.ok()) {
-    fmt::print(stderr, "olmemserver: {}\n", state.error().message);
+    base::print(stderr, "olmemserver: {}\n", state.error().message);
     return 1;
   }
-  fmt::print("{}", json ? stateJson(state.value()) : stateText(state.value()));
+  base::print("{}", json ? stateJson(state.value()) : stateText(state.value()));
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  using namespace olpager;
   // Before there is a second thread: signals are waited for, in one place.
   sigset_t ends;
   sigemptyset(&ends);
@@ -62,12 +62,12 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("olmemserver ") + OLPAGER_VERSION);
   std::string config;
   app.add_option("--config", config,
-                 fmt::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
-                             memserver::kSystemFile))
+                 base::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
+                              memserver::kSystemFile))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::map<std::string, std::string> given;
   for (const auto& key : memserver::daemonKeys()) {
-    app.add_option(dashed(key.key), given[key.key], fmt::format("{} (default: {})", key.text, key.default_))
+    app.add_option(dashed(key.key), given[key.key], base::format("{} (default: {})", key.text, key.default_))
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
   std::vector<std::string> quotas;
@@ -91,12 +91,12 @@ int main(int argc, char** argv) {
   for (const auto& key : memserver::daemonKeys()) {
     if (app.count(dashed(key.key)) == 0) continue;
     if (const Status status = memserver::applyKey(options, key.key, given[key.key]); !status.ok()) {
-      return refuse(fmt::format("{}: {}", dashed(key.key), status.error().message));
+      return refuse(base::format("{}: {}", dashed(key.key), status.error().message));
     }
   }
   for (const auto& quota : quotas) {
     if (const Status status = memserver::applyKeyQuota(options, quota); !status.ok()) {
-      return refuse(fmt::format("--key-quota: {}", status.error().message));
+      return refuse(base::format("--key-quota: {}", status.error().message));
     }
   }
   if (state) {

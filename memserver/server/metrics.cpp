@@ -1,7 +1,6 @@
 #include "memserver/server/metrics.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -14,6 +13,7 @@
 #include <thread>
 
 #include "base/fd.h"
+#include "base/format.h"
 
 namespace olpager::memserver {
 namespace {
@@ -40,32 +40,33 @@ class Endpoint final : public MetricsEndpoint {
 
   Status open(const std::string& address) {
     const size_t colon = address.rfind(':');
-    if (colon == std::string::npos) return Error{fmt::format("{}: host:port is wanted", address)};
+    if (colon == std::string::npos) return Error{base::format("{}: host:port is wanted", address)};
     std::string host = address.substr(0, colon);
     if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
     addrinfo hints{};
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
     if (const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); error != 0) {
-      return Error{fmt::format("{}: {}", address, gai_strerror(error))};
+      return Error{base::format("{}: {}", address, gai_strerror(error))};
     }
     const std::unique_ptr<addrinfo, void (*)(addrinfo*)> freed(found, freeaddrinfo);
     if (!loopback(found->ai_addr)) {
-      return Error{fmt::format("{}: figures are served on loopback only, in the clear; put a proxy in front", address)};
+      return Error{
+          base::format("{}: figures are served on loopback only, in the clear; put a proxy in front", address)};
     }
     listener_ = base::UniqueFd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int on = 1;
     setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (!listener_ || bind(listener_.get(), found->ai_addr, found->ai_addrlen) != 0 ||
         listen(listener_.get(), 16) != 0) {
-      return Error{fmt::format("{}: {}", address, std::strerror(errno))};
+      return Error{base::format("{}: {}", address, std::strerror(errno))};
     }
     sockaddr_storage bound{};
     socklen_t length = sizeof bound;
     getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound), &length);
     const auto port = bound.ss_family == AF_INET ? reinterpret_cast<sockaddr_in*>(&bound)->sin_port
                                                  : reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port;
-    address_ = fmt::format("{}:{}", address.substr(0, colon), ntohs(port));
+    address_ = base::format("{}:{}", address.substr(0, colon), ntohs(port));
     thread_ = std::thread([this] { serve(); });
     return {};
   }
@@ -96,7 +97,7 @@ class Endpoint final : public MetricsEndpoint {
     }
     const bool get = request.starts_with("GET /metrics ") || request.starts_with("GET / ");
     const std::string body = get ? text_() : "only GET /metrics\n";
-    std::string reply = fmt::format(
+    std::string reply = base::format(
         "HTTP/1.1 {}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n"
         "Connection: close\r\n\r\n{}",
         get ? "200 OK" : "404 Not Found", body.size(), body);
@@ -155,18 +156,18 @@ std::vector<Metric> metricsOf(const ServiceFigures& service, const SlabStore::Fi
 }
 
 std::string metricsText(const std::vector<Metric>& metrics, uint64_t configured) {
-  std::string text = fmt::format(
+  std::string text = base::format(
       "# HELP olmemserver_configured_bytes What it may donate at most.\n# TYPE olmemserver_configured_bytes gauge\n"
       "olmemserver_configured_bytes {}\n",
       configured);
   const char* before = "";
   for (const Metric& metric : metrics) {
     if (std::strcmp(before, metric.name) != 0) {
-      text += fmt::format("# HELP olmemserver_{0} {1}\n# TYPE olmemserver_{0} {2}\n", metric.name, metric.help,
-                          metric.type);
+      text += base::format("# HELP olmemserver_{0} {1}\n# TYPE olmemserver_{0} {2}\n", metric.name, metric.help,
+                           metric.type);
     }
     before = metric.name;
-    text += fmt::format("olmemserver_{} {}\n", metric.fullName(), metric.value);
+    text += base::format("olmemserver_{} {}\n", metric.fullName(), metric.value);
   }
   return text;
 }

@@ -1,9 +1,8 @@
 #include "memserver/server/options.h"
 
-#include <fmt/format.h>
-
 #include <charconv>
 
+#include "base/format.h"
 #include "base/text.h"
 #include "base/toml_file.h"
 #include "coherence/transport/trust/keys.h"
@@ -13,7 +12,7 @@ namespace olpager::memserver {
 namespace {
 
 Error notAllowed(std::string_view text, std::string_view allowed) {
-  return Error{fmt::format("'{}' is not allowed; allowed: {}", text, allowed)};
+  return Error{base::format("'{}' is not allowed; allowed: {}", text, allowed)};
 }
 
 Status setSize(uint64_t& into, std::string_view text) {
@@ -57,7 +56,7 @@ Status setNumber(T& into, std::string_view text, T least, T most) {
   T number{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size() || number < least || number > most) {
-    return notAllowed(text, fmt::format("{} to {}", least, most));
+    return notAllowed(text, base::format("{} to {}", least, most));
   }
   into = number;
   return {};
@@ -92,7 +91,7 @@ Status setMemory(DaemonOptions& o, std::string_view text) {
   auto budget = base::parseBudget(text);
   if (!budget.ok()) return Error{budget.error().message + ", or auto"};
   if (budget.value().percent == 0 && budget.value().bytes < kFramePageBytes) {
-    return Error{fmt::format("'{}' is below one page; allowed: 2MiB or more, or auto", text)};
+    return Error{base::format("'{}' is below one page; allowed: 2MiB or more, or auto", text)};
   }
   o.memory = budget.value();
   return {};
@@ -229,7 +228,7 @@ Status applyKey(DaemonOptions& options, std::string_view key, std::string_view t
   for (const DaemonKey& each : daemonKeys()) {
     if (each.key == key) return each.set(options, text);
   }
-  return Error{fmt::format("'{}' is not known", key)};
+  return Error{base::format("'{}' is not known", key)};
 }
 
 Status applyKeyQuota(DaemonOptions& options, std::string_view text) {
@@ -245,11 +244,11 @@ Status applyFile(DaemonOptions& options, const std::string& path, bool must) {
   if (!entries.ok()) return entries.error();
   for (const base::TomlEntry& entry : entries.value()) {
     const auto where = [&entry](const std::string& place, const Error& error) {
-      return Error{fmt::format("{}: {}: {}", place, base::printable(entry.key), error.message)};
+      return Error{base::format("{}: {}: {}", place, base::printable(entry.key), error.message)};
     };
     if (entry.key == "quotas" && entry.kind == base::TomlEntry::Kind::kTable) {
       for (const base::TomlEntry& quota : entry.inside)
-        if (const Status status = applyKeyQuota(options, fmt::format("{}={}", quota.key, quota.text)); !status.ok())
+        if (const Status status = applyKeyQuota(options, base::format("{}={}", quota.key, quota.text)); !status.ok())
           return where(quota.place, status.error());
       continue;
     }

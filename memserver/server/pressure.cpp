@@ -1,13 +1,12 @@
 #include "memserver/server/pressure.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 
+#include "base/format.h"
 #include "base/size.h"
 
 namespace olpager::memserver {
@@ -75,7 +74,7 @@ Result<MemoryStatus> MemoryReader::read() const {
   MemoryStatus status;
   const std::string meminfo = slurp(proc_ + "/meminfo");
   const auto total = field(meminfo, "MemTotal:"), available = field(meminfo, "MemAvailable:");
-  if (!total || !available) return Error{fmt::format("{}/meminfo can't be read", proc_)};
+  if (!total || !available) return Error{base::format("{}/meminfo can't be read", proc_)};
   status.total = *total * 1024;
   status.available = *available * 1024;
   const std::string pressure = slurp(proc_ + "/pressure/memory");
@@ -104,15 +103,15 @@ PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint
   };
   if (status.available < options_.reserve) {
     want(options_.reserve - status.available,
-         fmt::format("{} are available, and {} are reserved", base::formatSize(status.available),
-                     base::formatSize(options_.reserve)));
+         base::format("{} are available, and {} are reserved", base::formatSize(status.available),
+                      base::formatSize(options_.reserve)));
   }
   if (status.limit) {
     const uint64_t room = *status.limit - std::min(*status.limit, status.current);
     const uint64_t margin = std::min(options_.reserve, *status.limit / 16);
     if (room < margin) {
-      want(margin - room, fmt::format("the cgroup is at {} of its {}", base::formatSize(status.current),
-                                      base::formatSize(*status.limit)));
+      want(margin - room, base::format("the cgroup is at {} of its {}", base::formatSize(status.current),
+                                       base::formatSize(*status.limit)));
     }
   }
   const bool throttled = looked_ && status.throttled > throttled_;
@@ -125,7 +124,7 @@ PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint
       step_ms_ = now_ms;
       want(std::max(donated / 16, options_.slab),
            throttled ? "the cgroup was throttled at its limit"
-                     : fmt::format("memory pressure: some {:.1f} %, full {:.1f} %", status.some, status.full));
+                     : base::format("memory pressure: some {:.1f} %, full {:.1f} %", status.some, status.full));
     }
   }
   if (wanted != 0) {

@@ -1,9 +1,8 @@
 #include "memserver/server/query.h"
 
-#include <fmt/format.h>
-
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
 #include "base/size.h"
 #include "coherence/status/ask.h"
 #include "coherence/transport/transport.h"
@@ -39,26 +38,26 @@ Result<status::Status> askState(const DaemonOptions& options, const std::string&
   auto told = asker.value()->ask();
   if (!told.ok()) return told.error();
   if (told.value().status.kind != "memserver" || told.value().status.tiers.size() != 1)
-    return Error{fmt::format("{}: it is no memserver", address)};
+    return Error{base::format("{}: it is no memserver", address)};
   return std::move(told.value().status);
 }
 
 std::string stateText(const status::Status& state) {
   const status::Tier& memory = state.tiers.front();
-  std::string text = fmt::format("donated {}   lent {}   free {}   being cleaned {}   given back {}   up {} s{}\n",
-                                 base::formatSize(memory.total), base::formatSize(memory.used),
-                                 base::formatSize(memory.free), base::formatSize(state.figure("cleaning_bytes")),
-                                 base::formatSize(state.figure("returned_bytes_total")), state.uptime_ms / 1000,
-                                 state.serving != 0 ? "" : "   ENDING");
-  text += fmt::format("{:>8}  {:<16} {:<24} {:<20} {:>10} {:>6} {:>10}  {}\n", "session", "key", "node", "program",
-                      "memory", "slabs", "recalled", "state");
+  std::string text = base::format("donated {}   lent {}   free {}   being cleaned {}   given back {}   up {} s{}\n",
+                                  base::formatSize(memory.total), base::formatSize(memory.used),
+                                  base::formatSize(memory.free), base::formatSize(state.figure("cleaning_bytes")),
+                                  base::formatSize(state.figure("returned_bytes_total")), state.uptime_ms / 1000,
+                                  state.serving != 0 ? "" : "   ENDING");
+  text += base::format("{:>8}  {:<16} {:<24} {:<20} {:>10} {:>6} {:>10}  {}\n", "session", "key", "node", "program",
+                       "memory", "slabs", "recalled", "state");
   for (const auto& row : state.sessions) {
-    text += fmt::format(
+    text += base::format(
         "{:>8}  {:<16} {:<24} {:<20} {:>10} {:>6} {:>10}  {}\n", row.number, row.key_name.empty() ? "-" : row.key_name,
         row.node, row.program, base::formatSize(bytesOf(row)), row.pieces, base::formatSize(row.recalled),
         row.connected != 0
-            ? fmt::format("connected from {} by {}, heard {} ms ago", row.address, row.transport, row.heard_ms)
-            : fmt::format("lost, its memory is kept for {:.1f} s more", row.left_ms / 1000.0));
+            ? base::format("connected from {} by {}, heard {} ms ago", row.address, row.transport, row.heard_ms)
+            : base::format("lost, its memory is kept for {:.1f} s more", row.left_ms / 1000.0));
   }
   return text;
 }

@@ -1,6 +1,5 @@
 #include "memserver/server/service.h"
 
-#include <fmt/format.h>
 #include <sys/random.h>
 #include <time.h>
 
@@ -8,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "memserver/server/metrics.h"
@@ -102,7 +102,7 @@ Result<transport::Accepted> Service::accept(const transport::PeerInfo&) {
   {
     std::lock_guard lock(mutex_);
     if (sessions_.size() >= options_.most_sessions) {
-      return Error{fmt::format("more than {} sessions", options_.most_sessions)};
+      return Error{base::format("more than {} sessions", options_.most_sessions)};
     }
   }
   return transport::Accepted{transport::makeDomain(), queue_};
@@ -207,7 +207,7 @@ std::string Service::message(const SessionPtr& session, const transport::Message
     return "";
   }
   if (message.messageClass() != MessageClass::kRequest) {
-    return fmt::format("a {} message that is no request", protocol::bodyName(request.body));
+    return base::format("a {} message that is no request", protocol::bodyName(request.body));
   }
   {
     std::lock_guard lock(mutex_);
@@ -237,7 +237,7 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
   {
     std::lock_guard lock(session->mutex);
     if (!session->greeted) {
-      wrong = fmt::format("a {} message before the greeting", bodyName(request));
+      wrong = base::format("a {} message before the greeting", bodyName(request));
       return {};
     }
   }
@@ -256,7 +256,7 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
     for (const LeaseId& id : release->leases) end(id, nullptr, session->peer.key_name, Cause::kReleased);
     return ReleaseReply{capacity(*session)};
   }
-  wrong = fmt::format("a {} message that is not a session's to send", bodyName(request));
+  wrong = base::format("a {} message that is not a session's to send", bodyName(request));
   return {};
 }
 
@@ -327,7 +327,7 @@ protocol::LeaseReply Service::grant(const SessionPtr& session, uint64_t bytes) {
     }
     if (!reply.why.empty()) break;
     if (!reserve(*session, slab_bytes)) {
-      reply.why = fmt::format("the quota is used up (slabs are of {})", base::formatSize(slab_bytes));
+      reply.why = base::format("the quota is used up (slabs are of {})", base::formatSize(slab_bytes));
       break;
     }
     auto lease = std::make_shared<Lease>();

@@ -1,7 +1,6 @@
 #include "memserver/server/slabs.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <linux/mempolicy.h>
 #include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/parallel_for.h>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/size.h"
 
@@ -69,7 +69,7 @@ Result<SlabPtr> SlabMemory::make(const SlabOptions& options, SlabKind kind) {
   slab->kind_ = kind;
   const auto failed = [&](const char* what) {
     return Error{
-        fmt::format("{} of memory can't be had: {}: {}", base::formatSize(options.bytes), what, std::strerror(errno))};
+        base::format("{} of memory can't be had: {}: {}", base::formatSize(options.bytes), what, std::strerror(errno))};
   };
   if (kind == SlabKind::kShared) {
     slab->fd_ = base::UniqueFd(memfd_create("olpager-slab", MFD_CLOEXEC | MFD_ALLOW_SEALING));

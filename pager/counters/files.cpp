@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,6 +14,8 @@
 #include <ctime>
 #include <new>
 #include <optional>
+
+#include "base/format.h"
 
 namespace olpager::pager {
 namespace {
@@ -78,14 +79,14 @@ std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& ab
     return counters;  // not finished yet
   }
   if (got >= 12 && counters->version != kCountersVersion) {
-    note = fmt::format("is of layout version {}, this program reads version {}; passed over", counters->version,
-                       kCountersVersion);
+    note = base::format("is of layout version {}, this program reads version {}; passed over", counters->version,
+                        kCountersVersion);
     return nullptr;
   }
   if (got != static_cast<ssize_t>(sizeof(Counters)) || counters->bytes != sizeof(CountersFile) ||
       about.st_size != static_cast<off_t>(sizeof(CountersFile)) ||
       valueOf(counters->device_count) > kMaxCountedDevices) {
-    note = fmt::format("is damaged ({} bytes of {}); passed over", about.st_size, sizeof(CountersFile));
+    note = base::format("is damaged ({} bytes of {}); passed over", about.st_size, sizeof(CountersFile));
     return nullptr;
   }
   if (details != nullptr) {
@@ -108,43 +109,43 @@ std::vector<std::string> countersFolders(const std::string& fallback) {
   struct stat about {};
   if (runtime != nullptr && runtime[0] == '/' && stat(runtime, &about) == 0 && S_ISDIR(about.st_mode) &&
       about.st_uid == geteuid()) {
-    folders.push_back(fmt::format("{}/olpager", runtime));
+    folders.push_back(base::format("{}/olpager", runtime));
   }
-  folders.push_back(fmt::format("{}/olpager-{}", fallback, geteuid()));
+  folders.push_back(base::format("{}/olpager-{}", fallback, geteuid()));
   return folders;
 }
 
 Result<UniqueFd> openCountersFolder(const std::string& folder, bool create) {
   if (create && mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    return Error{fmt::format("{}: can't be made: {}", folder, std::strerror(errno))};
+    return Error{base::format("{}: can't be made: {}", folder, std::strerror(errno))};
   }
   UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!fd) {
     if (errno == ENOENT) return UniqueFd();
     if (errno == ENOTDIR || errno == ELOOP) {
-      return Error{fmt::format("{}: is not a real folder (a file or a symbolic link); remove it", folder)};
+      return Error{base::format("{}: is not a real folder (a file or a symbolic link); remove it", folder)};
     }
-    return Error{fmt::format("{}: can't be opened: {}", folder, std::strerror(errno))};
+    return Error{base::format("{}: can't be opened: {}", folder, std::strerror(errno))};
   }
   struct stat about {};
-  if (fstat(fd.get(), &about) != 0) return Error{fmt::format("{}: {}", folder, std::strerror(errno))};
+  if (fstat(fd.get(), &about) != 0) return Error{base::format("{}: {}", folder, std::strerror(errno))};
   if (about.st_uid != geteuid()) {
     return Error{
-        fmt::format("{}: belongs to user {}, not to {}; remove it, or set XDG_RUNTIME_DIR to a folder of yours", folder,
-                    about.st_uid, geteuid())};
+        base::format("{}: belongs to user {}, not to {}; remove it, or set XDG_RUNTIME_DIR to a folder of yours",
+                     folder, about.st_uid, geteuid())};
   }
   if ((about.st_mode & 077) != 0) {
-    return Error{fmt::format("{}: is open to others (mode {:o}); chmod 700 it", folder, about.st_mode & 07777)};
+    return Error{base::format("{}: is open to others (mode {:o}); chmod 700 it", folder, about.st_mode & 07777)};
   }
   return fd;
 }
 
 std::string countersFileName(uint64_t pid, uint64_t start_ticks) {
-  return fmt::format("{}-{}{}", pid, start_ticks, kSuffix);
+  return base::format("{}-{}{}", pid, start_ticks, kSuffix);
 }
 
 uint64_t processStartTicks(uint64_t pid) {
-  const UniqueFd file(open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(open(base::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return 0;
   char text[1024];
   const ssize_t length = read(file.get(), text, sizeof text - 1);
@@ -174,7 +175,7 @@ Result<CountersFile*> createCountersFile(const std::string& folder, uint64_t kee
     unlinkat(directory.get(), name.c_str(), 0);
     file = createFile(directory.get(), name);
   }
-  if (!file) return Error{fmt::format("{}/{}: can't be made: {}", folder, name, std::strerror(errno))};
+  if (!file) return Error{base::format("{}/{}: can't be made: {}", folder, name, std::strerror(errno))};
   // Allocated now: a full file system must not become a SIGBUS in the host program later.
   int failure = posix_fallocate(file.get(), 0, sizeof(CountersFile));
   void* memory = MAP_FAILED;
@@ -184,7 +185,7 @@ Result<CountersFile*> createCountersFile(const std::string& folder, uint64_t kee
   }
   if (failure != 0) {
     unlinkat(directory.get(), name.c_str(), 0);
-    return Error{fmt::format("{}/{}: {}", folder, name, std::strerror(failure))};
+    return Error{base::format("{}/{}: {}", folder, name, std::strerror(failure))};
   }
   auto* all = new (memory) CountersFile;
   Counters* const counters = &all->head;
@@ -231,7 +232,7 @@ CountersReading readCounters(const std::vector<std::string>& folders, bool detai
       std::string note;
       std::unique_ptr<CountersFile> whole;
       auto counters = readFile(fd, entry->d_name, about, note, details ? &whole : nullptr);
-      if (!note.empty()) reading.notes.push_back(fmt::format("{}/{} {}", folder, entry->d_name, note));
+      if (!note.empty()) reading.notes.push_back(base::format("{}/{} {}", folder, entry->d_name, note));
       if (!counters) continue;
       if (valueOf(counters->magic) == 0) {
         if (processStartTicks(name->pid) != name->start_ticks && time(nullptr) - about.st_mtime > kUnfinishedSeconds) {
@@ -274,11 +275,11 @@ Result<TraceReader> TraceReader::open(const std::string& folder, uint64_t pid, u
   struct stat about {};
   if (!reader.file_ || fstat(reader.file_.get(), &about) != 0 || !S_ISREG(about.st_mode) ||
       about.st_size != static_cast<off_t>(sizeof(CountersFile))) {
-    return Error{fmt::format("{}/{}: has no ring of events", folder, name)};
+    return Error{base::format("{}/{}: has no ring of events", folder, name)};
   }
   uint64_t control[2] = {};
   if (pread(reader.file_.get(), control, sizeof control, offsetOfRing()) != sizeof control) {
-    return Error{fmt::format("{}/{}: {}", folder, name, std::strerror(errno))};
+    return Error{base::format("{}/{}: {}", folder, name, std::strerror(errno))};
   }
   reader.next_ = control[0];
   reader.dropped_ = reader.dropped_before_ = control[1];

@@ -1,8 +1,6 @@
 #include "tools/olbench/child.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +10,7 @@
 #include <stdexcept>
 
 #include "base/fd.h"
+#include "base/format.h"
 #include "base/locate.h"
 
 extern char** environ;
@@ -21,12 +20,19 @@ namespace {
 
 constexpr int kResultDescriptor = 3;
 
+template <typename Value>
+std::string commaList(const std::vector<Value>& values) {
+  std::string list;
+  for (const auto& value : values) list += (list.empty() ? "" : ",") + std::to_string(value);
+  return list;
+}
+
 std::vector<std::string> argumentsFor(With with, const std::string& measurement, const Options& options) {
   std::vector<std::string> arguments = {"olbench",
                                         "--child",
                                         measurement,
                                         "--pointers",
-                                        fmt::format("{}", fmt::join(options.pointers, ",")),
+                                        commaList(options.pointers),
                                         "--allocations",
                                         std::to_string(options.allocations),
                                         "--launches",
@@ -127,11 +133,11 @@ nlohmann::json runChild(With with, const std::string& measurement, const Options
   std::vector<char*> argv = pointersTo(arguments);
   std::vector<char*> envp = pointersTo(environment);
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
+  if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error(base::format("pipe: {}", strerror(errno)));
   base::UniqueFd read_end(ends[0]);
   base::UniqueFd write_end(ends[1]);
   const pid_t child = fork();
-  if (child < 0) throw std::runtime_error(fmt::format("fork: {}", strerror(errno)));
+  if (child < 0) throw std::runtime_error(base::format("fork: {}", strerror(errno)));
   if (child == 0) {
     // dup2 leaves close-on-exec set when both are the same.
     if (ends[1] == kResultDescriptor) {
@@ -157,12 +163,12 @@ nlohmann::json runChild(With with, const std::string& measurement, const Options
   const char* where = with == With::kPager ? "through the pager" : with == With::kForward ? "forwarded" : "natively";
   nlohmann::json result = nlohmann::json::parse(text, nullptr, false);
   if (result.is_discarded() || result.is_null()) {
-    throw std::runtime_error(fmt::format("{} {} ended with {} {} and no result", measurement, where,
-                                         WIFSIGNALED(status) ? "signal" : "status",
-                                         WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status)));
+    throw std::runtime_error(base::format("{} {} ended with {} {} and no result", measurement, where,
+                                          WIFSIGNALED(status) ? "signal" : "status",
+                                          WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status)));
   }
   if (result.contains("error")) {
-    throw std::runtime_error(fmt::format("{} {}: {}", measurement, where, result["error"].get<std::string>()));
+    throw std::runtime_error(base::format("{} {}: {}", measurement, where, result["error"].get<std::string>()));
   }
   return result;
 }

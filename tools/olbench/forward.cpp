@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <spawn.h>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/format.h"
 #include "base/locate.h"
 #include "tools/olbench/child.h"
 #include "tools/olbench/driver.h"
@@ -321,7 +321,7 @@ nlohmann::json measureForward(const Options& given) {
 
 void printForward(const nlohmann::json& result) {
   const auto raw = result["raw_gigabytes_per_second"].get<double>();
-  fmt::print(
+  base::print(
       "forwarded calls, {}; over loopback: raw TCP ping-pong {:.1f} us, raw sockets {:.2f} GB/s\n\n"
       "{:<30}{:>6}{:>10}{:>10}{:>10}{:>10}{:>12}{:>12}\n",
       result["device"].get<std::string>(), result["tcp_ping_pong_us"].get<double>(), raw, "", "", "native", "pager",
@@ -329,18 +329,19 @@ void printForward(const nlohmann::json& result) {
   for (const auto& row : result["rows"]) {
     const auto unit = row["unit"].get<std::string>();
     const auto native = row["native"].get<double>(), tcp = row["tcp"].get<double>(), shm = row["shm"].get<double>();
-    fmt::print("{:<30}{:>6}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}", row["what"].get<std::string>(), unit, native,
-               row["local"].get<double>(), tcp, shm);
-    if (unit == "GB/s") fmt::print("{:>12.2f}{:>12.2f}", tcp / raw, shm / native);
-    fmt::print("\n");
+    base::print("{:<30}{:>6}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}", row["what"].get<std::string>(), unit, native,
+                row["local"].get<double>(), tcp, shm);
+    if (unit == "GB/s") base::print("{:>12.2f}{:>12.2f}", tcp / raw, shm / native);
+    base::print("\n");
   }
   const auto& between = result["between"];
   const auto of = [&](const char* way, const char* what) { return between[way][what].get<double>(); };
-  fmt::print("\nbetween two gpunodes{:>12}{:>10}{:>22}{:>14}\n", "tcp", "shm", "tcp, through program", "tcp of raw");
-  fmt::print("  256 MiB, GB/s{:>17.2f}{:>10.2f}{:>22.2f}{:>14.2f}\n", of("tcp", "gigabytes_per_second"),
-             of("shm", "gigabytes_per_second"), of("through_program", "gigabytes_per_second"),
-             of("tcp", "gigabytes_per_second") / raw);
-  fmt::print("  4 KiB, us{:>21.1f}{:>10.1f}{:>22.1f}\n", of("tcp", "us_4k"), of("shm", "us_4k"), of("through_program", "us_4k"));
+  base::print("\nbetween two gpunodes{:>12}{:>10}{:>22}{:>14}\n", "tcp", "shm", "tcp, through program", "tcp of raw");
+  base::print("  256 MiB, GB/s{:>17.2f}{:>10.2f}{:>22.2f}{:>14.2f}\n", of("tcp", "gigabytes_per_second"),
+              of("shm", "gigabytes_per_second"), of("through_program", "gigabytes_per_second"),
+              of("tcp", "gigabytes_per_second") / raw);
+  base::print("  4 KiB, us{:>21.1f}{:>10.1f}{:>22.1f}\n", of("tcp", "us_4k"), of("shm", "us_4k"),
+              of("through_program", "us_4k"));
 }
 
 }  // namespace olpager::tools::bench

@@ -1,11 +1,11 @@
 // olbench: how fast each path is, beside the limit of the hardware under it. See docs/performance.md.
-#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <stdexcept>
 
+#include "base/format.h"
 #include "base/locate.h"
 #include "base/size.h"
 #include "tools/olbench/child.h"
@@ -90,38 +90,38 @@ json resident(const Options& options) {
 
 void print(const json& result) {
   const std::string kind = result["measurement"];
-  fmt::print("{} on {}\n", kind, result["device"].get<std::string>());
+  base::print("{} on {}\n", kind, result["device"].get<std::string>());
   if (kind == "launch") {
-    fmt::print("{:>9} {:>8} {:>11} {:>11} {:>10} {:>12} {:>12}\n", "pointers", "streams", "native ns", "pager ns",
-               "added ns", "native p99", "pager p99");
+    base::print("{:>9} {:>8} {:>11} {:>11} {:>10} {:>12} {:>12}\n", "pointers", "streams", "native ns", "pager ns",
+                "added ns", "native p99", "pager p99");
     for (const json& row : result["rows"]) {
-      fmt::print("{:>9} {:>8} {:>11.0f} {:>11.0f} {:>10.0f} {:>12.0f} {:>12.0f}\n", row["pointers"].get<unsigned>(),
-                 row["streams"].get<unsigned>(), row["native_ns"].get<double>(), row["pager_ns"].get<double>(),
-                 row["added_ns"].get<double>(), row["native_p99_ns"].get<double>(), row["pager_p99_ns"].get<double>());
+      base::print("{:>9} {:>8} {:>11.0f} {:>11.0f} {:>10.0f} {:>12.0f} {:>12.0f}\n", row["pointers"].get<unsigned>(),
+                  row["streams"].get<unsigned>(), row["native_ns"].get<double>(), row["pager_ns"].get<double>(),
+                  row["added_ns"].get<double>(), row["native_p99_ns"].get<double>(), row["pager_p99_ns"].get<double>());
     }
   } else if (kind == "swap") {
     const json& run = result["result"];
-    fmt::print("{} in allocations of {}, VRAM budget {}\n", base::formatSize(result["bytes"].get<uint64_t>()),
-               base::formatSize(result["allocation"].get<uint64_t>()),
-               base::formatSize(result["vram"].get<uint64_t>()));
-    fmt::print(
+    base::print("{} in allocations of {}, VRAM budget {}\n", base::formatSize(result["bytes"].get<uint64_t>()),
+                base::formatSize(result["allocation"].get<uint64_t>()),
+                base::formatSize(result["vram"].get<uint64_t>()));
+    base::print(
         "in {:.1f} GB/s, out {:.1f} GB/s, walked {:.1f} GB/s; pinned copy {:.1f} GB/s; in / pinned copy {:.3f}\n",
         run["in_gigabytes_per_second"].get<double>(), run["out_gigabytes_per_second"].get<double>(),
         run["walked_gigabytes_per_second"].get<double>(), run["pinned_copy_gigabytes_per_second"].get<double>(),
         run["share_of_limit"].get<double>());
-    fmt::print("demand faults {}, useful prefetches {}, launches in place {}, first filling {:.2f} s\n",
-               run["demand_faults"].get<uint64_t>(), run["prefetches_useful"].get<uint64_t>(),
-               run["launches_in_place"].get<uint64_t>(), run["fill_seconds"].get<double>());
+    base::print("demand faults {}, useful prefetches {}, launches in place {}, first filling {:.2f} s\n",
+                run["demand_faults"].get<uint64_t>(), run["prefetches_useful"].get<uint64_t>(),
+                run["launches_in_place"].get<uint64_t>(), run["fill_seconds"].get<double>());
   } else if (kind == "sampled") {
-    fmt::print("{:<8} {:>10} {:>10} {:>8}\n", "reader", "median ns", "p99 ns", "ratio");
+    base::print("{:<8} {:>10} {:>10} {:>8}\n", "reader", "median ns", "p99 ns", "ratio");
     for (const json& row : result["rows"]) {
-      fmt::print("{:<8} {:>10.0f} {:>10.0f} {:>8.3f}\n", row["reader"].get<std::string>(),
-                 row["median_ns"].get<double>(), row["p99_ns"].get<double>(), row["ratio"].get<double>());
+      base::print("{:<8} {:>10.0f} {:>10.0f} {:>8.3f}\n", row["reader"].get<std::string>(),
+                  row["median_ns"].get<double>(), row["p99_ns"].get<double>(), row["ratio"].get<double>());
     }
   } else {
     for (const json& row : result["rows"]) {
-      fmt::print("{:<10} native {:.4f} s, pager {:.4f} s, {:+.2f} %\n", row["part"].get<std::string>(),
-                 row["native_s"].get<double>(), row["pager_s"].get<double>(), row["added_share"].get<double>() * 100);
+      base::print("{:<10} native {:.4f} s, pager {:.4f} s, {:+.2f} %\n", row["part"].get<std::string>(),
+                  row["native_s"].get<double>(), row["pager_s"].get<double>(), row["added_share"].get<double>() * 100);
     }
   }
 }
@@ -211,7 +211,7 @@ int run(int argc, char** argv) {
     memserver.rounds = options.rounds;
     const json result = measureMemserver(memserver);
     if (as_json) {
-      fmt::print("{}\n", result.dump(2));
+      base::print("{}\n", result.dump(2));
     } else {
       printMemserver(result);
     }
@@ -222,7 +222,7 @@ int run(int argc, char** argv) {
     transport.shaped = !no_veth;
     const json result = measureTransport(transport);
     if (as_json) {
-      fmt::print("{}\n", result.dump(2));
+      base::print("{}\n", result.dump(2));
     } else {
       printTransport(result);
     }
@@ -259,11 +259,11 @@ int run(int argc, char** argv) {
   } else if (sampled_command->parsed()) {
     result = runChild(With::kPager, "sampled", options);
   } else {
-    fmt::print(stderr, "{}", app.help());
+    base::print(stderr, "{}", app.help());
     return 2;
   }
   if (as_json) {
-    fmt::print("{}\n", result.dump(2));
+    base::print("{}\n", result.dump(2));
   } else if (forward_command->parsed()) {
     printForward(result);
   } else if (remote_command->parsed()) {
@@ -280,7 +280,7 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "olbench: {}\n", error.what());
+    base::print(stderr, "olbench: {}\n", error.what());
     return 1;
   }
 }

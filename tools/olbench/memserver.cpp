@@ -1,6 +1,5 @@
 #include "tools/olbench/memserver.h"
 
-#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/format.h"
 #include "memserver/client.h"
 #include "tools/olbench/daemon.h"
 
@@ -222,17 +222,17 @@ json measureMemserver(const MemserverOptions& options) {
 }
 
 void printMemserver(const json& result) {
-  fmt::print("{:<16}{:>22}{:>22}{:>26}\n", "2 MiB, GB/s", "16 reads at a time", "16 writes at a time",
-             "one read after the other");
+  base::print("{:<16}{:>22}{:>22}{:>26}\n", "2 MiB, GB/s", "16 reads at a time", "16 writes at a time",
+              "one read after the other");
   for (const json& each : result["rows"]) {
-    fmt::print("{:<16}", each["path"].get<std::string>());
+    base::print("{:<16}", each["path"].get<std::string>());
     for (const std::string part : {"read", "write", "single_read"}) {
-      fmt::print("{:>8.2f} of {:>5.2f} {:>4.2f} ", each[part + "_client_gigabytes_per_second"].get<double>(),
-                 each[part + "_link_gigabytes_per_second"].get<double>(), each[part + "_ratio"].get<double>());
+      base::print("{:>8.2f} of {:>5.2f} {:>4.2f} ", each[part + "_client_gigabytes_per_second"].get<double>(),
+                  each[part + "_link_gigabytes_per_second"].get<double>(), each[part + "_ratio"].get<double>());
     }
-    fmt::print("\n");
+    base::print("\n");
   }
-  fmt::print("session of the bare link, share\n");
+  base::print("session of the bare link, share\n");
 }
 
 }  // namespace olpager::tools::bench

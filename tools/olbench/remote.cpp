@@ -1,11 +1,10 @@
 #include "tools/olbench/remote.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <memory>
 #include <vector>
 
+#include "base/format.h"
 #include "base/size.h"
 #include "coherence/transport/options.h"
 #include "tools/olbench/child.h"
@@ -113,20 +112,20 @@ json measureRemote(const Options& options) {
 }
 
 void printRemote(const json& result) {
-  fmt::print("remote on {}: {} in allocations of {}, VRAM budget {}, host RAM {}; pinned copy {:.1f} GB/s\n",
-             result["device"].get<std::string>(), base::formatSize(result["bytes"].get<uint64_t>()),
-             base::formatSize(result["allocation"].get<uint64_t>()), base::formatSize(result["vram"].get<uint64_t>()),
-             base::formatSize(result["host"].get<uint64_t>()),
-             result["pinned_copy_gigabytes_per_second"].get<double>());
-  fmt::print("{:<4} {:>10} {:>8} {:<6} {:>8} {:>8} {:>14} {:>6} {:>9} {:>7} {:>7} {:>10} {:>10}\n", "path",
-             "memservers", "replicas", "walk", "in GB/s", "out GB/s", "raw or memcpy", "share", "into VRAM", "hits",
-             "ahead", "wait p50", "wait p99");
+  base::print("remote on {}: {} in allocations of {}, VRAM budget {}, host RAM {}; pinned copy {:.1f} GB/s\n",
+              result["device"].get<std::string>(), base::formatSize(result["bytes"].get<uint64_t>()),
+              base::formatSize(result["allocation"].get<uint64_t>()), base::formatSize(result["vram"].get<uint64_t>()),
+              base::formatSize(result["host"].get<uint64_t>()),
+              result["pinned_copy_gigabytes_per_second"].get<double>());
+  base::print("{:<4} {:>10} {:>8} {:<6} {:>8} {:>8} {:>14} {:>6} {:>9} {:>7} {:>7} {:>10} {:>10}\n", "path",
+              "memservers", "replicas", "walk", "in GB/s", "out GB/s", "raw or memcpy", "share", "into VRAM", "hits",
+              "ahead", "wait p50", "wait p99");
   for (const json& row : result["rows"]) {
     const auto figure = [&](const char* name) { return row[name].get<double>(); };
     const auto share = [&](const char* name) {
-      return row[name].is_null() ? std::string("-") : fmt::format("{:.1f}%", 100 * row[name].get<double>());
+      return row[name].is_null() ? std::string("-") : base::format("{:.1f}%", 100 * row[name].get<double>());
     };
-    fmt::print(
+    base::print(
         "{:<4} {:>10} {:>8} {:<6} {:>8.2f} {:>8.2f} {:>14.2f} {:>6.2f} {:>9.2f} {:>7} {:>7} {:>8.1f}ms {:>8.1f}ms\n",
         row["path"].get<std::string>(), row["memservers"].get<unsigned>(), row["replicas"].get<unsigned>(),
         row["writes"].get<bool>() ? "write" : "read", figure("remote_in_gigabytes_per_second"),

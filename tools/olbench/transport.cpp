@@ -1,7 +1,6 @@
 #include "tools/olbench/transport.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sched.h>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/format.h"
 #include "coherence/transport/transport.h"
 #include "coherence/transport/trust/keys.h"
 
@@ -48,7 +48,7 @@ double share(std::vector<double> values, double part) {
 }
 
 void must(bool fine, const char* what) {
-  if (!fine) throw std::runtime_error(fmt::format("{}: {}", what, std::strerror(errno)));
+  if (!fine) throw std::runtime_error(base::format("{}: {}", what, std::strerror(errno)));
 }
 
 /// Pages that both sides of one host can map, all of them touched.
@@ -81,7 +81,7 @@ class Other {
       try {
         body(theirs.get());
       } catch (const std::exception& error) {
-        fmt::print(stderr, "olbench: {}\n", error.what());
+        base::print(stderr, "olbench: {}\n", error.what());
         _exit(1);
       }
       _exit(0);
@@ -125,7 +125,7 @@ struct Place {
 
 void enter(const std::string& name) {
   if (name.empty()) return;
-  const UniqueFd fd(open(fmt::format("/run/netns/{}", name).c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd fd(open(base::format("/run/netns/{}", name).c_str(), O_RDONLY | O_CLOEXEC));
   must(fd && setns(fd.get(), CLONE_NEWNET) == 0, "setns");
 }
 
@@ -210,7 +210,7 @@ struct Client {
     Completion one;
     if (queue->wait({&one, 1}, kStuck) == 0) throw std::runtime_error("the link is stuck");
     if (one.outcome != Outcome::kOk)
-      throw std::runtime_error(fmt::format("{}: {}", outcomeName(one.outcome), link->reason()));
+      throw std::runtime_error(base::format("{}: {}", outcomeName(one.outcome), link->reason()));
     return one;
   }
 
@@ -429,12 +429,12 @@ json demandRow(const char* name, Choice choice, const TransportOptions& options,
 class ShapedPair {
  public:
   ShapedPair() {
-    const std::string own = fmt::format("olbench-{}", getpid());
+    const std::string own = base::format("olbench-{}", getpid());
     place.server = "10.213.77.1";
     place.server_namespace = own + "-a";
     place.client_namespace = own + "-b";
     const std::string a = place.server_namespace, b = place.client_namespace;
-    const std::string commands = fmt::format(
+    const std::string commands = base::format(
         "exec 2>/dev/null; ip netns add {0} && ip netns add {1} && "
         "ip link add veth0 netns {0} type veth peer name veth0 netns {1} && "
         "ip -n {0} addr add 10.213.77.1/24 dev veth0 && ip -n {1} addr add 10.213.77.2/24 dev veth0 && "
@@ -445,10 +445,10 @@ class ShapedPair {
     made = std::system(commands.c_str()) == 0;
   }
   ~ShapedPair() {
-    const std::string commands = fmt::format("exec 2>/dev/null; ip netns del {}; ip netns del {}",
-                                             place.server_namespace, place.client_namespace);
+    const std::string commands = base::format("exec 2>/dev/null; ip netns del {}; ip netns del {}",
+                                              place.server_namespace, place.client_namespace);
     if (std::system(commands.c_str()) != 0 && made)
-      fmt::print(stderr, "olbench: the namespaces could not be removed\n");
+      base::print(stderr, "olbench: the namespaces could not be removed\n");
   }
   Place place;
   bool made = false;
@@ -527,30 +527,31 @@ json measureTransport(const TransportOptions& options) {
 
 void printTransport(const json& result) {
   const auto number = [&](const char* name) { return result[name].get<double>(); };
-  fmt::print("2 MiB reads, {} connections{}\n", result["lanes"].get<unsigned>(),
-             result["encrypted"].get<bool>() ? ", encrypted" : "");
-  fmt::print("  raw sockets  {:>7.2f} GB/s\n", number("raw_gigabytes_per_second"));
-  fmt::print("  unpaced      {:>7.2f} GB/s  raw sockets with reno, as the transport sets its own on loopback\n",
-             number("raw_unpaced_gigabytes_per_second"));
-  fmt::print("  tcp demand   {:>7.2f} GB/s  {:.2f} of raw, {:.2f} of unpaced\n",
-             number("tcp_demand_gigabytes_per_second"), number("tcp_demand_ratio"), number("tcp_demand_ratio_unpaced"));
-  fmt::print("  tcp prefetch {:>7.2f} GB/s  {:.2f} of raw\n", number("tcp_prefetch_gigabytes_per_second"),
-             number("tcp_prefetch_ratio"));
-  fmt::print("  memcpy       {:>7.2f} GB/s\n", number("memcpy_gigabytes_per_second"));
-  fmt::print("  shm          {:>7.2f} GB/s  {:.2f} of memcpy\n", number("shm_gigabytes_per_second"),
-             number("shm_ratio"));
-  fmt::print("64-byte round trip: raw {:.1f} us, tcp {:.1f} us ({:.2f}), shm {:.1f} us ({:.2f})\n",
-             number("raw_round_trip_us"), number("tcp_round_trip_us"), number("tcp_round_trip_ratio"),
-             number("shm_round_trip_us"), number("shm_round_trip_ratio"));
-  fmt::print("{:<24}{:>12}{:>12}{:>12}{:>12}{:>10}{:>12}\n", "2 MiB demand read, us", "alone p50", "alone p99",
-             "loaded p50", "loaded p99", "ratio", "load GB/s");
+  base::print("2 MiB reads, {} connections{}\n", result["lanes"].get<unsigned>(),
+              result["encrypted"].get<bool>() ? ", encrypted" : "");
+  base::print("  raw sockets  {:>7.2f} GB/s\n", number("raw_gigabytes_per_second"));
+  base::print("  unpaced      {:>7.2f} GB/s  raw sockets with reno, as the transport sets its own on loopback\n",
+              number("raw_unpaced_gigabytes_per_second"));
+  base::print("  tcp demand   {:>7.2f} GB/s  {:.2f} of raw, {:.2f} of unpaced\n",
+              number("tcp_demand_gigabytes_per_second"), number("tcp_demand_ratio"),
+              number("tcp_demand_ratio_unpaced"));
+  base::print("  tcp prefetch {:>7.2f} GB/s  {:.2f} of raw\n", number("tcp_prefetch_gigabytes_per_second"),
+              number("tcp_prefetch_ratio"));
+  base::print("  memcpy       {:>7.2f} GB/s\n", number("memcpy_gigabytes_per_second"));
+  base::print("  shm          {:>7.2f} GB/s  {:.2f} of memcpy\n", number("shm_gigabytes_per_second"),
+              number("shm_ratio"));
+  base::print("64-byte round trip: raw {:.1f} us, tcp {:.1f} us ({:.2f}), shm {:.1f} us ({:.2f})\n",
+              number("raw_round_trip_us"), number("tcp_round_trip_us"), number("tcp_round_trip_ratio"),
+              number("shm_round_trip_us"), number("shm_round_trip_ratio"));
+  base::print("{:<24}{:>12}{:>12}{:>12}{:>12}{:>10}{:>12}\n", "2 MiB demand read, us", "alone p50", "alone p99",
+              "loaded p50", "loaded p99", "ratio", "load GB/s");
   for (const json& row : result["rows"]) {
-    fmt::print("{:<24}{:>12.0f}{:>12.0f}{:>12.0f}{:>12.0f}{:>10.2f}{:>12.2f}\n", row["path"].get<std::string>(),
-               row["alone_p50_us"].get<double>(), row["alone_p99_us"].get<double>(), row["loaded_p50_us"].get<double>(),
-               row["loaded_p99_us"].get<double>(), row["ratio"].get<double>(),
-               row["background_gigabytes_per_second"].get<double>());
+    base::print("{:<24}{:>12.0f}{:>12.0f}{:>12.0f}{:>12.0f}{:>10.2f}{:>12.2f}\n", row["path"].get<std::string>(),
+                row["alone_p50_us"].get<double>(), row["alone_p99_us"].get<double>(),
+                row["loaded_p50_us"].get<double>(), row["loaded_p99_us"].get<double>(), row["ratio"].get<double>(),
+                row["background_gigabytes_per_second"].get<double>());
   }
-  if (result.contains("skipped")) fmt::print("skipped: {}\n", result["skipped"].get<std::string>());
+  if (result.contains("skipped")) base::print("skipped: {}\n", result["skipped"].get<std::string>());
 }
 
 }  // namespace olpager::tools::bench

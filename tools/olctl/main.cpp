@@ -1,18 +1,20 @@
 // olctl: what nodes need before they talk to each other. So far: keys.
-#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <string>
 
+#include "base/format.h"
 #include "coherence/transport/trust/keys.h"
 
 namespace {
 
+using namespace olpager;
+
 // `command`: as far as it was understood.
 int refuse(const std::string& command, const std::string& why) {
-  fmt::print(stderr, "{}: {}\n", command, why);
+  base::print(stderr, "{}: {}\n", command, why);
   return 2;
 }
 
@@ -32,13 +34,13 @@ int run(int argc, char** argv) {
     const std::string command = keygen->parsed() ? "olctl keygen" : "olctl";
     const auto left = app.remaining(true);
     const bool unknown = !keygen->parsed() && !left.empty();
-    return refuse(command, fmt::format("{} ({} --help lists {})",
-                                       unknown ? fmt::format("there is no command {}", left.front()) : error.what(),
-                                       command, keygen->parsed() ? "the options" : "the commands"));
+    return refuse(command, base::format("{} ({} --help lists {})",
+                                        unknown ? base::format("there is no command {}", left.front()) : error.what(),
+                                        command, keygen->parsed() ? "the options" : "the commands"));
   }
-  if (const auto status = olpager::transport::createKeyFile(out, name); !status.ok())
+  if (const auto status = transport::createKeyFile(out, name); !status.ok())
     return refuse("olctl keygen", status.error().message);
-  fmt::print(
+  base::print(
       "{}: key {}. Copy it to the other nodes over a way that you trust, and keep it readable for its owner only.\n",
       out, name);
   return 0;

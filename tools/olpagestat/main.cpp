@@ -1,5 +1,4 @@
 // olpagestat: where the pages of programs under olpager live, and how they move.
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/format.h"
 #include "pager/counters/files.h"
 #include "tools/olpagestat/node.h"
 #include "tools/olpagestat/recording.h"
@@ -35,9 +35,9 @@ std::string nothingToShow(const Options& options) {
   std::string folders;
   for (const auto& folder : options.record.programs.places()) folders += (folders.empty() ? "" : " and ") + folder;
   if (options.record.programs.pid) {
-    return fmt::format("process {} has no counters of olpager (looked in {})", *options.record.programs.pid, folders);
+    return base::format("process {} has no counters of olpager (looked in {})", *options.record.programs.pid, folders);
   }
-  return fmt::format("no program of yours uses a GPU under olpager now (looked in {})", folders);
+  return base::format("no program of yours uses a GPU under olpager now (looked in {})", folders);
 }
 
 // One reading, shown. False when the process asked for is not there.
@@ -45,13 +45,13 @@ bool show(const Options& options) {
   const auto reading = tools::readSample(options.record.programs, false).reading;
   const bool none = reading.processes.empty();
   if (options.json) {
-    fmt::print("{}", tools::countersJson(reading));
+    base::print("{}", tools::countersJson(reading));
   } else {
-    for (const auto& note : reading.notes) fmt::print(stderr, "olpagestat: {}\n", note);
+    for (const auto& note : reading.notes) base::print(stderr, "olpagestat: {}\n", note);
     if (none) {
-      fmt::print(options.record.programs.pid ? stderr : stdout, "olpagestat: {}\n", nothingToShow(options));
+      base::print(options.record.programs.pid ? stderr : stdout, "olpagestat: {}\n", nothingToShow(options));
     } else {
-      fmt::print("{}", tools::countersTable(reading));
+      base::print("{}", tools::countersTable(reading));
     }
   }
   std::fflush(stdout);
@@ -72,10 +72,10 @@ int watch(const Options& options) {
   const auto pause = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*options.watch_seconds));
   tools::Sample before = tools::readSample(options.record.programs, false);
   if (options.record.programs.pid && before.reading.processes.empty()) {
-    fmt::print(stderr, "olpagestat: {}\n", nothingToShow(options));
+    base::print(stderr, "olpagestat: {}\n", nothingToShow(options));
     return 1;
   }
-  for (const auto& note : before.reading.notes) fmt::print(stderr, "olpagestat: {}\n", note);
+  for (const auto& note : before.reading.notes) base::print(stderr, "olpagestat: {}\n", note);
   unsigned lines = 0;
   for (unsigned round = 1;; round++) {
     if (options.json && !show(options)) return 1;
@@ -85,8 +85,8 @@ int watch(const Options& options) {
       if (options.record.programs.pid && now.reading.processes.empty()) return 0;  // it has ended
       for (const auto& process : now.reading.processes) {
         const auto* then = tools::find(before, tools::keyOf(process));
-        if (lines++ % kHeadEvery == 0) fmt::print("{}", tools::watchHead());
-        fmt::print(
+        if (lines++ % kHeadEvery == 0) base::print("{}", tools::watchHead());
+        base::print(
             "{}", tools::watchLine(process,
                                    tools::figuresOf(*process.counters, then != nullptr ? then->counters.get() : nullptr,
                                                     now.seconds - before.seconds),
@@ -111,16 +111,16 @@ int showNodes(tools::NodeSource& source, const Options& options) {
   for (unsigned round = 0;; round++) {
     std::vector<tools::NodeSample> now = source.ask();
     bool all = true;
-    if (options.json) fmt::print("{}", tools::nodesJson(now));
+    if (options.json) base::print("{}", tools::nodesJson(now));
     for (size_t i = 0; i < now.size(); i++) {
       all &= now[i].told.has_value();
       if (!options.json && options.watch_seconds) {
-        if (lines++ % kHeadEvery == 0) fmt::print("{}", tools::nodeWatchHead());
-        fmt::print("{}", tools::nodeWatchLine(now[i], before.empty() ? nullptr : &before[i]));
+        if (lines++ % kHeadEvery == 0) base::print("{}", tools::nodeWatchHead());
+        base::print("{}", tools::nodeWatchLine(now[i], before.empty() ? nullptr : &before[i]));
       } else if (!now[i].told) {
-        fmt::print(stderr, "olpagestat: {}\n", now[i].error);
+        base::print(stderr, "olpagestat: {}\n", now[i].error);
       } else if (!options.json) {
-        fmt::print("{}{}", i == 0 ? "" : "\n", tools::nodeTable(now[i], nullptr));
+        base::print("{}{}", i == 0 ? "" : "\n", tools::nodeTable(now[i], nullptr));
       }
     }
     std::fflush(stdout);
@@ -177,14 +177,14 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& failure) {
-    fmt::print(stderr, "olpagestat: {} (olpagestat --help lists the options)\n", failure.what());
+    base::print(stderr, "olpagestat: {} (olpagestat --help lists the options)\n", failure.what());
     return 2;
   }
   if (!options.nodes.addresses.empty()) {
     const bool live = !once && !options.json && !options.watch_seconds && tools::Terminal::usable();
     auto source = tools::NodeSource::make(options.nodes, live ? 1000 : 5000);
     if (!source.ok()) {
-      fmt::print(stderr, "olpagestat: {}\n", source.error().message);
+      base::print(stderr, "olpagestat: {}\n", source.error().message);
       return 2;
     }
     if (!live) return showNodes(source.value(), options);

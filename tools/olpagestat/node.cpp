@@ -1,11 +1,10 @@
 #include "tools/olpagestat/node.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
 #include "base/settings.h"
 #include "base/size.h"
 #include "base/text.h"
@@ -33,21 +32,21 @@ uint64_t sumOf(const std::vector<uint64_t>& values) {
 
 std::string uptimeText(uint64_t ms) {
   const uint64_t seconds = ms / 1000;
-  if (seconds < 120) return fmt::format("{} s", seconds);
-  if (seconds < 7200) return fmt::format("{} min", seconds / 60);
-  return fmt::format("{} h", seconds / 3600);
+  if (seconds < 120) return base::format("{} s", seconds);
+  if (seconds < 7200) return base::format("{} min", seconds / 60);
+  return base::format("{} h", seconds / 3600);
 }
 
 std::string title(const NodeSample& now) {
   const auto& told = *now.told;
-  return fmt::format("{} {}  {} by {}  up {}{}", told.status.kind, told.node, now.address, told.transport,
-                     uptimeText(told.status.uptime_ms), told.status.serving != 0 ? "" : "  ENDING");
+  return base::format("{} {}  {} by {}  up {}{}", told.status.kind, told.node, now.address, told.transport,
+                      uptimeText(told.status.uptime_ms), told.status.serving != 0 ? "" : "  ENDING");
 }
 
 std::string stateOf(const status::Session& session) {
   if (!session.state.empty()) return session.state;
-  return session.connected != 0 ? fmt::format("heard {} ms ago", session.heard_ms)
-                                : fmt::format("lost, kept for {:.1f} s more", session.left_ms / 1000.0);
+  return session.connected != 0 ? base::format("heard {} ms ago", session.heard_ms)
+                                : base::format("lost, kept for {:.1f} s more", session.left_ms / 1000.0);
 }
 
 // How often it is called a second; "-" where that is not known, or it is no such daemon.
@@ -65,19 +64,19 @@ std::string budgetText(const status::Session& session) {
 }
 
 std::string sessionHead() {
-  return fmt::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}", "SESSION", "KEY",
-                     "NODE", "PROGRAM", "BY", "PIECES", "MEMORY", "BUDGET", "RECALLED", "MOVED", "RATE", "CALLS",
-                     "STATE");
+  return base::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}", "SESSION", "KEY",
+                      "NODE", "PROGRAM", "BY", "PIECES", "MEMORY", "BUDGET", "RECALLED", "MOVED", "RATE", "CALLS",
+                      "STATE");
 }
 
 std::string sessionRow(const NodeSample& now, const NodeSample* before, const status::Session& session) {
-  return fmt::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}", session.number,
-                     session.key_name.empty() ? "-" : session.key_name.substr(0, 12), session.node.substr(0, 24),
-                     session.program.substr(0, 16), session.transport, session.pieces,
-                     bytesText(static_cast<double>(sumOf(session.bytes))), budgetText(session),
-                     bytesText(static_cast<double>(session.recalled)),
-                     session.transport == "shm" ? "-" : bytesText(static_cast<double>(session.moved)),
-                     rateText(movedRate(now, before, &session)), callsText(now, before, session), stateOf(session));
+  return base::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}", session.number,
+                      session.key_name.empty() ? "-" : session.key_name.substr(0, 12), session.node.substr(0, 24),
+                      session.program.substr(0, 16), session.transport, session.pieces,
+                      bytesText(static_cast<double>(sumOf(session.bytes))), budgetText(session),
+                      bytesText(static_cast<double>(session.recalled)),
+                      session.transport == "shm" ? "-" : bytesText(static_cast<double>(session.moved)),
+                      rateText(movedRate(now, before, &session)), callsText(now, before, session), stateOf(session));
 }
 
 // Most memory first.
@@ -162,18 +161,18 @@ std::string nodeTable(const NodeSample& now, const NodeSample* before) {
   std::string text = title(now) + "\n";
   for (size_t i = 0; i < status.devices.size(); ++i) {
     const status::Device& device = status.devices[i];
-    text += fmt::format("  {:<32}{}  {}{}{}\n", fmt::format("GPU {}", i), device.name, device.uuid,
-                        device.gpu_percent == status::kUnknown ? "" : fmt::format("  {} % busy", device.gpu_percent),
-                        device.temperature == status::kUnknown ? "" : fmt::format("  {} C", device.temperature));
+    text += base::format("  {:<32}{}  {}{}{}\n", base::format("GPU {}", i), device.name, device.uuid,
+                         device.gpu_percent == status::kUnknown ? "" : base::format("  {} % busy", device.gpu_percent),
+                         device.temperature == status::kUnknown ? "" : base::format("  {} C", device.temperature));
   }
   for (const auto& tier : status.tiers)
-    text += fmt::format("  {:<32}{} of {} in use, {} free\n", tier.name, formatSize(tier.used), formatSize(tier.total),
-                        formatSize(tier.free));
+    text += base::format("  {:<32}{} of {} in use, {} free\n", tier.name, formatSize(tier.used), formatSize(tier.total),
+                         formatSize(tier.free));
   if (const auto rate = movedRate(now, before, nullptr))
-    text += fmt::format("  {:<32}{}\n", "moved now", rateText(rate));
+    text += base::format("  {:<32}{}\n", "moved now", rateText(rate));
   for (const auto& figure : status.figures)
-    text += fmt::format("  {:<32}{}\n", figure.name,
-                        isBytes(figure.name) ? formatSize(figure.value) : std::to_string(figure.value));
+    text += base::format("  {:<32}{}\n", figure.name,
+                         isBytes(figure.name) ? formatSize(figure.value) : std::to_string(figure.value));
   text += sessionHead() + "\n";
   for (const auto* session : sorted(status)) text += sessionRow(now, before, *session) + "\n";
   return text;
@@ -188,7 +187,7 @@ std::vector<Line> nodeScreen(const NodeSample& now, const NodeSample* before, si
   const status::Status& status = now.told->status;
   lines.push_back(Line().add("node " + title(now), Style::kTitle));
   for (const auto& tier : status.tiers) {
-    lines.push_back(Line().add(fmt::format(
+    lines.push_back(Line().add(base::format(
         "  {:<12} {} {:>7} of {:>7}   moves {:>9}   {} session{}", tier.name,
         bar(static_cast<double>(tier.used), static_cast<double>(tier.total), 20),
         bytesText(static_cast<double>(tier.used)), bytesText(static_cast<double>(tier.total)),
@@ -197,12 +196,12 @@ std::vector<Line> nodeScreen(const NodeSample& now, const NodeSample* before, si
   for (const auto* session : sorted(status)) {
     if (lines.size() >= most) break;
     lines.push_back(Line().add(
-        fmt::format("  {:<24} {:<16} {:<4}{:>8} in {:<6}{:>10}  {}", session->node.substr(0, 24),
-                    session->program.substr(0, 16), session->transport,
-                    bytesText(static_cast<double>(sumOf(session->bytes))),
-                    session->calls != 0 ? budgetText(*session) : std::to_string(session->pieces),
-                    session->calls != 0 ? callsText(now, before, *session) : rateText(movedRate(now, before, session)),
-                    stateOf(*session)),
+        base::format("  {:<24} {:<16} {:<4}{:>8} in {:<6}{:>10}  {}", session->node.substr(0, 24),
+                     session->program.substr(0, 16), session->transport,
+                     bytesText(static_cast<double>(sumOf(session->bytes))),
+                     session->calls != 0 ? budgetText(*session) : std::to_string(session->pieces),
+                     session->calls != 0 ? callsText(now, before, *session) : rateText(movedRate(now, before, session)),
+                     stateOf(*session)),
         session->connected != 0 ? Style::kPlain : Style::kDim));
   }
   return lines;
@@ -265,12 +264,12 @@ std::string nodesJson(const std::vector<NodeSample>& nodes) {
 }
 
 std::string nodeWatchHead() {
-  return fmt::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", "time", "node", "kind", "used", "total",
-                     "free", "sessions", "moves");
+  return base::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", "time", "node", "kind", "used", "total",
+                      "free", "sessions", "moves");
 }
 
 std::string nodeWatchLine(const NodeSample& now, const NodeSample* before) {
-  if (!now.told) return fmt::format("{:<8} {}\n", clockText(), base::printable(now.error));
+  if (!now.told) return base::format("{:<8} {}\n", clockText(), base::printable(now.error));
   const status::Status& status = now.told->status;
   status::Tier sum;
   for (const auto& tier : status.tiers) {
@@ -278,10 +277,10 @@ std::string nodeWatchLine(const NodeSample& now, const NodeSample* before) {
     sum.used += tier.used;
     sum.free += tier.free;
   }
-  return fmt::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", clockText(), now.address, status.kind,
-                     bytesText(static_cast<double>(sum.used)), bytesText(static_cast<double>(sum.total)),
-                     bytesText(static_cast<double>(sum.free)), status.sessions.size(),
-                     rateText(movedRate(now, before, nullptr)));
+  return base::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", clockText(), now.address, status.kind,
+                      bytesText(static_cast<double>(sum.used)), bytesText(static_cast<double>(sum.total)),
+                      bytesText(static_cast<double>(sum.free)), status.sessions.size(),
+                      rateText(movedRate(now, before, nullptr)));
 }
 
 }  // namespace olpager::tools

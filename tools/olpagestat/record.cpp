@@ -1,4 +1,3 @@
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -7,6 +6,7 @@
 #include <ctime>
 #include <thread>
 
+#include "base/format.h"
 #include "pager/clock.h"
 #include "tools/olpagestat/recording.h"
 
@@ -64,14 +64,14 @@ int record(const RecordOptions& options) {
   if (!options.trace.empty()) {
     auto made = TraceFile::create(options.trace);
     if (!made.ok()) {
-      fmt::print(stderr, "olpagestat: {}\n", made.error().message);
+      base::print(stderr, "olpagestat: {}\n", made.error().message);
       return 1;
     }
     trace = std::move(made.value());
   }
   FILE* page = options.report.empty() ? nullptr : std::fopen(options.report.c_str(), "we");
   if (!options.report.empty() && page == nullptr) {
-    fmt::print(stderr, "olpagestat: {}: {}\n", options.report, std::strerror(errno));
+    base::print(stderr, "olpagestat: {}: {}\n", options.report, std::strerror(errno));
     return 1;
   }
   struct sigaction action {};
@@ -103,7 +103,7 @@ int record(const RecordOptions& options) {
     due = now + every;
     const Sample sample = readSample(options.programs, page != nullptr);
     for (const auto& note : sample.reading.notes) {
-      if (!std::exchange(said, true)) fmt::print(stderr, "olpagestat: {}\n", note);
+      if (!std::exchange(said, true)) base::print(stderr, "olpagestat: {}\n", note);
     }
     bool running = false;
     for (auto& [key, one] : watched) {
@@ -128,7 +128,7 @@ int record(const RecordOptions& options) {
             one.reader = std::move(reader.value());
             trace->process(counters.pid, one.history.program);
           } else {
-            fmt::print(stderr, "olpagestat: {}\n", reader.error().message);
+            base::print(stderr, "olpagestat: {}\n", reader.error().message);
           }
         }
       }
@@ -164,8 +164,8 @@ int record(const RecordOptions& options) {
     }
     if (!running && options.duration <= 0) {
       if (!watched.empty()) break;
-      fmt::print(stderr,
-                 "olpagestat: no program of yours uses a GPU under olpager now; with --duration it waits for one\n");
+      base::print(stderr,
+                  "olpagestat: no program of yours uses a GPU under olpager now; with --duration it waits for one\n");
       if (page != nullptr) std::fclose(page);
       return 1;
     }
@@ -182,11 +182,11 @@ int record(const RecordOptions& options) {
     }
   }
   if (watched.empty()) {
-    fmt::print(stderr, "olpagestat: no program of yours used a GPU under olpager meanwhile\n");
+    base::print(stderr, "olpagestat: no program of yours used a GPU under olpager meanwhile\n");
     status = 1;
   }
   if (trace && !trace->close()) {
-    fmt::print(stderr, "olpagestat: {}: could not be written\n", options.trace);
+    base::print(stderr, "olpagestat: {}: could not be written\n", options.trace);
     status = 1;
   }
   if (page != nullptr) {
@@ -195,7 +195,7 @@ int record(const RecordOptions& options) {
     const std::string text = reportPage(histories, hostName(), timeText());
     const bool written = std::fwrite(text.data(), 1, text.size(), page) == text.size();
     if (std::fclose(page) != 0 || !written) {
-      fmt::print(stderr, "olpagestat: {}: could not be written\n", options.report);
+      base::print(stderr, "olpagestat: {}: could not be written\n", options.report);
       status = 1;
     }
   }

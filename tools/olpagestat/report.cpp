@@ -1,7 +1,5 @@
 #include "tools/olpagestat/report.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <ctime>
 #include <functional>
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/format.h"
 #include "base/size.h"
 
 namespace olpager::tools {
@@ -51,18 +50,18 @@ double secondsOf(const Counters& counters) {
 }
 
 std::string duration(double nanoseconds) {
-  if (nanoseconds < 1e3) return fmt::format("{:.0f}ns", nanoseconds);
-  if (nanoseconds < 1e6) return fmt::format("{:.1f}us", nanoseconds / 1e3);
-  if (nanoseconds < 1e9) return fmt::format("{:.1f}ms", nanoseconds / 1e6);
-  return fmt::format("{:.1f}s", nanoseconds / 1e9);
+  if (nanoseconds < 1e3) return base::format("{:.0f}ns", nanoseconds);
+  if (nanoseconds < 1e6) return base::format("{:.1f}us", nanoseconds / 1e3);
+  if (nanoseconds < 1e9) return base::format("{:.1f}ms", nanoseconds / 1e6);
+  return base::format("{:.1f}s", nanoseconds / 1e9);
 }
 
 std::string share(uint64_t part, uint64_t whole) {
-  return whole == 0 ? "-" : fmt::format("{:.1f}%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+  return whole == 0 ? "-" : base::format("{:.1f}%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
 }
 
 std::string pagesOf(uint64_t bytes) {
-  return fmt::format("{} ({} pages)", formatSize(bytes), (bytes + (2u << 20) - 1) / (2u << 20));
+  return base::format("{} ({} pages)", formatSize(bytes), (bytes + (2u << 20) - 1) / (2u << 20));
 }
 
 // Launches and copies that waited.
@@ -78,7 +77,7 @@ std::string wait(const DeviceCounters& device, double quantile) {
 
 // "62MiB (31 pages), peak 64MiB"
 std::string gauge(const pager::Gauge& bytes) {
-  return fmt::format("{}, peak {}", pagesOf(valueOf(bytes)), formatSize(valueOf(bytes.peak)));
+  return base::format("{}, peak {}", pagesOf(valueOf(bytes)), formatSize(valueOf(bytes.peak)));
 }
 
 struct Row {
@@ -86,14 +85,14 @@ struct Row {
   std::function<std::string(const DeviceCounters&)> value;
 };
 
-std::string number(const pager::Counter& counter) { return fmt::format("{}", valueOf(counter)); }
+std::string number(const pager::Counter& counter) { return base::format("{}", valueOf(counter)); }
 
 const std::vector<Row>& rows() {
   static const std::vector<Row> all = {
       {"allocated",
        [](const auto& d) {
-         return fmt::format("{} in {}, peak {}", formatSize(valueOf(d.allocated_bytes)), valueOf(d.allocations),
-                            formatSize(valueOf(d.allocated_bytes.peak)));
+         return base::format("{} in {}, peak {}", formatSize(valueOf(d.allocated_bytes)), valueOf(d.allocations),
+                             formatSize(valueOf(d.allocated_bytes.peak)));
        }},
       {"VRAM budget", [](const auto& d) { return pagesOf(valueOf(d.vram_budget_bytes)); }},
       {"resident", [](const auto& d) { return gauge(d.resident_bytes); }},
@@ -102,8 +101,8 @@ const std::vector<Row>& rows() {
       {"at memservers", [](const auto& d) { return gauge(d.remote_bytes); }},
       {"pinned in VRAM",
        [](const auto& d) {
-         return fmt::format("{} in {}, peak {}", formatSize(valueOf(d.pinned_bytes)), valueOf(d.pinned_extents),
-                            formatSize(valueOf(d.pinned_bytes.peak)));
+         return base::format("{} in {}, peak {}", formatSize(valueOf(d.pinned_bytes)), valueOf(d.pinned_extents),
+                             formatSize(valueOf(d.pinned_bytes.peak)));
        }},
       {"launches", [](const auto& d) { return number(d.launches); }},
       {"  hit rate", [](const auto& d) { return share(valueOf(d.launches_resident), valueOf(d.launches)); }},
@@ -111,14 +110,14 @@ const std::vector<Row>& rows() {
       {"  reaching all", [](const auto& d) { return number(d.launches_reaching_all); }},
       {"copies, memsets", [](const auto& d) { return number(d.copies); }},
       {"faults", [](const auto& d) { return number(d.demand_faults); }},
-      {"waits", [](const auto& d) { return fmt::format("{}", waits(d)); }},
+      {"waits", [](const auto& d) { return base::format("{}", waits(d)); }},
       {"  p50", [](const auto& d) { return wait(d, 0.50); }},
       {"  p99", [](const auto& d) { return wait(d, 0.99); }},
       {"prefetches", [](const auto& d) { return number(d.prefetches_issued); }},
       {"  useful", [](const auto& d) { return number(d.prefetches_useful); }},
       {"  wasted", [](const auto& d) { return number(d.prefetches_wasted); }},
       {"evictions",
-       [](const auto& d) { return fmt::format("{}", valueOf(d.evictions_clean) + valueOf(d.evictions_written)); }},
+       [](const auto& d) { return base::format("{}", valueOf(d.evictions_clean) + valueOf(d.evictions_written)); }},
       {"  clean", [](const auto& d) { return number(d.evictions_clean); }},
       {"  written back", [](const auto& d) { return number(d.evictions_written); }},
       {"bytes in", [](const auto& d) { return formatSize(valueOf(d.bytes_in)); }},
@@ -137,27 +136,27 @@ unsigned devicesOf(const Counters& counters) {
 
 std::string processTable(const CountersSnapshot& process) {
   const Counters& counters = *process.counters;
-  std::string text = fmt::format("{}  pid {}  {}  {:.1f}s\n", printable(counters.program), counters.pid,
-                                 stateName(process.state), secondsOf(counters));
-  text += fmt::format("  {:<16}{}\n", "pool", formatSize(valueOf(counters.pool_bytes)));
-  text += fmt::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
-                      formatSize(valueOf(counters.host_limit_bytes)));
+  std::string text = base::format("{}  pid {}  {}  {:.1f}s\n", printable(counters.program), counters.pid,
+                                  stateName(process.state), secondsOf(counters));
+  text += base::format("  {:<16}{}\n", "pool", formatSize(valueOf(counters.pool_bytes)));
+  text += base::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
+                       formatSize(valueOf(counters.host_limit_bytes)));
   if (const uint64_t tcp = valueOf(counters.memservers_tcp), shm = valueOf(counters.memservers_shm); tcp + shm != 0)
-    text += fmt::format("  {:<16}{} by tcp, {} by shm\n", "memservers", tcp, shm);
-  text += fmt::format("  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
-                      formatSize(valueOf(counters.managed_bytes)), valueOf(counters.managed_allocations),
-                      formatSize(valueOf(counters.pinned_host_bytes)), valueOf(counters.pinned_host_allocations));
+    text += base::format("  {:<16}{} by tcp, {} by shm\n", "memservers", tcp, shm);
+  text += base::format("  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
+                       formatSize(valueOf(counters.managed_bytes)), valueOf(counters.managed_allocations),
+                       formatSize(valueOf(counters.pinned_host_bytes)), valueOf(counters.pinned_host_allocations));
   const unsigned devices = devicesOf(counters);
   if (devices == 0) return text + "  no device memory used yet\n";
   if (devices > 1) {
-    text += fmt::format("  {:<16}", "");
-    for (unsigned d = 0; d < devices; d++) text += fmt::format("{:<36}", fmt::format("GPU {}", d));
+    text += base::format("  {:<16}", "");
+    for (unsigned d = 0; d < devices; d++) text += base::format("{:<36}", base::format("GPU {}", d));
     text.erase(text.find_last_not_of(' ') + 1);
     text += '\n';
   }
   for (const auto& row : rows()) {
-    text += fmt::format("  {:<16}", row.label);
-    for (unsigned d = 0; d < devices; d++) text += fmt::format("{:<36}", row.value(counters.devices[d]));
+    text += base::format("  {:<16}", row.label);
+    for (unsigned d = 0; d < devices; d++) text += base::format("{:<36}", row.value(counters.devices[d]));
     text.erase(text.find_last_not_of(' ') + 1);
     text += '\n';
   }

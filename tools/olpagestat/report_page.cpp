@@ -1,11 +1,11 @@
 // The page of --report: HTML with SVG in it, no script, nothing from elsewhere. The figures behind the plots are in it once more
 // as JSON (element `data`), for whoever wants to draw them otherwise.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
 #include "base/size.h"
 #include "tools/olpagestat/recording.h"
 
@@ -41,7 +41,7 @@ struct Series {
 };
 
 std::string frame(double height, const std::string& inside) {
-  return fmt::format(
+  return base::format(
       "<svg viewBox=\"0 0 {} {}\" role=\"img\">\n<rect x=\"{}\" y=\"0\" width=\"{}\" height=\"{}\" "
       "class=\"frame\"/>\n{}</svg>\n",
       kWidth, height + kBottom, kLeft, kWidth - kLeft, height, inside);
@@ -50,7 +50,7 @@ std::string frame(double height, const std::string& inside) {
 std::string legend(const std::vector<Series>& series) {
   std::string text = "<p class=\"legend\">";
   for (const auto& one : series) {
-    text += fmt::format("<span style=\"background:{}\"></span>{} ", one.colour, escaped(one.name));
+    text += base::format("<span style=\"background:{}\"></span>{} ", one.colour, escaped(one.name));
   }
   return text + "</p>\n";
 }
@@ -58,12 +58,12 @@ std::string legend(const std::vector<Series>& series) {
 std::string timeAxis(double seconds, double height) {
   std::string text;
   for (int i = 0; i <= 4; i++) {
-    text += fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"{}\">{:.3g} s</text>\n", kLeft + (kWidth - kLeft) * i / 4,
-                        height + 18,
-                        i == 0   ? "start"
-                        : i == 4 ? "end"
-                                 : "middle",
-                        seconds * i / 4);
+    text += base::format("<text x=\"{:.1f}\" y=\"{}\" class=\"{}\">{:.3g} s</text>\n", kLeft + (kWidth - kLeft) * i / 4,
+                         height + 18,
+                         i == 0   ? "start"
+                         : i == 4 ? "end"
+                                  : "middle",
+                         seconds * i / 4);
   }
   return text;
 }
@@ -72,8 +72,8 @@ template <typename Text>
 std::string valueAxis(double most, Text&& text) {
   std::string all;
   for (int i = 0; i <= 2; i++) {
-    all += fmt::format("<text x=\"{}\" y=\"{:.1f}\" class=\"end\">{}</text>\n", kLeft - 6,
-                       i == 2 ? 12.0 : kHeight - kHeight * i / 2, text(most * i / 2));
+    all += base::format("<text x=\"{}\" y=\"{:.1f}\" class=\"end\">{}</text>\n", kLeft - 6,
+                        i == 2 ? 12.0 : kHeight - kHeight * i / 2, text(most * i / 2));
   }
   return all;
 }
@@ -98,16 +98,16 @@ std::string plot(const std::vector<double>& times, const std::vector<Series>& se
   for (const auto& one : series) {
     std::string points;
     for (size_t i = 0; i < times.size(); i++) {
-      points += fmt::format("{:.1f},{:.1f} ", xAt(times[i], span), y(one.values[i] + (stacked ? below[i] : 0)));
+      points += base::format("{:.1f},{:.1f} ", xAt(times[i], span), y(one.values[i] + (stacked ? below[i] : 0)));
     }
     if (stacked) {
       for (size_t i = times.size(); i-- != 0;)
-        points += fmt::format("{:.1f},{:.1f} ", xAt(times[i], span), y(below[i]));
+        points += base::format("{:.1f},{:.1f} ", xAt(times[i], span), y(below[i]));
       for (size_t i = 0; i < times.size(); i++) below[i] += one.values[i];
-      inside += fmt::format("<polygon fill=\"{}\" points=\"{}\"/>\n", one.colour, points);
+      inside += base::format("<polygon fill=\"{}\" points=\"{}\"/>\n", one.colour, points);
     } else {
-      inside += fmt::format("<polyline fill=\"none\" stroke-width=\"1.5\" stroke=\"{}\" points=\"{}\"/>\n", one.colour,
-                            points);
+      inside += base::format("<polyline fill=\"none\" stroke-width=\"1.5\" stroke=\"{}\" points=\"{}\"/>\n", one.colour,
+                             points);
     }
   }
   return frame(kHeight, inside + timeAxis(span, kHeight) + valueAxis(most, text)) + legend(series);
@@ -149,15 +149,15 @@ std::string heatMap(const History& history, const std::vector<double>& times) {
       size_t end = begin;
       while (end < cells.size() && std::string_view(colourOf(cells[end].place)) == colourOf(cells[begin].place)) end++;
       const double scale = height / static_cast<double>(cells.size());
-      inside += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"/>\n", x,
-                            static_cast<double>(begin) * scale, width + 0.3, static_cast<double>(end - begin) * scale,
-                            colourOf(cells[begin].place));
+      inside += base::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"/>\n", x,
+                             static_cast<double>(begin) * scale, width + 0.3, static_cast<double>(end - begin) * scale,
+                             colourOf(cells[begin].place));
       begin = end;
     }
   }
   const auto& last = history.moments.back();
   if (!last.cells.empty()) {
-    inside += fmt::format(
+    inside += base::format(
         "<text x=\"{}\" y=\"12\" class=\"end\">{:#x}</text>\n<text x=\"{}\" y=\"{}\" class=\"end\">{:#x}</text>\n",
         kLeft - 6, last.cells.front().address, kLeft - 6, height, last.cells.back().address);
   }
@@ -197,7 +197,7 @@ std::string waitPlot(const std::vector<uint64_t>& buckets) {
   for (size_t i = first; i <= last; i++) {
     const double height = static_cast<double>(buckets[i]) / static_cast<double>(most) * kHeight;
     const double x = kLeft + static_cast<double>(i - first) * width;
-    inside += fmt::format(
+    inside += base::format(
         "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#3b6fd4\"><title>{} waits of {} to "
         "{}</title></rect>\n"
         "<text x=\"{:.1f}\" y=\"{}\" class=\"middle\">{}</text>\n",
@@ -206,7 +206,7 @@ std::string waitPlot(const std::vector<uint64_t>& buckets) {
         x + width / 2, kHeight + 18, durationText(std::ldexp(1, static_cast<int>(i))));
   }
   return frame(kHeight, inside + valueAxis(static_cast<double>(most),
-                                           [](double value) { return fmt::format("{:.0f}", value); }));
+                                           [](double value) { return base::format("{:.0f}", value); }));
 }
 
 std::string sizeText(double bytes) { return base::formatSize(static_cast<uint64_t>(bytes)); }
@@ -250,22 +250,22 @@ std::string section(const History& history, ordered_json& data) {
   one["places"] = heat;
   data.push_back(one);
 
-  std::string text = fmt::format("<h2>{} <small>pid {}</small></h2>\n", escaped(history.program), history.pid);
+  std::string text = base::format("<h2>{} <small>pid {}</small></h2>\n", escaped(history.program), history.pid);
   const auto whole = figuresOf(*history.last, history.first.get(), times.empty() ? 0 : std::max(times.back(), 1e-9));
   const double seconds = times.empty() ? 0 : times.back();
-  text += fmt::format(
+  text += base::format(
       "<p>{:.1f} s: {:.0f} launches, hit rate {}, {:.0f} extents fetched on demand, {:.0f} prefetched (accuracy {}), "
       "{:.0f} "
       "evicted clean, {:.0f} written; {} in, {} out; waits {} (median), {} (99 %).</p>\n",
-      seconds, whole.launches * seconds, whole.hit_rate ? fmt::format("{:.1f} %", *whole.hit_rate * 100) : "-",
+      seconds, whole.launches * seconds, whole.hit_rate ? base::format("{:.1f} %", *whole.hit_rate * 100) : "-",
       whole.fetched * seconds, whole.prefetched * seconds,
-      whole.accuracy ? fmt::format("{:.1f} %", *whole.accuracy * 100) : "-", whole.clean * seconds,
+      whole.accuracy ? base::format("{:.1f} %", *whole.accuracy * 100) : "-", whole.clean * seconds,
       whole.written * seconds, sizeText(whole.bytes_in * seconds), sizeText(whole.bytes_out * seconds),
       whole.wait_p50_ns ? durationText(*whole.wait_p50_ns) : "-",
       whole.wait_p99_ns ? durationText(*whole.wait_p99_ns) : "-");
   text += "<h3>Residency over time</h3>\n" + plot(times, tiers, true, sizeText);
   text += "<h3>Extents moved a second, by path</h3>\n" +
-          plot(times, paths, false, [](double value) { return fmt::format("{:.4g}", value); });
+          plot(times, paths, false, [](double value) { return base::format("{:.4g}", value); });
   text += "<h3>Bytes moved a second</h3>\n" + plot(times, bytes, false, sizeText);
   text += "<h3>Fault latency</h3>\n" + waitPlot(waits);
   text += "<h3>The address space over time</h3>\n" + heatMap(history, times);
@@ -274,9 +274,9 @@ std::string section(const History& history, ordered_json& data) {
         "<h3>Allocations that moved "
         "most</h3>\n<table><tr><th>address<th>size<th>GPU<th>fetched<th>evicted<th>in<th>out</tr>\n";
     for (const auto& hot : history.hot) {
-      text += fmt::format("<tr><td>{:#x}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>\n", hot.base,
-                          base::formatSize(hot.bytes), hot.device, hot.fetched, hot.evicted,
-                          base::formatSize(hot.bytes_in), base::formatSize(hot.bytes_out));
+      text += base::format("<tr><td>{:#x}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>\n", hot.base,
+                           base::formatSize(hot.bytes), hot.device, hot.fetched, hot.evicted,
+                           base::formatSize(hot.bytes_in), base::formatSize(hot.bytes_out));
     }
     text += "</table>\n";
   }
@@ -294,7 +294,7 @@ std::string reportPage(const std::vector<History>& histories, const std::string&
   if (body.empty()) body = "<p>No program used a GPU under olpager meanwhile.</p>\n";
   std::string json = data.dump(-1, ' ', true, ordered_json::error_handler_t::replace);
   for (size_t at = 0; (at = json.find('<', at)) != std::string::npos;) json.replace(at, 1, "\\u003c");
-  return fmt::format(R"(<!DOCTYPE html>
+  return base::format(R"(<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>olpagestat: {0}, {1}</title>
 <style>
 body {{ font: 14px sans-serif; max-width: 920px; margin: 2em auto; padding: 0 1em; }}
@@ -309,7 +309,7 @@ table {{ border-collapse: collapse; }} td, th {{ padding: .2em .8em; text-align:
 {2}<script type="application/json" id="data">{3}</script>
 </body></html>
 )",
-                     escaped(host), escaped(when), body, json);
+                      escaped(host), escaped(when), body, json);
 }
 
 }  // namespace olpager::tools

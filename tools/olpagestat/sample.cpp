@@ -1,10 +1,10 @@
 #include "tools/olpagestat/sample.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <ctime>
+
+#include "base/format.h"
 
 namespace olpager::tools {
 
@@ -144,10 +144,10 @@ std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most, co
 }
 
 std::string durationText(double nanoseconds) {
-  if (nanoseconds < 1e3) return fmt::format("{:.0f}ns", nanoseconds);
-  if (nanoseconds < 1e6) return fmt::format("{:.1f}us", nanoseconds / 1e3);
-  if (nanoseconds < 1e9) return fmt::format("{:.1f}ms", nanoseconds / 1e6);
-  return fmt::format("{:.1f}s", nanoseconds / 1e9);
+  if (nanoseconds < 1e3) return base::format("{:.0f}ns", nanoseconds);
+  if (nanoseconds < 1e6) return base::format("{:.1f}us", nanoseconds / 1e3);
+  if (nanoseconds < 1e9) return base::format("{:.1f}ms", nanoseconds / 1e6);
+  return base::format("{:.1f}s", nanoseconds / 1e9);
 }
 
 std::string printableName(const char* name) {

@@ -1,12 +1,12 @@
 #include "tools/olpagestat/screen.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
 #include <map>
 
+#include "base/format.h"
 #include "base/size.h"
 #include "tools/olpagestat/text.h"
 
@@ -25,12 +25,12 @@ const char* sortName(SortBy sort) {
 }
 
 std::string countText(double count) {
-  if (count >= 1e7) return fmt::format("{:.0f}M", count / 1e6);
-  if (count >= 1e5) return fmt::format("{:.0f}k", count / 1e3);
-  return fmt::format("{:.{}f}", count, count >= 9.95 || count == 0 ? 0 : 1);
+  if (count >= 1e7) return base::format("{:.0f}M", count / 1e6);
+  if (count >= 1e5) return base::format("{:.0f}k", count / 1e3);
+  return base::format("{:.{}f}", count, count >= 9.95 || count == 0 ? 0 : 1);
 }
 
-std::string shareText(const std::optional<double>& share) { return share ? fmt::format("{:.1f}", *share * 100) : "-"; }
+std::string shareText(const std::optional<double>& share) { return share ? base::format("{:.1f}", *share * 100) : "-"; }
 std::string waitText(const std::optional<double>& wait) { return wait ? durationText(*wait) : "-"; }
 
 struct Row {
@@ -76,7 +76,7 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, std::v
     host += static_cast<double>(valueOf(process.counters->host_used_bytes));
     host_limit = std::max(host_limit, static_cast<double>(valueOf(process.counters->host_limit_bytes)));
   }
-  lines.push_back(Line().add(fmt::format("node {}", hostName()), Style::kTitle));
+  lines.push_back(Line().add(base::format("node {}", hostName()), Style::kTitle));
   for (unsigned device = 0; device < devices; device++) {
     if (!view.devices.holds(device)) continue;
     Figures sum;
@@ -89,14 +89,14 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, std::v
       sum.bytes_in += one.bytes_in;
       sum.bytes_out += one.bytes_out;
     }
-    lines.push_back(Line().add(fmt::format("  gpu{:<3} VRAM {} {:>7} of {:>7}   in {:>7}/s   out {:>7}/s", device,
-                                           bar(static_cast<double>(sum.vram), static_cast<double>(sum.vram_budget), 20),
-                                           bytesText(static_cast<double>(sum.vram)),
-                                           bytesText(static_cast<double>(sum.vram_budget)), bytesText(sum.bytes_in),
-                                           bytesText(sum.bytes_out))));
+    lines.push_back(Line().add(
+        base::format("  gpu{:<3} VRAM {} {:>7} of {:>7}   in {:>7}/s   out {:>7}/s", device,
+                     bar(static_cast<double>(sum.vram), static_cast<double>(sum.vram_budget), 20),
+                     bytesText(static_cast<double>(sum.vram)), bytesText(static_cast<double>(sum.vram_budget)),
+                     bytesText(sum.bytes_in), bytesText(sum.bytes_out))));
   }
-  lines.push_back(Line().add(fmt::format("  host   RAM  {} {:>7} of {:>7}", bar(host, host_limit, 20), bytesText(host),
-                                         bytesText(host_limit))));
+  lines.push_back(Line().add(base::format("  host   RAM  {} {:>7} of {:>7}", bar(host, host_limit, 20), bytesText(host),
+                                          bytesText(host_limit))));
 }
 
 Style styleOf(Place place) {
@@ -133,20 +133,20 @@ void mapLines(const pager::CountersFile& details, const View& view, unsigned wid
   uint64_t pages = 0;
   const auto cells = residencyCells(details.map, columns * (rows - 1), pages, view.devices);
   Line legend;
-  legend.add(pages == 0 ? "map  nothing yet" : fmt::format("map  a cell: {}  ", formatSize(pages * (2u << 20))),
+  legend.add(pages == 0 ? "map  nothing yet" : base::format("map  a cell: {}  ", formatSize(pages * (2u << 20))),
              Style::kTitle);
   if (pages != 0) {
     for (const auto& [place, text] :
          {std::pair(Place::kVram, "VRAM"), std::pair(Place::kInPlace, "in place"), std::pair(Place::kHost, "host"),
           std::pair(Place::kRemote, "remote"), std::pair(Place::kIn, "coming"), std::pair(Place::kOut, "going"),
           std::pair(Place::kEmpty, "empty")}) {
-      legend.add(std::string(1, letterOf(place)), styleOf(place)).add(fmt::format(" {}  ", text));
+      legend.add(std::string(1, letterOf(place)), styleOf(place)).add(base::format(" {}  ", text));
     }
   }
   lines.push_back(std::move(legend));
   for (size_t begin = 0; begin < cells.size(); begin += columns) {
     Line line;
-    line.add(fmt::format("{:#014x} ", cells[begin].address), Style::kDim);
+    line.add(base::format("{:#014x} ", cells[begin].address), Style::kDim);
     for (size_t i = begin; i < std::min(cells.size(), begin + columns);) {
       size_t end = i;
       std::string text;
@@ -171,12 +171,12 @@ std::vector<ProcessKey> orderOf(const Sample& now, const Sample* before, const V
 std::vector<Line> screen(const Sample& now, const Sample* before, const View& view, unsigned width, unsigned height) {
   std::vector<Line> lines;
   const auto rows = rowsOf(now, before, view);
-  const std::string shown = view.devices.only ? fmt::format("gpu{}", *view.devices.only) : "all devices";
+  const std::string shown = view.devices.only ? base::format("gpu{}", *view.devices.only) : "all devices";
   lines.push_back(Line()
                       .add("olpagestat ", Style::kTitle)
-                      .add(fmt::format("{}  {} program{}  every {:g}s{}  sort: {}  {}", clockText(), rows.size(),
-                                       rows.size() == 1 ? "" : "s", view.interval, view.paused ? " (paused)" : "",
-                                       sortName(view.sort), shown)));
+                      .add(base::format("{}  {} program{}  every {:g}s{}  sort: {}  {}", clockText(), rows.size(),
+                                        rows.size() == 1 ? "" : "s", view.interval, view.paused ? " (paused)" : "",
+                                        sortName(view.sort), shown)));
   lines.push_back(
       Line().add("q quit  s sort  n node/device  up/down choose  m map  +/- interval  space pause", Style::kDim));
   nodeLines(now, before, view, lines);
@@ -188,9 +188,9 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
   }
   for (const auto& note : now.reading.notes) lines.push_back(Line().add(printableName(note.c_str()), Style::kDim));
   lines.push_back(
-      Line().add(fmt::format("{:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}",
-                             "PID", "PROGRAM", "VRAM", "HOST", "PLACE", "LAUNCH", "HIT%", "FAULT", "PREFET", "CLEAN",
-                             "WRITTEN", "IN/s", "OUT/s", "ACC%", "WAIT50", "WAIT99") +
+      Line().add(base::format("{:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}",
+                              "PID", "PROGRAM", "VRAM", "HOST", "PLACE", "LAUNCH", "HIT%", "FAULT", "PREFET", "CLEAN",
+                              "WRITTEN", "IN/s", "OUT/s", "ACC%", "WAIT50", "WAIT99") +
                      std::string(width, ' '),
                  Style::kHead));
   if (rows.empty()) lines.push_back(Line().add("no program of yours uses a GPU under olpager now"));
@@ -212,12 +212,12 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
     const auto& counters = *rows[i].process->counters;
     const std::string name = printableName(counters.program).substr(0, 15);
     lines.push_back(Line().add(
-        fmt::format("{:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}", counters.pid,
-                    name, bytesText(static_cast<double>(f.vram)), bytesText(static_cast<double>(f.host)),
-                    bytesText(static_cast<double>(f.in_place)), countText(f.launches), shareText(f.hit_rate),
-                    countText(f.faults), countText(f.prefetched), countText(f.clean), countText(f.written),
-                    bytesText(f.bytes_in), bytesText(f.bytes_out), shareText(f.accuracy), waitText(f.wait_p50_ns),
-                    waitText(f.wait_p99_ns)),
+        base::format("{:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}", counters.pid,
+                     name, bytesText(static_cast<double>(f.vram)), bytesText(static_cast<double>(f.host)),
+                     bytesText(static_cast<double>(f.in_place)), countText(f.launches), shareText(f.hit_rate),
+                     countText(f.faults), countText(f.prefetched), countText(f.clean), countText(f.written),
+                     bytesText(f.bytes_in), bytesText(f.bytes_out), shareText(f.accuracy), waitText(f.wait_p50_ns),
+                     waitText(f.wait_p99_ns)),
         &rows[i] == chosen ? Style::kChosen : Style::kPlain));
   }
   if (chosen != nullptr && chosen->process->details != nullptr) {
@@ -225,13 +225,13 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
     const auto hot = hottest(details.hot, 5, view.devices);
     if (!hot.empty() && lines.size() + 3 < height) {
       lines.push_back(
-          Line().add(fmt::format("hottest allocations of {}", chosen->process->counters->pid), Style::kTitle));
+          Line().add(base::format("hottest allocations of {}", chosen->process->counters->pid), Style::kTitle));
       for (const auto& one : hot) {
         if (lines.size() + 1 >= height) break;
         lines.push_back(Line().add(
-            fmt::format("  {:#014x}  {:>8}  gpu{:<2} fetched {:>7}  evicted {:>7}  in {:>7}  out {:>7}", one.base,
-                        bytesText(static_cast<double>(one.bytes)), one.device, one.fetched, one.evicted,
-                        bytesText(static_cast<double>(one.bytes_in)), bytesText(static_cast<double>(one.bytes_out)))));
+            base::format("  {:#014x}  {:>8}  gpu{:<2} fetched {:>7}  evicted {:>7}  in {:>7}  out {:>7}", one.base,
+                         bytesText(static_cast<double>(one.bytes)), one.device, one.fetched, one.evicted,
+                         bytesText(static_cast<double>(one.bytes_in)), bytesText(static_cast<double>(one.bytes_out)))));
       }
     }
     if (view.map && height > lines.size()) mapLines(details, view, width, height - lines.size(), lines);
@@ -241,19 +241,19 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
 }
 
 std::string watchHead() {
-  return fmt::format("{:<8} {:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}\n",
-                     "time", "pid", "program", "vram", "host", "place", "launch", "hit%", "fault", "prefet", "clean",
-                     "written", "in/s", "out/s", "acc%", "wait50", "wait99");
+  return base::format("{:<8} {:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}\n",
+                      "time", "pid", "program", "vram", "host", "place", "launch", "hit%", "fault", "prefet", "clean",
+                      "written", "in/s", "out/s", "acc%", "wait50", "wait99");
 }
 
 std::string watchLine(const pager::CountersSnapshot& process, const Figures& f, const std::string& time) {
-  return fmt::format("{:<8} {:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}\n",
-                     time.empty() ? clockText() : time, process.counters->pid,
-                     printableName(process.counters->program).substr(0, 15), bytesText(static_cast<double>(f.vram)),
-                     bytesText(static_cast<double>(f.host)), bytesText(static_cast<double>(f.in_place)),
-                     countText(f.launches), shareText(f.hit_rate), countText(f.faults), countText(f.prefetched),
-                     countText(f.clean), countText(f.written), bytesText(f.bytes_in), bytesText(f.bytes_out),
-                     shareText(f.accuracy), waitText(f.wait_p50_ns), waitText(f.wait_p99_ns));
+  return base::format("{:<8} {:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}\n",
+                      time.empty() ? clockText() : time, process.counters->pid,
+                      printableName(process.counters->program).substr(0, 15), bytesText(static_cast<double>(f.vram)),
+                      bytesText(static_cast<double>(f.host)), bytesText(static_cast<double>(f.in_place)),
+                      countText(f.launches), shareText(f.hit_rate), countText(f.faults), countText(f.prefetched),
+                      countText(f.clean), countText(f.written), bytesText(f.bytes_in), bytesText(f.bytes_out),
+                      shareText(f.accuracy), waitText(f.wait_p50_ns), waitText(f.wait_p99_ns));
 }
 
 int runLive(const SampleSource& source, double interval, double duration) {

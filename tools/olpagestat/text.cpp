@@ -1,10 +1,10 @@
 #include "tools/olpagestat/text.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <ctime>
 #include <iterator>
+
+#include "base/format.h"
 
 namespace olpager::tools {
 
@@ -15,7 +15,7 @@ std::string bytesText(double bytes) {
     bytes /= 1024;
     unit++;
   }
-  return fmt::format("{:.{}f}{}", bytes, unit == 0 || bytes >= 99.95 ? 0 : 1, kUnits[unit]);
+  return base::format("{:.{}f}{}", bytes, unit == 0 || bytes >= 99.95 ? 0 : 1, kUnits[unit]);
 }
 
 std::string bar(double part, double whole, size_t width) {
@@ -28,7 +28,7 @@ std::string clockText() {
   const time_t now = time(nullptr);
   tm local{};
   localtime_r(&now, &local);
-  return fmt::format("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec);
+  return base::format("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec);
 }
 
 }  // namespace olpager::tools

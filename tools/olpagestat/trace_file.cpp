@@ -1,9 +1,9 @@
-#include <fmt/format.h>
 
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
 #include "tools/olpagestat/recording.h"
 
 namespace olpager::tools {
@@ -18,7 +18,7 @@ std::string quoted(const std::string& text) {
 
 // Microseconds with their nanoseconds, which doubles would round.
 std::string microseconds(uint64_t nanoseconds) {
-  return fmt::format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000);
+  return base::format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000);
 }
 
 }  // namespace
@@ -26,7 +26,7 @@ std::string microseconds(uint64_t nanoseconds) {
 Result<std::unique_ptr<TraceFile>> TraceFile::create(const std::string& path) {
   std::unique_ptr<TraceFile> made(new TraceFile);
   made->file_ = std::fopen(path.c_str(), "we");
-  if (made->file_ == nullptr) return Error{fmt::format("{}: {}", path, std::strerror(errno))};
+  if (made->file_ == nullptr) return Error{base::format("{}: {}", path, std::strerror(errno))};
   std::fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", made->file_);
   return made;
 }
@@ -40,11 +40,11 @@ void TraceFile::put(const std::string& text) {
 }
 
 void TraceFile::process(uint32_t pid, const std::string& name) {
-  put(fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"tid":0,"args":{{"name":{}}}}})", pid, quoted(name)));
+  put(base::format(R"({{"ph":"M","name":"process_name","pid":{},"tid":0,"args":{{"name":{}}}}})", pid, quoted(name)));
 }
 
 void TraceFile::tiers(uint32_t pid, double seconds, const Figures& figures) {
-  put(fmt::format(
+  put(base::format(
       R"({{"ph":"C","name":"bytes","pid":{},"tid":0,"ts":{:.3f},"args":{{"VRAM":{},"in place":{},"host":{}}}}})", pid,
       seconds * 1e6, figures.vram, figures.in_place, figures.host));
 }
@@ -53,10 +53,10 @@ void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
   Count& count = counts_[pid];
   const auto span = [&](const char* name, const std::string& arguments) {
     if (!std::exchange(threads_[{pid, event.thread}], true)) {
-      put(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"thread {}"}}}})", pid,
-                      event.thread, event.thread));
+      put(base::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"thread {}"}}}})", pid,
+                       event.thread, event.thread));
     }
-    put(fmt::format(
+    put(base::format(
         R"({{"ph":"X","cat":"{}","name":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{"device":{},{}}}}})", name,
         name, pid, event.thread, microseconds(event.start_ns),
         microseconds(event.end_ns > event.start_ns ? event.end_ns - event.start_ns : 0), event.device, arguments));
@@ -64,15 +64,16 @@ void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
   switch (event.kind) {
     case TraceKind::kLaunch:
       count.launches++;
-      span("launch", fmt::format(R"("number":{})", event.value));
+      span("launch", base::format(R"("number":{})", event.value));
       return;
     case TraceKind::kCopy:
       count.copies++;
-      span("copy", fmt::format(R"("number":{})", event.value));
+      span("copy", base::format(R"("number":{})", event.value));
       return;
     case TraceKind::kFault:
       count.faults++;
-      span("fault", fmt::format(R"("number":{},"region":"{:#x}","bytes":{})", event.value, event.address, event.bytes));
+      span("fault",
+           base::format(R"("number":{},"region":"{:#x}","bytes":{})", event.value, event.address, event.bytes));
       return;
     case TraceKind::kState:
       break;
@@ -86,11 +87,11 @@ void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
   const auto pair = [&](std::map<std::pair<uint32_t, uint64_t>, Open>& open, const char* category, const char* name) {
     const auto begun = open.find(key);
     if (begun == open.end()) return false;  // it had begun before the trace did
-    const std::string common = fmt::format(R"("cat":"{}","name":"{}","id":{},"pid":{},"tid":{})", category, name,
-                                           begun->second.id, pid, event.thread);
-    put(fmt::format(R"({{"ph":"b",{},"ts":{},"args":{{"address":"{:#x}","bytes":{},"device":{}}}}})", common,
-                    microseconds(begun->second.start_ns), event.address, event.bytes, event.device));
-    put(fmt::format(R"({{"ph":"e",{},"ts":{}}})", common, microseconds(event.start_ns)));
+    const std::string common = base::format(R"("cat":"{}","name":"{}","id":{},"pid":{},"tid":{})", category, name,
+                                            begun->second.id, pid, event.thread);
+    put(base::format(R"({{"ph":"b",{},"ts":{},"args":{{"address":"{:#x}","bytes":{},"device":{}}}}})", common,
+                     microseconds(begun->second.start_ns), event.address, event.bytes, event.device));
+    put(base::format(R"({{"ph":"e",{},"ts":{}}})", common, microseconds(event.start_ns)));
     open.erase(begun);
     return true;
   };
@@ -134,7 +135,7 @@ bool TraceFile::finish(uint32_t pid, const pager::Counters& before, const pager:
     for (const auto& [key, begun] : *open) count.open += key.first == pid ? 1 : 0;
   }
   if (!summary_.empty()) summary_ += ",\n";
-  summary_ += fmt::format(
+  summary_ += base::format(
       R"("{}":{{"lost":{},"open":{},"counted":{{"launches":{},"copies":{},"faults":{},"fetches":{},"prefetches":{},"clean":{},"written":{}}},)"
       R"("traced":{{"launches":{},"copies":{},"faults":{},"fetches":{},"prefetches":{},"clean":{},"written":{}}}}})",
       pid, lost, count.open, grown([](auto& d) { return pager::valueOf(d.launches); }),

@@ -1,10 +1,9 @@
 #include "tools/olrun/daemons.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
 #include <future>
 
+#include "base/format.h"
 #include "base/size.h"
 #include "coherence/status/ask.h"
 #include "coherence/transport/from_settings.h"
@@ -27,12 +26,12 @@ DaemonAnswer askMemserver(const transport::Options& network, const std::string& 
   }
   const status::Status& status = told.value().status;
   if (status.kind != "memserver" || status.tiers.size() != 1) {
-    answer.problem = fmt::format("memserver {}: it is no memserver but a {}", address, status.kind);
+    answer.problem = base::format("memserver {}: it is no memserver but a {}", address, status.kind);
     return answer;
   }
-  answer.text = fmt::format("{} of {} free, by {}{}", base::formatSize(status.tiers[0].free),
-                            base::formatSize(status.tiers[0].total), told.value().transport,
-                            status.serving != 0 ? "" : ", but it is ending");
+  answer.text = base::format("{} of {} free, by {}{}", base::formatSize(status.tiers[0].free),
+                             base::formatSize(status.tiers[0].total), told.value().transport,
+                             status.serving != 0 ? "" : ", but it is ending");
   return answer;
 }
 
@@ -45,7 +44,7 @@ DaemonAnswer askNode(const base::Settings& settings, const std::string& address)
   if (!reply.ok()) {
     answer.problem = reply.error().message;
   } else if (reply.value().refused != 0) {
-    answer.problem = fmt::format("gpunode {} refuses: {}", address, forward::textOf(reply.value()));
+    answer.problem = base::format("gpunode {} refuses: {}", address, forward::textOf(reply.value()));
   } else {
     answer.text = forward::textOf(reply.value());
   }

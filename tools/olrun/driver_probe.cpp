@@ -3,7 +3,6 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -14,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/fd.h"
+#include "base/format.h"
 
 namespace olpager::tools {
 namespace {
@@ -35,7 +35,7 @@ Function* symbol(void* library, const char* name) {
 std::string nameOf(void* library, CUresult result) {
   const char* name = nullptr;
   if (auto* get = symbol<decltype(cuGetErrorName)>(library, "cuGetErrorName"); get != nullptr) get(result, &name);
-  return name != nullptr ? name : fmt::format("error {}", static_cast<int>(result));
+  return name != nullptr ? name : base::format("error {}", static_cast<int>(result));
 }
 
 // cuInit, devices, and whether host memory can be made as the pager makes it.
@@ -51,7 +51,7 @@ void start(void* library, nlohmann::json& facts) {
     return;
   }
   if (const CUresult result = init(0); result != CUDA_SUCCESS) {
-    facts["start_problem"] = fmt::format("cuInit says {}", nameOf(library, result));
+    facts["start_problem"] = base::format("cuInit says {}", nameOf(library, result));
     return;
   }
   int devices = 0;
@@ -64,7 +64,7 @@ void start(void* library, nlohmann::json& facts) {
   CUresult result = retain(&context, 0);
   if (result == CUDA_SUCCESS) result = make_current(context);
   if (result != CUDA_SUCCESS) {
-    facts["start_problem"] = fmt::format("the first context on device 0 fails with {}", nameOf(library, result));
+    facts["start_problem"] = base::format("the first context on device 0 fails with {}", nameOf(library, result));
     return;
   }
   CUmemAllocationProp properties;
@@ -90,26 +90,26 @@ nlohmann::json inspect(const std::string& driver, bool start_it, const std::stri
   }
   auto* const init = symbol<decltype(cuInit)>(library, "cuInit");
   if (init == nullptr) {
-    facts["problem"] = fmt::format("{}: is no CUDA driver: it has no cuInit", driver);
+    facts["problem"] = base::format("{}: is no CUDA driver: it has no cuInit", driver);
     return facts;
   }
   Dl_info about{};
   if (dladdr(reinterpret_cast<void*>(init), &about) != 0 && about.dli_fname != nullptr) facts["path"] = about.dli_fname;
   const std::string path = facts.value("path", driver);
   if (sameFile(path, own_library)) {
-    facts["problem"] = fmt::format("{}: is olpager itself; name the real driver by its path", path);
+    facts["problem"] = base::format("{}: is olpager itself; name the real driver by its path", path);
     return facts;
   }
   if (path.find("/stubs/") != std::string::npos) {
-    facts["problem"] = fmt::format("{}: is the CUDA Toolkit's stub for linking, no driver", path);
+    facts["problem"] = base::format("{}: is the CUDA Toolkit's stub for linking, no driver", path);
     return facts;
   }
   if (auto* version = symbol<decltype(cuDriverGetVersion)>(library, "cuDriverGetVersion"); version != nullptr) {
     int number = 0;
     if (version(&number) == CUDA_SUCCESS) facts["version"] = number;
     if (number != 0 && number < kOldestVersion) {
-      facts["problem"] = fmt::format("{}: offers CUDA {}.{}; 12.4 (driver 550) or newer is needed", path, number / 1000,
-                                     number % 1000 / 10);
+      facts["problem"] = base::format("{}: offers CUDA {}.{}; 12.4 (driver 550) or newer is needed", path,
+                                      number / 1000, number % 1000 / 10);
       return facts;
     }
   }
@@ -121,11 +121,11 @@ nlohmann::json inspect(const std::string& driver, bool start_it, const std::stri
 
 Result<DriverFacts> probeDriver(const std::string& driver, bool start_it, const std::string& own_library) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return Error{fmt::format("pipe: {}", std::strerror(errno))};
+  if (pipe2(ends, O_CLOEXEC) != 0) return Error{base::format("pipe: {}", std::strerror(errno))};
   base::UniqueFd from(ends[0]);
   base::UniqueFd to(ends[1]);
   const pid_t child = fork();
-  if (child < 0) return Error{fmt::format("fork: {}", std::strerror(errno))};
+  if (child < 0) return Error{base::format("fork: {}", std::strerror(errno))};
   if (child == 0) {
     alarm(kSecondsToStart);
     std::string text;
@@ -148,14 +148,14 @@ Result<DriverFacts> probeDriver(const std::string& driver, bool start_it, const 
   const auto facts = nlohmann::json::parse(text, nullptr, false);
   if (!facts.is_object() && !facts.is_null()) {
     if (WIFSIGNALED(status)) {
-      return Error{fmt::format("{}: loading it ends the process ({})", driver, strsignal(WTERMSIG(status)))};
+      return Error{base::format("{}: loading it ends the process ({})", driver, strsignal(WTERMSIG(status)))};
     }
-    return Error{fmt::format("{}: loading it ends the process", driver)};
+    return Error{base::format("{}: loading it ends the process", driver)};
   }
   if (facts.contains("problem")) {
     const std::string problem = facts.value("problem", "");
     return Error{problem.find(driver) == std::string::npos && problem.find('/') == std::string::npos
-                     ? fmt::format("{}: {}", driver, problem)
+                     ? base::format("{}: {}", driver, problem)
                      : problem};
   }
   DriverFacts found;

@@ -1,8 +1,8 @@
 #include "tools/olrun/environment.h"
 
-#include <fmt/format.h>
-
 #include <string_view>
+
+#include "base/format.h"
 
 namespace olpager::tools {
 namespace {
@@ -31,8 +31,8 @@ bool isSanitizer(std::string_view library) {
 
 Status separatorFree(const std::string& path, const char* variable) {
   if (path.find_first_of(" :;") == std::string::npos) return {};
-  return Error{fmt::format("{}: {} can't hold a path with a space, colon or semicolon; install olpager elsewhere", path,
-                           variable)};
+  return Error{base::format("{}: {} can't hold a path with a space, colon or semicolon; install olpager elsewhere",
+                            path, variable)};
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "tools/olrun/machine_check.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -18,6 +17,7 @@
 #include <sstream>
 
 #include "base/fd.h"
+#include "base/format.h"
 #include "base/size.h"
 #include "pager/counters/files.h"
 #include "tools/olrun/daemons.h"
@@ -77,10 +77,10 @@ void checkDevices(Findings& findings) {
     if (access(node.c_str(), R_OK | W_OK) == 0) continue;
     const bool there = access(node.c_str(), F_OK) == 0;
     findings.push_back({Kind::kGap, "GPU",
-                        there ? fmt::format("{}: no permission to read and write; join the group that owns it", node)
-                              : fmt::format("{}: missing; run nvidia-modprobe -u -c 0", node)});
+                        there ? base::format("{}: no permission to read and write; join the group that owns it", node)
+                              : base::format("{}: missing; run nvidia-modprobe -u -c 0", node)});
   }
-  findings.push_back({Kind::kGood, "GPU", fmt::format("{} device node{}", gpus, gpus == 1 ? "" : "s")});
+  findings.push_back({Kind::kGood, "GPU", base::format("{} device node{}", gpus, gpus == 1 ? "" : "s")});
 }
 
 void checkDriver(Findings& findings, const std::string& driver, const std::string& library) {
@@ -94,23 +94,23 @@ void checkDriver(Findings& findings, const std::string& driver, const std::strin
   const DriverFacts& facts = probed.value();
   findings.push_back({Kind::kGood, "driver",
                       facts.version == 0 ? facts.path
-                                         : fmt::format("{} (CUDA {}.{})", facts.path, facts.version / 1000,
-                                                       facts.version % 1000 / 10)});
+                                         : base::format("{} (CUDA {}.{})", facts.path, facts.version / 1000,
+                                                        facts.version % 1000 / 10)});
   if (!facts.start_problem.empty()) {
     findings.push_back({Kind::kGap, "driver", facts.start_problem + "; does nvidia-smi work here?"});
     findings.push_back(
         {Kind::kNote, "host memory", "whether HOST_NUMA memory is allowed can't be tested without a GPU"});
     return;
   }
-  findings.push_back({Kind::kGood, "devices", fmt::format("{}", facts.devices)});
+  findings.push_back({Kind::kGood, "devices", base::format("{}", facts.devices)});
   if (facts.host_problem.empty()) {
     findings.push_back({Kind::kGood, "host memory", "the driver gives HOST_NUMA memory: pages can be used in place"});
   } else {
     findings.push_back(
         {Kind::kGap, "host memory",
-         fmt::format("the driver refuses HOST_NUMA memory ({}): what a launch reaches has to fit VRAM; in a "
-                     "container allow the set_mempolicy and mbind calls (--cap-add SYS_NICE)",
-                     facts.host_problem)});
+         base::format("the driver refuses HOST_NUMA memory ({}): what a launch reaches has to fit VRAM; in a "
+                      "container allow the set_mempolicy and mbind calls (--cap-add SYS_NICE)",
+                      facts.host_problem)});
   }
 }
 
@@ -122,7 +122,7 @@ void checkDaemons(Findings& findings, const base::Settings& settings) {
   }
   for (const DaemonAnswer& answer : asked.value()) {
     findings.push_back(answer.problem.empty()
-                           ? Finding{Kind::kGood, answer.kind, fmt::format("{}: {}", answer.address, answer.text)}
+                           ? Finding{Kind::kGood, answer.kind, base::format("{}: {}", answer.address, answer.text)}
                            : Finding{Kind::kGap, answer.kind, answer.problem});
   }
 }
@@ -133,14 +133,14 @@ void checkLimits(Findings& findings) {
   if (limit.rlim_cur != RLIM_INFINITY) {
     findings.push_back(
         {Kind::kGap, "address space",
-         fmt::format("limited to {}, the global range takes 16TiB of it (no memory); ulimit -v unlimited",
-                     formatSize(limit.rlim_cur))});
+         base::format("limited to {}, the global range takes 16TiB of it (no memory); ulimit -v unlimited",
+                      formatSize(limit.rlim_cur))});
   }
   getrlimit(RLIMIT_MEMLOCK, &limit);
   findings.push_back({Kind::kNote, "memlock",
                       limit.rlim_cur == RLIM_INFINITY
                           ? "unlimited"
-                          : fmt::format("{}: enough here, the driver pins for us", formatSize(limit.rlim_cur))});
+                          : base::format("{}: enough here, the driver pins for us", formatSize(limit.rlim_cur))});
 }
 
 void checkMemory(Findings& findings, const base::Settings& settings) {
@@ -152,13 +152,13 @@ void checkMemory(Findings& findings, const base::Settings& settings) {
   if (settings.host.percent != 0)
     host = static_cast<uint64_t>(static_cast<double>(base_bytes) * settings.host.percent / 100);
   findings.push_back({base_bytes < host || host < base::kSettingsPageBytes ? Kind::kGap : Kind::kGood, "RAM",
-                      fmt::format("{} available, {}; host tier {}", formatSize(available),
-                                  limit == 0 ? std::string("no cgroup limit") : "cgroup limit " + formatSize(limit),
-                                  formatSize(host)) +
+                      base::format("{} available, {}; host tier {}", formatSize(available),
+                                   limit == 0 ? std::string("no cgroup limit") : "cgroup limit " + formatSize(limit),
+                                   formatSize(host)) +
                           (base_bytes < host ? ", more than there is; lower --host" : "")});
   const uint64_t huge = numberIn("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
   findings.push_back({Kind::kNote, "hugepages",
-                      huge != 0 ? fmt::format("{} of 2MiB reserved", huge)
+                      huge != 0 ? base::format("{} of 2MiB reserved", huge)
                                 : "none of 2MiB reserved: not needed here (sysctl vm.nr_hugepages reserves some)"});
   struct statvfs shm {};
   if (statvfs("/dev/shm", &shm) != 0 || access("/dev/shm", W_OK) != 0) {
@@ -179,9 +179,9 @@ void checkUserfaultfd(Findings& findings) {
   }
   findings.push_back({Kind::kNote, "userfaultfd",
                       fd ? "allowed"
-                         : fmt::format("refused ({}): not needed here, managed memory stays the driver's (sysctl "
-                                       "vm.unprivileged_userfaultfd=1 allows it)",
-                                       std::strerror(errno))});
+                         : base::format("refused ({}): not needed here, managed memory stays the driver's (sysctl "
+                                        "vm.unprivileged_userfaultfd=1 allows it)",
+                                        std::strerror(errno))});
 }
 
 void checkCounters(Findings& findings) {

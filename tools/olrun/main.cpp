@@ -1,7 +1,6 @@
 // olrun: runs a program under olpager. Checks everything first, so that what is wrong is one line here and not a
 // failing cuInit inside the program. Exit status: 2 for what olrun refuses, 127 and 126 as a shell's for a program that
 // is not there or can't be run, else the program's own.
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -16,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/format.h"
 #include "base/locate.h"
 #include "base/settings.h"
 #include "tools/olrun/daemons.h"
@@ -32,7 +32,7 @@ using namespace olpager;
 constexpr int kRefused = 2;
 
 int refuse(const std::string& line) {
-  fmt::print(stderr, "olrun: {}\n", line);
+  base::print(stderr, "olrun: {}\n", line);
   return kRefused;
 }
 
@@ -119,11 +119,11 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
   } catch (const CLI::Success& asked) {  // --help, --version
     return app.exit(asked);
   } catch (const CLI::ParseError& failure) {
-    return refuse(fmt::format("{} (olrun --help lists the options)", failure.what()));
+    return refuse(base::format("{} (olrun --help lists the options)", failure.what()));
   }
   line.program = app.remaining();
   if (!line.program.empty() && line.program.front().starts_with('-')) {
-    return refuse(fmt::format("unknown option {} (olrun --help lists the options)", line.program.front()));
+    return refuse(base::format("unknown option {} (olrun --help lists the options)", line.program.front()));
   }
   if (separated) {
     if (!line.program.empty()) line.program.emplace_back("--");
@@ -142,7 +142,7 @@ std::string occupant(uint64_t base, uint64_t size) {
     unsigned long long to = 0;
     if (std::sscanf(line.c_str(), "%llx-%llx", &from, &to) != 2 || to <= base || from >= base + size) continue;
     const auto name = line.find_first_of("/[");
-    return fmt::format("{} at 0x{:x}", name == std::string::npos ? "a mapping" : line.substr(name), from);
+    return base::format("{} at 0x{:x}", name == std::string::npos ? "a mapping" : line.substr(name), from);
   }
   return "a mapping";
 }
@@ -154,9 +154,9 @@ Status checkRange(const base::Settings& settings) {
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < size) {
     return Error{
-        fmt::format("the address space is limited to {} and the range takes {}: ulimit -v unlimited, or a smaller "
-                    "--va-size",
-                    base::formatSize(limit.rlim_cur), base::exactSize(size))};
+        base::format("the address space is limited to {} and the range takes {}: ulimit -v unlimited, or a smaller "
+                     "--va-size",
+                     base::formatSize(limit.rlim_cur), base::exactSize(size))};
   }
   if (settings.va_base == 0) return {};
   void* const wanted = reinterpret_cast<void*>(settings.va_base);
@@ -166,12 +166,12 @@ Status checkRange(const base::Settings& settings) {
   if (got != MAP_FAILED) munmap(got, size);
   if (got == wanted) return {};
   if (got != MAP_FAILED || why == EEXIST) {
-    return Error{fmt::format("the range 0x{:x} + {} is taken ({}); choose another --va-base, such as 0x210000000000",
-                             settings.va_base, base::exactSize(size), occupant(settings.va_base, size))};
+    return Error{base::format("the range 0x{:x} + {} is taken ({}); choose another --va-base, such as 0x210000000000",
+                              settings.va_base, base::exactSize(size), occupant(settings.va_base, size))};
   }
   return Error{
-      fmt::format("the range 0x{:x} + {} can't be reserved: {}; choose another --va-base or a smaller --va-size",
-                  settings.va_base, base::exactSize(size), std::strerror(why))};
+      base::format("the range 0x{:x} + {} can't be reserved: {}; choose another --va-base or a smaller --va-size",
+                   settings.va_base, base::exactSize(size), std::strerror(why))};
 }
 
 std::string absolute(const std::string& path) {
@@ -187,10 +187,10 @@ Status checkOptions(const std::vector<SettingOption>& options, const std::vector
     if (option.text.empty() || option.text == "none" || option.mode != other) continue;
     return Error{
         gpunodes.empty()
-            ? fmt::format("{}: of no effect without a gpunode (--gpunode)", option.option)
-            : fmt::format("{}: of no effect with the gpunode {}, whose own settings hold (man olgpunode); leave it "
-                          "out, or run here: --gpunode none",
-                          option.option, gpunodes.front())};
+            ? base::format("{}: of no effect without a gpunode (--gpunode)", option.option)
+            : base::format("{}: of no effect with the gpunode {}, whose own settings hold (man olgpunode); leave it "
+                           "out, or run here: --gpunode none",
+                           option.option, gpunodes.front())};
   }
   return {};
 }
@@ -200,7 +200,7 @@ Status checkDaemons(const base::Settings& settings) {
   const auto asked = tools::askDaemons(settings);
   if (!asked.ok()) return asked.error();
   for (const auto& answer : asked.value()) {
-    if (!answer.problem.empty()) return Error{fmt::format("{} (without it: --{} none)", answer.problem, answer.kind)};
+    if (!answer.problem.empty()) return Error{base::format("{} (without it: --{} none)", answer.problem, answer.kind)};
   }
   return {};
 }
@@ -210,13 +210,13 @@ int printFindings(const std::vector<tools::Finding>& findings) {
   for (const auto& finding : findings) {
     const bool gap = finding.kind == tools::Finding::Kind::kGap;
     gaps = gaps || gap;
-    fmt::print("{:<5}{:<14}{}\n",
-               gap                                           ? "GAP"
-               : finding.kind == tools::Finding::Kind::kNote ? "note"
-                                                             : "ok",
-               finding.subject, finding.text);
+    base::print("{:<5}{:<14}{}\n",
+                gap                                           ? "GAP"
+                : finding.kind == tools::Finding::Kind::kNote ? "note"
+                                                              : "ok",
+                finding.subject, finding.text);
   }
-  fmt::print("{}\n", gaps ? "This machine has gaps, see above." : "Nothing is missing.");
+  base::print("{}\n", gaps ? "This machine has gaps, see above." : "Nothing is missing.");
   return gaps ? 1 : 0;
 }
 
@@ -233,7 +233,7 @@ int run(int argc, char** argv) {
     if (std::string_view(setting.key) == "driver" && setting.text != "sim") setting.text = absolute(setting.text);
     base::Settings alone;
     if (auto status = base::applySetting(alone, setting.key, setting.text); !status.ok()) {
-      return refuse(fmt::format("{}: {}", setting.option, status.error().message));
+      return refuse(base::format("{}: {}", setting.option, status.error().message));
     }
     environment.set(setting.variable, setting.text);
   }
@@ -257,24 +257,24 @@ int run(int argc, char** argv) {
     return program.exit_code;
   }
   if (driver.empty() && !forwarded) {
-    return refuse(fmt::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
+    return refuse(base::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
   }
   // A forwarded program needs no driver here.
   if (auto probed =
           forwarded ? Result<tools::DriverFacts>(tools::DriverFacts{}) : tools::probeDriver(driver, false, library);
       !probed.ok()) {
-    return refuse(fmt::format("driver: {}; {}", probed.error().message,
-                              settings.driver.empty() ? "install the NVIDIA driver, name it with --driver, or use the "
-                                                        "simulated GPU: --driver sim"
-                                                      : "--driver takes the path of a libcuda.so.1, or sim"));
+    return refuse(base::format("driver: {}; {}", probed.error().message,
+                               settings.driver.empty() ? "install the NVIDIA driver, name it with --driver, or use the "
+                                                         "simulated GPU: --driver sim"
+                                                       : "--driver takes the path of a libcuda.so.1, or sim"));
   }
   if (auto status = forwarded ? Status{} : checkRange(settings); !status.ok()) return refuse(status.error().message);
   if (library.empty() || link_folder.empty()) {
-    return refuse(fmt::format("{} is not in the build or installation of {}; build it: meson compile -C build",
-                              library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
+    return refuse(base::format("{} is not in the build or installation of {}; build it: meson compile -C build",
+                               library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
   }
   if (auto status = checkDaemons(settings); !status.ok()) return refuse(status.error().message);
-  if (!program.warning.empty()) fmt::print(stderr, "olrun: warning: {}\n", program.warning);
+  if (!program.warning.empty()) base::print(stderr, "olrun: warning: {}\n", program.warning);
 
   if (settings.driver == "sim") environment.set("OL_DRIVER", driver);
   if (auto status = tools::addPreload(environment, library); !status.ok()) return refuse(status.error().message);

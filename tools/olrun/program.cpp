@@ -2,7 +2,6 @@
 
 #include <elf.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/format.h"
 
 namespace olpager::tools {
 namespace {
@@ -55,7 +55,7 @@ Program findProgram(const std::string& name, const std::string& search_path) {
     for (size_t at = 0; at <= search_path.size() && program.path.empty();) {
       const size_t end = std::min(search_path.find(':', at), search_path.size());
       const std::string folder = end == at ? "." : search_path.substr(at, end - at);
-      const std::string candidate = fmt::format("{}/{}", folder, name);
+      const std::string candidate = base::format("{}/{}", folder, name);
       if (isFile(candidate)) {
         if (seen.empty()) seen = candidate;
         if (access(candidate.c_str(), X_OK) == 0) program.path = candidate;
@@ -68,13 +68,13 @@ Program findProgram(const std::string& name, const std::string& search_path) {
     struct stat about {};
     const bool there = !seen.empty() && stat(seen.c_str(), &about) == 0;
     program.exit_code = there ? 126 : 127;
-    program.problem = there ? fmt::format("{}: is not an executable file; chmod +x it, or name its interpreter", seen)
-                      : seen.empty() ? fmt::format("{}: no such program on PATH", name)
-                                     : fmt::format("{}: no such program", name);
+    program.problem = there ? base::format("{}: is not an executable file; chmod +x it, or name its interpreter", seen)
+                      : seen.empty() ? base::format("{}: no such program on PATH", name)
+                                     : base::format("{}: no such program", name);
     return program;
   }
   if (auto why = unreachable(program.path); !why.empty()) {
-    program.warning = fmt::format("{} {}: it runs without olpager", program.path, why);
+    program.warning = base::format("{} {}: it runs without olpager", program.path, why);
   }
   return program;
 }

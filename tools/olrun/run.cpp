@@ -1,6 +1,5 @@
 #include "tools/olrun/run.h"
 
-#include <fmt/format.h>
 #include <signal.h>
 #include <sys/random.h>
 #include <sys/wait.h>
@@ -9,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/format.h"
 #include "pager/counters/files.h"
 #include "tools/olpagestat/report.h"
 
@@ -41,7 +41,7 @@ uint64_t randomToken() {
 void printStats(uint64_t token) {
   auto reading = pager::readCounters(pager::countersFolders());
   std::erase_if(reading.processes, [&](const auto& process) { return process.counters->keep_token != token; });
-  fmt::print(stderr, "{}", reading.processes.empty() ? "olrun: the program used no GPU\n" : countersTable(reading));
+  base::print(stderr, "{}", reading.processes.empty() ? "olrun: the program used no GPU\n" : countersTable(reading));
   for (const auto& process : reading.processes) {
     if (process.state != pager::CountersSnapshot::State::kEnded) continue;  // a daemon it left behind
     pager::removeCountersFile(process.folder, process.counters->pid, process.counters->start_ticks);
@@ -62,13 +62,13 @@ int replaceBy(const std::string& path, const std::vector<std::string>& arguments
     shell_arguments.insert(shell_arguments.begin(), shell);
     execve(shell, shell_arguments.data(), envp.data());
   }
-  fmt::print(stderr, "olrun: {}: can't be run: {}\n", path, std::strerror(errno));
+  base::print(stderr, "olrun: {}: can't be run: {}\n", path, std::strerror(errno));
   return 126;
 }
 
 int runWithStats(const std::string& path, const std::vector<std::string>& arguments, Environment environment) {
   const uint64_t token = randomToken();
-  environment.set("OL_COUNTERS_KEEP", fmt::format("{}", token));
+  environment.set("OL_COUNTERS_KEEP", base::format("{}", token));
 
   // Blocked until the child's pid is known, so that no signal is lost between fork and then.
   sigset_t handed_on;
@@ -78,7 +78,7 @@ int runWithStats(const std::string& path, const std::vector<std::string>& argume
   sigprocmask(SIG_BLOCK, &handed_on, &before);
   const pid_t child = fork();
   if (child < 0) {
-    fmt::print(stderr, "olrun: fork: {}\n", std::strerror(errno));
+    base::print(stderr, "olrun: fork: {}\n", std::strerror(errno));
     return 126;
   }
   if (child == 0) {

@@ -1,7 +1,6 @@
 #include "coherence/transport/core/address.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -18,6 +17,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/format.h"
 #include "base/text.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/core/reactor.h"
@@ -41,18 +41,18 @@ bool SocketAddress::loopback() const {
 }
 
 std::string SocketAddress::text() const {
-  if (family() == AF_UNIX) return fmt::format("unix:{}", reinterpret_cast<const sockaddr_un*>(&storage)->sun_path);
+  if (family() == AF_UNIX) return base::format("unix:{}", reinterpret_cast<const sockaddr_un*>(&storage)->sun_path);
   char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
   getnameinfo(get(), length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
-  return family() == AF_INET6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
+  return family() == AF_INET6 ? base::format("[{}]:{}", host, port) : base::format("{}:{}", host, port);
 }
 
 Result<SocketAddress> unixAddress(const std::string& path) {
   SocketAddress address;
   auto* into = reinterpret_cast<sockaddr_un*>(&address.storage);
   if (path.empty() || path.size() >= sizeof into->sun_path) {
-    return Error{fmt::format("'{}' is no path for a Unix socket: 1 to {} bytes", base::printable(path),
-                             sizeof into->sun_path - 1)};
+    return Error{base::format("'{}' is no path for a Unix socket: 1 to {} bytes", base::printable(path),
+                              sizeof into->sun_path - 1)};
   }
   into->sun_family = AF_UNIX;
   std::memcpy(into->sun_path, path.c_str(), path.size() + 1);
@@ -64,14 +64,14 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, std::min(colon, address.size()));
   if (colon == std::string::npos || colon + 1 == address.size() || host.empty()) {
-    return Error{fmt::format("'{}' is no address: host:port, [v6]:port or unix:/path", base::printable(address))};
+    return Error{base::format("'{}' is no address: host:port, [v6]:port or unix:/path", base::printable(address))};
   }
   // getaddrinfo takes 65537 for 1.
   unsigned port = 0;
   const char* const end = address.data() + address.size();
   const auto [rest, error] = std::from_chars(address.data() + colon + 1, end, port);
   if (error != std::errc() || rest != end || port > 65535) {
-    return Error{fmt::format("'{}': a port is a number up to 65535", base::printable(address))};
+    return Error{base::format("'{}': a port is a number up to 65535", base::printable(address))};
   }
   if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   addrinfo hints{};
@@ -79,7 +79,7 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
   hints.ai_flags = (passive ? AI_PASSIVE : 0) | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   if (const int why = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); why != 0) {
-    return Error{fmt::format("{}: {}", base::printable(address), gai_strerror(why))};
+    return Error{base::format("{}: {}", base::printable(address), gai_strerror(why))};
   }
   std::vector<SocketAddress> all;
   for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
@@ -129,14 +129,14 @@ bool waitFor(int fd, short events, int64_t deadline_ms) {
 
 Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadline_ms) {
   base::UniqueFd fd = makeSocket(address.family());
-  if (!fd) return Error{fmt::format("socket: {}", std::strerror(errno))};
+  if (!fd) return Error{base::format("socket: {}", std::strerror(errno))};
   if (connect(fd.get(), address.get(), address.length) != 0) {
-    if (errno != EINPROGRESS) return Error{fmt::format("{}: {}", address.text(), std::strerror(errno))};
-    if (!waitFor(fd.get(), POLLOUT, deadline_ms)) return Error{fmt::format("{}: no answer in time", address.text())};
+    if (errno != EINPROGRESS) return Error{base::format("{}: {}", address.text(), std::strerror(errno))};
+    if (!waitFor(fd.get(), POLLOUT, deadline_ms)) return Error{base::format("{}: no answer in time", address.text())};
     int why = 0;
     socklen_t length = sizeof why;
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &why, &length);
-    if (why != 0) return Error{fmt::format("{}: {}", address.text(), std::strerror(why))};
+    if (why != 0) return Error{base::format("{}: {}", address.text(), std::strerror(why))};
   }
   return fd;
 }
@@ -150,15 +150,15 @@ std::string bootId() {
 
 Result<std::string> socketFolder() {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const std::string folder = runtime != nullptr && *runtime == '/' ? fmt::format("{}/olpager", runtime)
-                                                                   : fmt::format("/tmp/olpager-{}", geteuid());
+  const std::string folder = runtime != nullptr && *runtime == '/' ? base::format("{}/olpager", runtime)
+                                                                   : base::format("/tmp/olpager-{}", geteuid());
   struct stat about {};
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    return Error{fmt::format("{}: {}", folder, std::strerror(errno))};
+    return Error{base::format("{}: {}", folder, std::strerror(errno))};
   }
   if (lstat(folder.c_str(), &about) != 0 || !S_ISDIR(about.st_mode) || about.st_uid != geteuid() ||
       (about.st_mode & 077) != 0) {
-    return Error{fmt::format("{}: not a folder of this user's with mode 0700; remove it", folder)};
+    return Error{base::format("{}: not a folder of this user's with mode 0700; remove it", folder)};
   }
   return folder;
 }
@@ -167,7 +167,7 @@ std::string newSocketPath(const std::string& folder) {
   uint8_t random[kSocketDigits / 2];
   randomBytes(random);
   std::string path = folder + "/";
-  for (const uint8_t byte : random) path += fmt::format("{:02x}", byte);
+  for (const uint8_t byte : random) path += base::format("{:02x}", byte);
   return path.append(kSocketSuffix);
 }
 
@@ -200,7 +200,7 @@ Result<uint32_t> peerUser(int fd) {
   ucred peer{};
   socklen_t length = sizeof peer;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
-    return Error{fmt::format("who is at the other end can't be found out: {}", std::strerror(errno))};
+    return Error{base::format("who is at the other end can't be found out: {}", std::strerror(errno))};
   }
   return peer.uid;
 }

@@ -1,12 +1,12 @@
 #include "coherence/transport/core/endpoint.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <thread>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "coherence/transport/tcp/acceptor.h"
 #include "coherence/transport/tcp/connector.h"
@@ -32,7 +32,7 @@ std::string nodeName(const std::string& given) {
   if (!given.empty()) return given;
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  return fmt::format("{}@{}", getpid(), host);
+  return base::format("{}@{}", getpid(), host);
 }
 
 uint32_t ioThreads(const Options& options) {
@@ -145,10 +145,10 @@ wire::Hello EndpointCore::hello() const {
 }
 
 std::string checkHello(wire::Hello& hello) {
-  if (hello.version != wire::kVersion) return fmt::format("version {}; this is {}", hello.version, wire::kVersion);
-  if (hello.tls > static_cast<uint8_t>(Tls::kAll)) return fmt::format("unknown tls {}", hello.tls);
-  if (hello.choice > static_cast<uint8_t>(LinkKind::kVerbs)) return fmt::format("unknown choice {}", hello.choice);
-  if (hello.lanes == 0 || hello.lanes > wire::kMaxLanes) return fmt::format("{} lanes", hello.lanes);
+  if (hello.version != wire::kVersion) return base::format("version {}; this is {}", hello.version, wire::kVersion);
+  if (hello.tls > static_cast<uint8_t>(Tls::kAll)) return base::format("unknown tls {}", hello.tls);
+  if (hello.choice > static_cast<uint8_t>(LinkKind::kVerbs)) return base::format("unknown choice {}", hello.choice);
+  if (hello.lanes == 0 || hello.lanes > wire::kMaxLanes) return base::format("{} lanes", hello.lanes);
   if (hello.message_bytes < 64 || hello.slices == 0) return "limits that leave no room";
   if (std::max({hello.requests, hello.notices, hello.stream}) > wire::kMaxRoom)
     return "room for more messages than any has";
@@ -201,7 +201,7 @@ wire::TicketReply answerTicket(const LinkSecrets& secrets, const wire::Ticket& t
   return reply;
 }
 
-std::string laneIdentity(const wire::Ticket& ticket) { return fmt::format("lane-{}", ticket.index); }
+std::string laneIdentity(const wire::Ticket& ticket) { return base::format("lane-{}", ticket.index); }
 
 LinkId linkIdOf(const uint8_t (&bytes)[16]) {
   LinkId id;
@@ -220,14 +220,14 @@ LinkId parseLinkId(const std::string& text) {
 
 std::string describeLink(const PeerInfo& peer, uint32_t lanes) {
   const char* const kTls[] = {"nothing encrypted", "messages encrypted", "everything encrypted"};
-  const std::string trust = peer.key_name.empty() ? "no key" : fmt::format("key {}", peer.key_name);
-  if (peer.kind == LinkKind::kShm) return fmt::format("shm, {}", trust);
-  return fmt::format("tcp with {} lanes, {}, {}", lanes, trust, kTls[static_cast<size_t>(peer.tls)]);
+  const std::string trust = peer.key_name.empty() ? "no key" : base::format("key {}", peer.key_name);
+  if (peer.kind == LinkKind::kShm) return base::format("shm, {}", trust);
+  return base::format("tcp with {} lanes, {}, {}", lanes, trust, kTls[static_cast<size_t>(peer.tls)]);
 }
 
 Result<std::unique_ptr<Endpoint>> makeEndpoint(const Options& options) {
   if (options.lanes == 0 || options.lanes > wire::kMaxLanes) {
-    return Error{fmt::format("transport: {} lanes; allowed: 1 to {}", options.lanes, wire::kMaxLanes)};
+    return Error{base::format("transport: {} lanes; allowed: 1 to {}", options.lanes, wire::kMaxLanes)};
   }
   if (options.operations == 0 || options.limits.message_bytes < 64 ||
       options.limits.message_bytes > wire::kMaxMessage || options.limits.slices < 16 || options.notices == 0 ||

@@ -1,9 +1,8 @@
 #include "coherence/transport/core/link_core.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
+#include "base/format.h"
 #include "base/log.h"
 
 namespace olpager::transport {
@@ -76,7 +75,7 @@ std::string LinkCore::reason() const {
 
 std::string LinkCore::id() const {
   std::string text;
-  for (const uint8_t byte : setup_.id) text += fmt::format("{:02x}", byte);
+  for (const uint8_t byte : setup_.id) text += base::format("{:02x}", byte);
   return text;
 }
 
@@ -413,7 +412,7 @@ std::string LinkCore::control(const wire::Header& header, std::span<const std::b
       return "";
     }
     case wire::Frame::kMessage: {
-      if (header.klass >= kMessageClasses) return fmt::format("a message of unknown class {}", header.klass);
+      if (header.klass >= kMessageClasses) return base::format("a message of unknown class {}", header.klass);
       const auto klass = static_cast<MessageClass>(header.klass);
       {
         std::lock_guard lock(mutex_);
@@ -422,7 +421,7 @@ std::string LinkCore::control(const wire::Header& header, std::span<const std::b
           --replies_expected_;
         } else {
           Room& room = room_[header.klass];
-          if (room.here == 0) return fmt::format("a message of class {} for which there was no room", header.klass);
+          if (room.here == 0) return base::format("a message of class {} for which there was no room", header.klass);
           --room.here;
           if (klass == MessageClass::kRequest) ++replies_due_;
         }
@@ -456,7 +455,7 @@ std::string LinkCore::control(const wire::Header& header, std::span<const std::b
       return "";
     }
     default:
-      return fmt::format("a frame of unknown kind {}", static_cast<unsigned>(header.frame));
+      return base::format("a frame of unknown kind {}", static_cast<unsigned>(header.frame));
   }
 }
 
@@ -501,7 +500,7 @@ void LinkCore::onTick(bool late) {
   if (heard_.exchange(false, std::memory_order_relaxed) || late) last_heard_ms_ = now;
   const int64_t silence = now - last_heard_ms_;
   if (setup_.options.silent_ms != 0 && silence > setup_.options.silent_ms) {
-    fail(fmt::format("the peer has not answered for {} ms", silence), true);
+    fail(base::format("the peer has not answered for {} ms", silence), true);
     return;
   }
   if (const std::string why = standstill(now, late); setup_.options.silent_ms != 0 && !why.empty()) {

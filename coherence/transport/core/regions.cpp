@@ -1,13 +1,13 @@
 #include "coherence/transport/regions.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 
 #include <cerrno>
 #include <cstring>
 
+#include "base/format.h"
 #include "coherence/transport/core/region_entry.h"
 
 namespace olpager::transport {
@@ -95,14 +95,14 @@ Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, 
       return Error{"a region's memfd has to be sealed against shrinking (F_SEAL_SHRINK)"};
     }
     struct stat status {};
-    if (fstat(memory.fd, &status) != 0) return Error{fmt::format("a region's memfd: {}", std::strerror(errno))};
+    if (fstat(memory.fd, &status) != 0) return Error{base::format("a region's memfd: {}", std::strerror(errno))};
     const auto size = static_cast<uint64_t>(status.st_size);
     if (memory.length > size || memory.fd_offset > size - memory.length) {
-      return Error{
-          fmt::format("a region of {} bytes at {} ends beyond its memfd of {}", memory.length, memory.fd_offset, size)};
+      return Error{base::format("a region of {} bytes at {} ends beyond its memfd of {}", memory.length,
+                                memory.fd_offset, size)};
     }
     entry->fd = base::UniqueFd(fcntl(memory.fd, F_DUPFD_CLOEXEC, 3));
-    if (!entry->fd) return Error{fmt::format("a region's memfd: {}", std::strerror(errno))};
+    if (!entry->fd) return Error{base::format("a region's memfd: {}", std::strerror(errno))};
     entry->fd_offset = memory.fd_offset;
     entry->fd_size = size;
   }

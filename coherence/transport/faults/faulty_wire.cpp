@@ -1,6 +1,5 @@
 #include "coherence/transport/faults/faulty_wire.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -14,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/format.h"
 #include "coherence/transport/core/address.h"
 #include "coherence/transport/core/reactor.h"
 
@@ -138,7 +138,7 @@ Result<std::unique_ptr<FaultyWire>> makeFaultyWire(const std::string& target, co
   base::UniqueFd listener = makeSocket(bound.family());
   if (!listener || bind(listener.get(), bound.get(), bound.length) != 0 || ::listen(listener.get(), 64) != 0 ||
       getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) {
-    return Error{fmt::format("a relay: {}", std::strerror(errno))};
+    return Error{base::format("a relay: {}", std::strerror(errno))};
   }
   return std::unique_ptr<FaultyWire>(
       std::make_unique<Relay>(there.value().front(), plan, std::move(listener), bound.text()));

@@ -1,7 +1,6 @@
 #include "coherence/transport/shm/channel.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -13,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/format.h"
 #include "coherence/transport/core/own_descriptors.h"
 
 namespace olpager::transport {
@@ -37,13 +37,13 @@ Result<std::unique_ptr<Channel>> Channel::make(uint32_t message_bytes) {
   channel->own_bell_ = base::UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   channel->peer_bell_ = base::UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!channel->memory_ || !channel->own_bell_ || !channel->peer_bell_) {
-    return Error{fmt::format("shared memory for a link: {}", std::strerror(errno))};
+    return Error{base::format("shared memory for a link: {}", std::strerror(errno))};
   }
   noteOwnDescriptor(channel->memory_.get());
   const uint64_t length = 2 * (sizeof(RingControl) + ringBytes(message_bytes) + kSlots * kSlotBytes);
   if (ftruncate(channel->memory_.get(), static_cast<off_t>(length)) != 0 ||
       fcntl(channel->memory_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return Error{fmt::format("shared memory for a link: {}", std::strerror(errno))};
+    return Error{base::format("shared memory for a link: {}", std::strerror(errno))};
   }
   return map(std::move(channel), message_bytes, true);
 }
@@ -73,7 +73,7 @@ Result<std::unique_ptr<Channel>> Channel::map(std::unique_ptr<Channel> channel, 
     return Error{"the peer's shared memory is not sealed, or not of the agreed size"};
   }
   void* base = mmap(nullptr, channel->length_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) return Error{fmt::format("shared memory for a link: {}", std::strerror(errno))};
+  if (base == MAP_FAILED) return Error{base::format("shared memory for a link: {}", std::strerror(errno))};
   madvise(base, channel->length_, MADV_DONTFORK);
   madvise(base, channel->length_, MADV_DONTDUMP);
   channel->base_ = static_cast<std::byte*>(base);

@@ -1,11 +1,11 @@
 #include "coherence/transport/shm/shm_connect.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 
 #include <cerrno>
 #include <cstring>
 
+#include "base/format.h"
 #include "coherence/transport/shm/shm_link.h"
 
 namespace olpager::transport {

@@ -1,7 +1,6 @@
 #include "coherence/transport/shm/shm_link.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -12,6 +11,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/format.h"
 #include "base/log.h"
 
 namespace olpager::transport {
@@ -432,10 +432,10 @@ bool ShmLink::consume(bool wait) {
     }
     channel_->in.copyOut(&header, 0, sizeof header);
     if (header.version != wire::kVersion) {
-      broken = fmt::format("a frame of version {}", header.version);
+      broken = base::format("a frame of version {}", header.version);
     } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye) ||
                header.length > available - sizeof header) {
-      broken = fmt::format("a frame of {} bytes", header.length);
+      broken = base::format("a frame of {} bytes", header.length);
     } else {
       payload_.resize(header.length);
       channel_->in.copyOut(payload_.data(), sizeof header, header.length);
@@ -510,7 +510,7 @@ std::string ShmLink::mapAsked(const wire::Header& header) {
     base::UniqueFd readable;
     int fd = pin->fd.get();
     if ((pin->access & kRemoteWrite) == 0) {
-      readable = base::UniqueFd(open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDONLY | O_CLOEXEC));
+      readable = base::UniqueFd(open(base::format("/proc/self/fd/{}", fd).c_str(), O_RDONLY | O_CLOEXEC));
       fd = readable.get();
     }
     if (fd >= 0) {
@@ -595,7 +595,7 @@ std::string ShmLink::bounceAsked(const wire::Header& header) {
   const Outcome outcome =
       setup_.domain->pin(header.key, header.offset, header.bytes, push ? kRemoteWrite : kRemoteRead, pin);
   if (outcome == Outcome::kBadRange)
-    return fmt::format("a {} of memory that was never granted", push ? "write" : "read");
+    return base::format("a {} of memory that was never granted", push ? "write" : "read");
   wire::Header answer = header;
   answer.length = 0;
   answer.frame = outcome == Outcome::kOk ? wire::Frame::kAck : wire::Frame::kRefuse;
@@ -628,7 +628,7 @@ void ShmLink::socketEvents() {
   } else if (got == 0 || got != -EAGAIN) {
     consume(true);  // if the peer said why, that is the reason
     fail(got == 0 ? "the connection is lost: the peer closed it"
-                  : fmt::format("the connection is lost: {}", std::strerror(static_cast<int>(-got))));
+                  : base::format("the connection is lost: {}", std::strerror(static_cast<int>(-got))));
   }
   leave();
 }

@@ -1,6 +1,5 @@
 #include "coherence/transport/tcp/acceptor.h"
 
-#include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -12,6 +11,7 @@
 #include <future>
 #include <list>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/core/own_descriptors.h"
@@ -138,7 +138,7 @@ Status Acceptor::bindTo(const SocketAddress& address, base::UniqueFd& into) {
     if (!good) errno = EADDRINUSE;
   }
   if (!good || ::listen(into.get(), 128) != 0) {
-    return Error{fmt::format("{}: {}", address.text(), std::strerror(errno))};
+    return Error{base::format("{}: {}", address.text(), std::strerror(errno))};
   }
   return {};
 }
@@ -156,9 +156,9 @@ Status Acceptor::open(const std::string& address) {
     const bool open = std::any_of(addresses.begin(), addresses.end(), [](auto& each) { return !each.loopback(); });
     if (open && !endpoint_.options().keys) {
       return Error{
-          fmt::format("{}: not without a key: others than this host can reach it. olctl keygen makes a key, the "
-                      "setting key names its file; or listen on 127.0.0.1",
-                      address)};
+          base::format("{}: not without a key: others than this host can reach it. olctl keygen makes a key, the "
+                       "setting key names its file; or listen on 127.0.0.1",
+                       address)};
     }
     if (!endpoint_.options().keys) base::logInfo("no key: listening on loopback only");
   }
@@ -251,7 +251,7 @@ void Acceptor::acceptFrom(int listener) {
     const std::string peer = unix_socket ? "unix:" + unix_path_ : from.text();
     std::string why;
     if (throttle()) {
-      why = fmt::format("more than {} handshakes a second", limits.handshakes_per_second);
+      why = base::format("more than {} handshakes a second", limits.handshakes_per_second);
     } else if (shakes_.size() >= limits.handshakes + size_t{limits.handshakes} * endpoint_.options().lanes) {
       why = "too many handshakes at the same time";
     } else if (unix_socket) {
@@ -259,7 +259,7 @@ void Acceptor::acceptFrom(int listener) {
       if (!user.ok()) {
         why = user.error().message;
       } else if (user.value() != geteuid()) {
-        why = fmt::format("it is of user {}", user.value());
+        why = base::format("it is of user {}", user.value());
       }
     }
     if (!why.empty()) {
@@ -381,7 +381,7 @@ std::string Acceptor::preamble(Handshake& shake) {
   std::memcpy(&preamble, shake.in.data(), sizeof preamble);
   if (preamble.magic != wire::Preamble::kMagic) return "it does not speak olpager's protocol";
   if (preamble.version != wire::kVersion) {
-    return fmt::format("it speaks version {}; this is version {}", preamble.version, wire::kVersion);
+    return base::format("it speaks version {}; this is version {}", preamble.version, wire::kVersion);
   }
   const auto& keys = endpoint_.options().keys;
   switch (preamble.kind) {
@@ -404,7 +404,7 @@ std::string Acceptor::preamble(Handshake& shake) {
       shake.wanted = sizeof(wire::Ticket);
       return "";
   }
-  return fmt::format("a connection of unknown kind {}", static_cast<unsigned>(preamble.kind));
+  return base::format("a connection of unknown kind {}", static_cast<unsigned>(preamble.kind));
 }
 
 std::string Acceptor::shakeTls(Handshake& shake) {
@@ -416,7 +416,7 @@ std::string Acceptor::shakeTls(Handshake& shake) {
       reactor_.modify(shake.stream.fd(), EPOLLOUT);
       return "";
     case TlsSession::Step::kFailed:
-      return fmt::format("the handshake failed: {}", shake.tls->error());
+      return base::format("the handshake failed: {}", shake.tls->error());
     case TlsSession::Step::kDone:
       break;
   }
@@ -454,7 +454,7 @@ std::string Acceptor::hello(Handshake& shake) {
   if (must_shm && !(may_shm && can_shm)) return "shared memory is asked for, and this pair can't have it";
   setup.peer.kind = may_shm && can_shm ? LinkKind::kShm : LinkKind::kTcp;
 
-  if (!endpoint_.reserveLink()) return fmt::format("more than {} links", options.limits.links);
+  if (!endpoint_.reserveLink()) return base::format("more than {} links", options.limits.links);
   shake.reserved = true;
   auto accepted = accept_(setup.peer);
   if (!accepted.ok()) return accepted.error().message;

@@ -1,11 +1,11 @@
 #include "coherence/transport/tcp/connector.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "base/format.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/tcp_link.h"
@@ -38,8 +38,8 @@ class Dialogue {
       if (step == TlsSession::Step::kDone) break;
       if (step == TlsSession::Step::kFailed) {
         return Error{
-            fmt::format("the handshake with key {} failed: {} (is it the same key there, and does it use one?)",
-                        identity, session.value()->error())};
+            base::format("the handshake with key {} failed: {} (is it the same key there, and does it use one?)",
+                         identity, session.value()->error())};
       }
       if (!waitFor(stream_.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT, deadline_ms_)) {
         return Error{"the handshake was not finished in time"};
@@ -52,14 +52,14 @@ class Dialogue {
   Status expect(wire::Frame frame, void* payload, size_t length) {
     wire::Header header;
     if (auto status = get(&header, sizeof header); !status.ok()) return status;
-    if (header.version != wire::kVersion) return Error{fmt::format("it speaks version {}", header.version)};
+    if (header.version != wire::kVersion) return Error{base::format("it speaks version {}", header.version)};
     if (header.frame == wire::Frame::kGoodbye && header.length <= wire::kMaxGoodbye) {
       std::string text(header.length, '\0');
       if (auto status = get(text.data(), text.size()); !status.ok()) return status;
       for (char& c : text) {
         if (c < ' ' || c > '~') c = '?';
       }
-      return Error{fmt::format("refused: {}", text)};
+      return Error{base::format("refused: {}", text)};
     }
     if (header.frame != frame || header.length != length) return Error{"the answer is not one of olpager's"};
     return length == 0 ? Status() : get(payload, length);
@@ -75,7 +75,7 @@ class Dialogue {
       if (moved > 0) {
         done += static_cast<size_t>(moved);
       } else if (moved != -EAGAIN) {
-        return Error{fmt::format("the connection is lost: {}", stream_.errorText(moved))};
+        return Error{base::format("the connection is lost: {}", stream_.errorText(moved))};
       } else if (!waitFor(stream_.fd(), events, deadline_ms_)) {
         return Error{"no answer in time"};
       }
@@ -145,8 +145,8 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
   LinkSetup setup;
   wire::Hello& peer = setup.peer_hello;
   if (auto status = dialogue.expect(wire::Frame::kHello, &peer, sizeof peer); !status.ok()) return status.error();
-  if (const std::string wrong = checkHello(peer); !wrong.empty()) return Error{fmt::format("its answer: {}", wrong)};
-  if (peer.lanes > options.lanes) return Error{fmt::format("its answer: {} lanes", peer.lanes)};
+  if (const std::string wrong = checkHello(peer); !wrong.empty()) return Error{base::format("its answer: {}", wrong)};
+  if (peer.lanes > options.lanes) return Error{base::format("its answer: {} lanes", peer.lanes)};
   auto secrets = deriveSecrets(dialogue.stream(), peer);
   if (!secrets.ok()) return secrets.error();
 
@@ -163,7 +163,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
 
   const auto kind = static_cast<LinkKind>(peer.choice);
   if (kind != LinkKind::kTcp && (kind != LinkKind::kShm || options.choice == Choice::kTcp || !setup.peer.same_host)) {
-    return Error{fmt::format("its answer: {}, which was not asked for", linkKindName(kind))};
+    return Error{base::format("its answer: {}, which was not asked for", linkKindName(kind))};
   }
   if (kind != LinkKind::kShm && options.choice == Choice::kShm) return Error{"its answer: no shared memory"};
   if (kind == LinkKind::kShm) {
@@ -175,7 +175,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
   std::vector<Stream> lanes;
   for (uint32_t i = 0; i < peer.lanes; ++i) {
     auto lane = openLane(address, options, deadline_ms, secrets.value(), setup.id, i, setup.peer.tls == Tls::kAll);
-    if (!lane.ok()) return Error{fmt::format("lane {}: {}", i, lane.error().message)};
+    if (!lane.ok()) return Error{base::format("lane {}: {}", i, lane.error().message)};
     lanes.push_back(std::move(lane.value()));
   }
   if (auto status = dialogue.expect(wire::Frame::kReady, nullptr, 0); !status.ok()) return status.error();
@@ -190,7 +190,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
 
 Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address, const ConnectOptions& options) {
   if (!options.domain || !EventQueue::of(options.queue)) {
-    return Error{fmt::format("{}: a link needs a domain and a queue of an endpoint", address)};
+    return Error{base::format("{}: a link needs a domain and a queue of an endpoint", address)};
   }
   const int64_t deadline_ms = nowMs() + endpoint.options().connect_ms;
   std::vector<SocketAddress> addresses;
@@ -205,14 +205,14 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address, 
   }
   std::string why;
   for (const auto& each : addresses) {
-    if (!endpoint.reserveLink()) return Error{fmt::format("{}: too many links", address)};
+    if (!endpoint.reserveLink()) return Error{base::format("{}: too many links", address)};
     auto link = connectTo(endpoint, each, options, deadline_ms);
     if (link.ok()) return link;
     endpoint.releaseLink();
     why = link.error().message;
   }
   // A numeric address is named already where it could not be connected to.
-  return Error{why.starts_with(address + ": ") ? why : fmt::format("{}: {}", address, why)};
+  return Error{why.starts_with(address + ": ") ? why : base::format("{}: {}", address, why)};
 }
 
 }  // namespace olpager::transport

@@ -1,11 +1,12 @@
 #include "coherence/transport/tcp/tcp_link.h"
 
-#include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
+
+#include "base/format.h"
 
 namespace olpager::transport {
 namespace {
@@ -277,10 +278,10 @@ void TcpLink::readControl(bool wait) {
       wire::Header header;
       std::memcpy(&header, in_.data() + done, sizeof header);
       if (header.version != wire::kVersion) {
-        broken = fmt::format("a frame of version {}; this is version {}", header.version, wire::kVersion);
+        broken = base::format("a frame of version {}; this is version {}", header.version, wire::kVersion);
       } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye)) {
         broken =
-            fmt::format("a frame of {} bytes; the limit is {}", header.length, setup_.options.limits.message_bytes);
+            base::format("a frame of {} bytes; the limit is {}", header.length, setup_.options.limits.message_bytes);
       } else if (in_used_ - done - sizeof header >= header.length) {
         broken = controlFrame(header, {in_.data() + done + sizeof header, header.length}, completions);
         done += sizeof header + header.length;
@@ -298,7 +299,7 @@ void TcpLink::readControl(bool wait) {
   if (!broken.empty()) {
     fail("the peer broke the protocol: " + broken, true);
   } else if (got <= 0 && got != -EAGAIN) {
-    fail(fmt::format("the connection is lost: {}", control_.errorText(got)));
+    fail(base::format("the connection is lost: {}", control_.errorText(got)));
   }
 }
 
@@ -307,8 +308,8 @@ std::string TcpLink::controlFrame(const wire::Header& header, std::span<const st
   switch (header.frame) {
     case wire::Frame::kPull: {
       if (header.length != 0) return "a request with a payload";
-      if (header.klass >= kClasses) return fmt::format("a read of unknown class {}", header.klass);
-      if (header.bytes == 0 || header.bytes > wire::kMaxSlice) return fmt::format("a slice of {} bytes", header.bytes);
+      if (header.klass >= kClasses) return base::format("a read of unknown class {}", header.klass);
+      if (header.bytes == 0 || header.bytes > wire::kMaxSlice) return base::format("a slice of {} bytes", header.bytes);
       if (egress_size_.load() >= setup_.options.limits.slices + setup_.options.operations)
         return "too many slices asked for";
       Pin pin;
@@ -419,7 +420,7 @@ std::string TcpLink::standstill(int64_t now_ms, bool late) {
     if (late) {
       lane->moved_ms.compare_exchange_strong(moved, now_ms);
     } else if (now_ms - moved > setup_.options.silent_ms) {
-      return fmt::format("the peer has left a slice half sent for {} ms", now_ms - moved);
+      return base::format("the peer has left a slice half sent for {} ms", now_ms - moved);
     }
   }
   return "";
@@ -428,8 +429,8 @@ std::string TcpLink::standstill(int64_t now_ms, bool late) {
 // A header is complete: where does its payload go?
 std::string TcpLink::laneFrame(Lane& lane) {
   const wire::Header& header = lane.header;
-  if (header.version != wire::kVersion) return fmt::format("a frame of version {}", header.version);
-  if (header.length == 0 || header.length > wire::kMaxSlice) return fmt::format("a slice of {} bytes", header.length);
+  if (header.version != wire::kVersion) return base::format("a frame of version {}", header.version);
+  if (header.length == 0 || header.length > wire::kMaxSlice) return base::format("a slice of {} bytes", header.length);
   lane.refused = Outcome::kOk;
   lane.parts_first = 0;
   if (header.frame == wire::Frame::kData) {
@@ -437,7 +438,7 @@ std::string TcpLink::laneFrame(Lane& lane) {
       return "bytes that nobody asked for";
     }
   } else if (header.frame == wire::Frame::kPush) {
-    if (header.klass >= kClasses) return fmt::format("a write of unknown class {}", header.klass);
+    if (header.klass >= kClasses) return base::format("a write of unknown class {}", header.klass);
     lane.refused = setup_.domain->pin(header.key, header.offset, header.length, kRemoteWrite, lane.target);
     if (lane.refused == Outcome::kBadRange) return "a write to memory that was never granted";
     lane.parts_count = 1;
@@ -448,7 +449,7 @@ std::string TcpLink::laneFrame(Lane& lane) {
       lane.parts[0] = {lane.scratch.data(), header.length};
     }
   } else {
-    return fmt::format("a frame of kind {} on a lane", static_cast<unsigned>(header.frame));
+    return base::format("a frame of kind {} on a lane", static_cast<unsigned>(header.frame));
   }
   lane.payload_left = header.length;
   return "";
@@ -544,7 +545,7 @@ void TcpLink::sendOnLane(Lane& lane) {
 // A connection is gone; if the peer said why, that is the reason.
 void TcpLink::lost(const Stream& stream, ssize_t result, const char* which) {
   readControl(true);
-  fail(fmt::format("{} is lost: {}", which, stream.errorText(result)));
+  fail(base::format("{} is lost: {}", which, stream.errorText(result)));
 }
 
 // Each connection is closed on its reactor's thread, when nobody else is at it; the last one reports.

@@ -1,7 +1,6 @@
 #include "coherence/transport/trust/keys.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <set>
 
 #include "base/fd.h"
+#include "base/format.h"
 
 namespace olpager::transport {
 namespace {
@@ -51,30 +51,31 @@ Status checkKeyName(const std::string& name) {
   const bool good = !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
   });
-  if (!good) return Error{fmt::format("'{}' is no name for a key: 1 to 64 letters, digits, '.', '_' or '-'", name)};
+  if (!good) return Error{base::format("'{}' is no name for a key: 1 to 64 letters, digits, '.', '_' or '-'", name)};
   return {};
 }
 
 Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
   const base::UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
-  if (!file || fstat(file.get(), &about) != 0) return Error{fmt::format("key file {}: {}", path, std::strerror(errno))};
-  if (!S_ISREG(about.st_mode)) return Error{fmt::format("key file {}: not a regular file", path)};
+  if (!file || fstat(file.get(), &about) != 0)
+    return Error{base::format("key file {}: {}", path, std::strerror(errno))};
+  if (!S_ISREG(about.st_mode)) return Error{base::format("key file {}: not a regular file", path)};
   if (about.st_uid != geteuid() && about.st_uid != 0) {
     return Error{
-        fmt::format("key file {}: belongs to user {}; it has to be this user's or root's", path, about.st_uid)};
+        base::format("key file {}: belongs to user {}; it has to be this user's or root's", path, about.st_uid)};
   }
   if ((about.st_mode & 077) != 0) {
-    return Error{fmt::format("key file {}: others can read or change it (mode {:o}); run: chmod 600 {}", path,
-                             about.st_mode & 07777u, path)};
+    return Error{base::format("key file {}: others can read or change it (mode {:o}); run: chmod 600 {}", path,
+                              about.st_mode & 07777u, path)};
   }
   std::string text;
   char buffer[4096];
   for (ssize_t got; (got = read(file.get(), buffer, sizeof buffer)) != 0;) {
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Error{fmt::format("key file {}: {}", path, std::strerror(errno))};
+    if (got < 0) return Error{base::format("key file {}: {}", path, std::strerror(errno))};
     text.append(buffer, static_cast<size_t>(got));
-    if (text.size() > kMaxFile) return Error{fmt::format("key file {}: larger than {} bytes", path, kMaxFile)};
+    if (text.size() > kMaxFile) return Error{base::format("key file {}: larger than {} bytes", path, kMaxFile)};
   }
   std::vector<NamedKey> keys;
   std::set<std::string> names;
@@ -89,15 +90,15 @@ Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
     NamedKey key;
     if (colon != std::string_view::npos) key.name = line.substr(0, colon);
     if (!checkKeyName(key.name).ok() || !parseSecret(line.substr(colon + 1), key.secret)) {
-      return Error{fmt::format("key file {}:{}: not NAME:64 hexadecimal digits", path, number)};
+      return Error{base::format("key file {}:{}: not NAME:64 hexadecimal digits", path, number)};
     }
     if (!names.insert(key.name).second) {
-      return Error{fmt::format("key file {}:{}: a second key named {}", path, number, key.name)};
+      return Error{base::format("key file {}:{}: a second key named {}", path, number, key.name)};
     }
     keys.push_back(std::move(key));
   }
   std::fill(text.begin(), text.end(), '\0');
-  if (keys.empty()) return Error{fmt::format("key file {}: no key in it", path)};
+  if (keys.empty()) return Error{base::format("key file {}: no key in it", path)};
   return std::shared_ptr<const KeyRing>(std::make_shared<KeyRing>(std::move(keys)));
 }
 
@@ -106,18 +107,18 @@ Status createKeyFile(const std::string& path, const std::string& name) {
   Secret secret;
   randomBytes(secret);
   std::string line = name + ":";
-  for (const uint8_t byte : secret) line += fmt::format("{:02x}", byte);
+  for (const uint8_t byte : secret) line += base::format("{:02x}", byte);
   line += '\n';
   forget(secret);
   const base::UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (!file) return Error{fmt::format("{}: {}", path, std::strerror(errno))};
+  if (!file) return Error{base::format("{}: {}", path, std::strerror(errno))};
   const ssize_t put = write(file.get(), line.data(), line.size());
   const bool written = put == static_cast<ssize_t>(line.size()) && fsync(file.get()) == 0;
   std::fill(line.begin(), line.end(), '\0');
   if (!written) {
     const int why = errno;
     unlink(path.c_str());
-    return Error{fmt::format("{}: {}", path, std::strerror(why))};
+    return Error{base::format("{}: {}", path, std::strerror(why))};
   }
   return {};
 }

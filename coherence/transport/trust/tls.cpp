@@ -1,6 +1,5 @@
 #include "coherence/transport/trust/tls.h"
 
-#include <fmt/format.h>
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
@@ -12,6 +11,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+
+#include "base/format.h"
 
 namespace olpager::transport {
 namespace {
@@ -34,7 +35,7 @@ std::string lastError() {
   ERR_clear_error();
   if (code == 0) return "closed by the peer";
   const char* text = ERR_reason_error_string(code);
-  return text == nullptr ? fmt::format("error {:x}", code) : text;
+  return text == nullptr ? base::format("error {:x}", code) : text;
 }
 
 // A socket to OpenSSL, without the SIGPIPE that its own one can raise in the program that we live in.

@@ -6,7 +6,6 @@
 // fill writes a pattern of the seed over everything leased; verify tells how much of it holds, is lost, is wrong; hammer fills
 // again and again until rest; behind reads a piece on demand behind so much write-back that is under way, and tells how many of
 // the writes were done before it. With --obey a recall is followed by releases.
-#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <CLI/CLI.hpp>
@@ -23,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/format.h"
 #include "base/size.h"
 #include "coherence/transport/trust/keys.h"
 #include "memserver/client.h"
@@ -37,7 +37,7 @@ constexpr uint64_t kPiece = 2ull << 20;
 void say(const std::string& line) {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
-  fmt::print("{}\n", line);
+  base::print("{}\n", line);
   std::fflush(stdout);
 }
 
@@ -54,8 +54,8 @@ class Program final : public Observer {
     changed_.notify_all();
   }
   void happened(const Event& event) override {
-    say(fmt::format("event {} {}", eventName(event.kind), event.bytes));
-    fmt::print(stderr, "{}\n", event.text);
+    say(base::format("event {} {}", eventName(event.kind), event.bytes));
+    base::print(stderr, "{}\n", event.text);
     if (event.kind != Event::Kind::kRecall || !obey) return;
     for (const Slab& slab : client->slabs()) {
       if (released_ >= event.bytes) break;
@@ -108,7 +108,7 @@ class Program final : public Observer {
       }
       (same ? good : wrong) += frame.bytes;
     });
-    say(fmt::format("verified good={} lost={} wrong={}", good, lost, wrong));
+    say(base::format("verified good={} lost={} wrong={}", good, lost, wrong));
   }
 
   void behind(const transport::DomainPtr& domain, uint64_t bytes) {
@@ -137,8 +137,8 @@ class Program final : public Observer {
     const auto end = std::find(order_.begin(), order_.end(), read);
     const auto before = std::count_if(order_.begin(), end, [&](uint64_t context) { return context >= first; });
     results_.clear();
-    say(fmt::format("behind {} of {}{}", before, bytes / kPiece,
-                    good && std::memcmp(got.data(), words, kPiece) == 0 ? "" : ", and wrong"));
+    say(base::format("behind {} of {}{}", before, bytes / kPiece,
+                     good && std::memcmp(got.data(), words, kPiece) == 0 ? "" : ", and wrong"));
   }
 
   std::unique_ptr<Client> client;
@@ -202,9 +202,9 @@ int run(const transport::Options& network, const ClientOptions& wanted, bool obe
     words >> command >> number;
     if (command == "lease") {
       const auto leased = program.client->lease(number);
-      say(leased.ok() ? fmt::format("leased {}", leased.value().size()) : "error " + leased.error().message);
+      say(leased.ok() ? base::format("leased {}", leased.value().size()) : "error " + leased.error().message);
     } else if (command == "fill") {
-      say(fmt::format("filled {}", program.fill(number)));
+      say(base::format("filled {}", program.fill(number)));
     } else if (command == "verify") {
       program.verify(number, false);
     } else if (command == "zero") {
@@ -268,7 +268,7 @@ int churn(const transport::Options& network, const ClientOptions& wanted, unsign
       program.client.reset();
     }
   }
-  say(fmt::format("churned {}", count));
+  say(base::format("churned {}", count));
   if (stay) std::cin.get();
   for (auto& each : staying) each->client.reset();
   return 0;
