@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio_ext.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -13,6 +14,8 @@ extern "C" __attribute__((weak)) void __sanitizer_set_report_fd(void* descriptor
 
 namespace olpager::gpunode {
 namespace {
+
+constexpr size_t kBuffer = 64 << 10;
 
 int g_log = -1;     // what was standard error
 int g_errors = -1;  // the pipe that it is now
@@ -47,6 +50,19 @@ void Text::start(std::function<void(std::string_view)> give) {
   (void)dup2(ends[1], descriptor_);
   if (descriptor_ == STDERR_FILENO) g_errors = ends[0];
   close(ends[1]);
+  if (descriptor_ == STDOUT_FILENO) {
+    std::fflush(stdout);
+    cookie_io_functions_t functions{};
+    functions.write = [](void* self, const char* bytes, size_t count) {
+      static_cast<Text*>(self)->give({bytes, count});
+      return static_cast<ssize_t>(count);
+    };
+    stream_ = fopencookie(this, "w", functions);
+    if (stream_ != nullptr) {
+      (void)setvbuf(stream_, nullptr, _IOFBF, kBuffer);
+      stdout = stream_;  // glibc's may be replaced
+    }
+  }
   // A kernel that prints more than the pipe holds would wait for ever otherwise.
   std::thread([this] {
     pollfd one{pipe_.get(), POLLIN, 0};
@@ -55,12 +71,19 @@ void Text::start(std::function<void(std::string_view)> give) {
 }
 
 void Text::drain() {
-  if (!pipe_) return;
-  std::fflush(stream_);  // may wait until the thread above has made room
-  take();
+  if (stream_ != nullptr && __fpending(stream_) != 0) std::fflush(stream_);
 }
 
-// Without a look at stdio: whoever prints holds its lock while the pipe is full.
+void Text::drainAll() {
+  drain();
+  if (pipe_) take();
+}
+
+void Text::give(std::string_view bytes) {
+  std::lock_guard lock(mutex_);
+  give_(bytes);
+}
+
 void Text::take() {
   std::lock_guard lock(mutex_);
   char bytes[16384];

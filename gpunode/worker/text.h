@@ -1,4 +1,5 @@
-// What the driver and kernels print: the worker's standard output and error are pipes, whose bytes go to the client.
+// What the driver and kernels print goes to the client: what is written to the worker's standard output and error, which are pipes,
+// and what is printed by stdio's `stdout`, which is a stream of its own. So it costs no system call to see that nothing was.
 #pragma once
 
 #include <cstdio>
@@ -12,18 +13,21 @@ namespace olpager::gpunode {
 
 class Text {
  public:
-  /// `descriptor` and `stream`: standard output or error.
-  Text(int descriptor, std::FILE* stream) : descriptor_(descriptor), stream_(stream) {}
+  /// `descriptor`: standard output or error.
+  explicit Text(int descriptor) : descriptor_(descriptor) {}
   /// From now on what is written there goes to `give` (called from any thread, one at a time).
   void start(std::function<void(std::string_view)> give);
-  /// Gives what was printed so far, before it returns.
+  /// Gives what was printed to `stdout` so far, before it returns. What was written to the descriptor comes soon, by itself.
   void drain();
+  /// What was written to the descriptor too.
+  void drainAll();
 
  private:
   void take();
+  void give(std::string_view bytes);
 
   const int descriptor_;
-  std::FILE* const stream_;
+  std::FILE* stream_ = nullptr;  // what `stdout` is now
   std::mutex mutex_;
   base::UniqueFd pipe_;
   std::function<void(std::string_view)> give_;

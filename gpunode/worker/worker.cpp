@@ -398,7 +398,10 @@ void Worker::make(const std::vector<std::byte>& record) {
   }
   if ((head.flags & forward::kMayWait) != 0) {
     text_.drain();
-    errors_.drain();
+    if (result != CUDA_SUCCESS) {
+      text_.drainAll();
+      errors_.drainAll();
+    }
   }
   const auto& results = in.results().bytes;
   moved_.fetch_add(results.size(), std::memory_order_relaxed);

@@ -144,8 +144,8 @@ class Worker {
   CaptureThread capture_thread_;
   Gates gates_;
   Peers peers_;
-  Text text_{STDOUT_FILENO, stdout};
-  Text errors_{STDERR_FILENO, stderr};
+  Text text_{STDOUT_FILENO};
+  Text errors_{STDERR_FILENO};
 
   std::mutex rejoin_mutex_;  // before the channel's
   std::function<bool()> rejoined_;

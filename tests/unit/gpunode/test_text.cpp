@@ -19,7 +19,7 @@ TEST_CASE("printed text is given on", "[gpunode]") {
   const int before = dup(STDOUT_FILENO);
   std::fflush(stdout);
   // Its thread stays: it may outlive the test.
-  auto* const text = new olpager::gpunode::Text(STDOUT_FILENO, stdout);
+  auto* const text = new olpager::gpunode::Text(STDOUT_FILENO);
   static std::mutex mutex;
   static std::string got;
   text->start([](std::string_view bytes) {
@@ -33,20 +33,23 @@ TEST_CASE("printed text is given on", "[gpunode]") {
     std::lock_guard lock(mutex);
     first = got;
   }
-  // More than a pipe holds.
+  // More than a stream or a pipe holds.
   const std::string line(1023, 'x');
   for (int i = 0; i < 4096; ++i) std::printf("%s\n", line.c_str());
   text->drain();
+  // Past stdio.
+  REQUIRE(write(STDOUT_FILENO, "directly", 8) == 8);
+  text->drainAll();
   std::string all;
   {
     std::lock_guard lock(mutex);
     all = got;
   }
-  std::fflush(stdout);
   dup2(before, STDOUT_FILENO);
   close(before);
   CHECK(first == "kernel 7\n");
-  CHECK(all.size() == first.size() + 4096 * 1024);
+  CHECK(all.size() == first.size() + 4096 * 1024 + 8);
+  CHECK(all.ends_with("directly"));
 }
 
 TEST_CASE("an abort's last words are in the log, beside what the driver said before", "[gpunode]") {
@@ -58,10 +61,10 @@ TEST_CASE("an abort's last words are in the log, beside what the driver said bef
     dup2(log[1], STDERR_FILENO);
     const int kept = olpager::gpunode::keepLog();
     olpager::base::setLogDescriptor(kept);
-    auto* const errors = new olpager::gpunode::Text(STDERR_FILENO, stderr);
+    auto* const errors = new olpager::gpunode::Text(STDERR_FILENO);
     errors->start([kept](std::string_view bytes) { (void)!write(kept, bytes.data(), bytes.size()); });
     std::fprintf(stderr, "assertion\n");
-    errors->drain();
+    errors->drainAll();
     olpager::base::logError("a line");
     std::fprintf(stderr, "last words\n");
     std::abort();
