@@ -90,9 +90,9 @@ bool eachAddress(const void* memory, uint64_t count, const std::function<bool(ui
   constexpr uint64_t kLarge = 32ull << 20;  // worth the threads
   constexpr uint64_t kMostThreads = 4;
   const auto* const bytes = static_cast<const std::byte*>(memory);
-  const uint64_t processors = std::thread::hardware_concurrency();
-  const uint64_t parts = count < kLarge ? 1 : std::clamp<uint64_t>(processors / 4, 1, kMostThreads);
-  if (parts == 1) return look(bytes, count, each);
+  if (count < kLarge) return look(bytes, count, each);
+  // Not for each launch: to ask for it is to read a file.
+  const uint64_t parts = std::clamp<uint64_t>(std::thread::hardware_concurrency() / 4, 1, kMostThreads);
   const uint64_t part = count / parts / kBlockBytes * kBlockBytes;
   std::atomic<bool> any{false};
   // A word that begins in a part belongs to it.
