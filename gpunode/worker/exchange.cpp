@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "gpunode/worker/relaxed.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/api/driver_symbols.h"
 
@@ -9,59 +10,162 @@ namespace olpager::gpunode {
 namespace {
 
 struct Payment {
-  Worker* worker;
+  Exchange* exchange;
   uint32_t answers;
   std::vector<uint64_t> blocks;
 };
 
-void CUDA_CB pay(void* data) {
-  const std::unique_ptr<Payment> payment(static_cast<Payment*>(data));
-  // In answers of bounded length, of which the last one counts.
+}  // namespace
+
+// In answers of bounded length, of which the last one counts.
+void Exchange::pay(const std::vector<uint64_t>& blocks, uint32_t answers) {
   constexpr uint64_t kAtOnce = 1 << 20, kAnswerBytes = 4 << 20;
+  const std::lock_guard paying(paying_);
   std::vector<std::byte> runs;
-  for (const uint64_t block : payment->blocks) {
-    for (uint64_t at = 0; payment->worker->hostMemory().changes(block, at, kAtOnce, runs); at += kAtOnce) {
+  for (const uint64_t block : blocks) {
+    for (uint64_t at = 0; worker_.hostMemory().changes(block, at, kAtOnce, runs); at += kAtOnce) {
       if (runs.size() < kAnswerBytes) continue;
-      payment->worker->tell(forward::Answer::kHostBytes, 0, CUDA_SUCCESS, runs, false);
+      worker_.tell(forward::Answer::kHostBytes, 0, CUDA_SUCCESS, runs, false);
       runs.clear();
     }
   }
-  payment->worker->tell(forward::Answer::kHostBytes, payment->answers, CUDA_SUCCESS, runs, true);
+  worker_.tell(forward::Answer::kHostBytes, answers, CUDA_SUCCESS, runs, true);
 }
 
-}  // namespace
+void CUDA_CB Exchange::payInStream(void* data) {
+  const std::unique_ptr<Payment> payment(static_cast<Payment*>(data));
+  payment->exchange->pay(payment->blocks, payment->answers);
+}
+
+// Under mutex_.
+void Exchange::noteOwes() { owes_.store(!answers_.empty() || !behind_.empty()); }
 
 void Exchange::owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks) {
   std::lock_guard lock(mutex_);
-  if (answers_.empty()) since_ = std::chrono::steady_clock::now();
+  if (answers_.empty()) since_ = Clock::now();
   ++answers_[{context, stream}];
   blocks_ = std::move(blocks);
   owes_.store(true);
 }
 
-bool Exchange::isLate() {
-  std::lock_guard lock(mutex_);
-  return !answers_.empty() && std::chrono::steady_clock::now() - since_ >= kLatest;
+void Exchange::attend() {
+  constexpr auto kLook = std::chrono::microseconds(200);
+  const std::lock_guard hands(hands_);
+  bool late = false, look = false;
+  {
+    std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    late = !answers_.empty() && now - since_ >= kTurn;
+    look = !behind_.empty() && now - looked_ >= kLook;
+    if (look) looked_ = now;
+  }
+  if (look) collect();
+  if (late) mark();
 }
 
-void Exchange::settle() {
-  std::map<std::pair<CUcontext, CUstream>, uint32_t> answers;
+// Under hands_. A stream whose event has not passed yet gets its next one then.
+void Exchange::mark() {
+  std::map<Where, uint32_t> marked;
   std::vector<uint64_t> blocks;
   {
     std::lock_guard lock(mutex_);
+    for (auto next = answers_.begin(); next != answers_.end();) {
+      const auto here = next++;
+      if (!behind_.contains(here->first)) marked.insert(answers_.extract(here));
+    }
+    since_ = Clock::now();
+    blocks = blocks_;
+  }
+  const Relaxed relaxed(worker_.driver());
+  for (const auto& [where, answers] : marked) {
+    worker_.setCurrent(where.first);
+    const CUevent event = eventIn(where.first);
+    if (event != nullptr && worker_.driver().cuEventRecord(event, where.second) == CUDA_SUCCESS) {
+      std::lock_guard lock(mutex_);
+      behind_[where] = {event, answers};
+    } else {  // a context that is lost
+      pay(blocks, answers);
+    }
+  }
+  std::lock_guard lock(mutex_);
+  noteOwes();
+}
+
+// Under hands_.
+void Exchange::collect() {
+  std::map<Where, Behind> looked;
+  std::vector<uint64_t> blocks;
+  {
+    std::lock_guard lock(mutex_);
+    looked.swap(behind_);
+    blocks = blocks_;
+  }
+  uint32_t answers = 0;
+  {
+    const Relaxed relaxed(worker_.driver());
+    for (auto next = looked.begin(); next != looked.end();) {
+      const auto here = next++;
+      worker_.setCurrent(here->first.first);
+      const CUresult result = worker_.driver().cuEventQuery(here->second.event);
+      if (result == CUDA_ERROR_NOT_READY) continue;
+      answers += here->second.answers;
+      if (result == CUDA_SUCCESS) {
+        std::lock_guard lock(mutex_);
+        spare_[here->first.first].push_back(here->second.event);
+      }
+      looked.erase(here);
+    }
+  }
+  if (answers != 0) pay(blocks, answers);
+  std::lock_guard lock(mutex_);
+  behind_.merge(looked);
+  noteOwes();
+}
+
+// nullptr: there is none to be had.
+CUevent Exchange::eventIn(CUcontext context) {
+  {
+    std::lock_guard lock(mutex_);
+    auto& spare = spare_[context];
+    if (!spare.empty()) {
+      const CUevent event = spare.back();
+      spare.pop_back();
+      return event;
+    }
+  }
+  CUevent event = nullptr;
+  return worker_.driver().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
+}
+
+void Exchange::settle() {
+  std::map<Where, uint32_t> answers;
+  std::vector<uint64_t> blocks;
+  {
+    const std::lock_guard hands(hands_);
+    std::lock_guard lock(mutex_);
     answers.swap(answers_);
+    for (const auto& [where, behind] : behind_) {
+      answers[where] += behind.answers;
+      spare_[where.first].push_back(behind.event);
+    }
+    behind_.clear();
     blocks = blocks_;
     owes_.store(false);
   }
   for (const auto& [where, count] : answers) {
-    auto payment = std::make_unique<Payment>(Payment{&worker_, count, blocks});
+    auto payment = std::make_unique<Payment>(Payment{this, count, blocks});
     worker_.setCurrent(where.first);
-    if (worker_.driver().cuLaunchHostFunc(where.second, pay, payment.get()) == CUDA_SUCCESS) {
+    if (worker_.driver().cuLaunchHostFunc(where.second, payInStream, payment.get()) == CUDA_SUCCESS) {
       (void)payment.release();
     } else {
       worker_.tell(forward::Answer::kHostBytes, count, CUDA_SUCCESS, {}, true);
     }
   }
+}
+
+void Exchange::contextGone(uint64_t context) {
+  std::lock_guard lock(mutex_);
+  spare_.erase(reinterpret_cast<CUcontext>(context));
 }
 
 bool Exchange::settlesBefore(const forward::CallHead& head) {

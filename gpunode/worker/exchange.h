@@ -1,10 +1,15 @@
 // What kernels changed in pinned memory that both ends have comes back to the client in stream order behind them. Not behind each launch: a
 // host function in a stream makes the GPU wait for the CPU. What launches owe gathers here, and one host function for each stream
 // pays it before anything by which the client can tell that they are done: before every call that it waits for but launches, that
-// records an event, that calls a host function, ... (settlesBefore names what does not count). A client that calls nothing and looks at
-// its memory sees it after kLatest.
+// records an event, that calls a host function, ... (settlesBefore names what does not count). A client that calls none of these and looks at
+// its memory sees it some kTurns later: for that nothing makes the GPU wait. An event is put behind what the stream has, and when the leader
+// finds that it has passed, the leader pays.
 //
-// Thread-safety: any thread. Its lock is held while nothing is called.
+// What a stream owes is in one place at a time: with its launches (answers_), behind an event (behind_), or in the hands of attend(). settle()
+// waits for those hands: what its caller tells the client then comes behind what they have paid.
+//
+// Thread-safety: owe(), settle(), contextGone() from any thread, attend() from the leader. Locks, in this order: hands_ (the driver is called
+// under it, nothing that waits), paying_ (what is found changed is told in that order), mutex_ (nothing is called under it).
 #pragma once
 
 #include <cuda.h>
@@ -25,7 +30,7 @@ class Worker;
 
 class Exchange {
  public:
-  static constexpr std::chrono::milliseconds kLatest{2};
+  static constexpr std::chrono::milliseconds kTurn{1};
 
   explicit Exchange(Worker& worker) : worker_(worker) {}
 
@@ -34,20 +39,42 @@ class Exchange {
   void owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks);
   /// Whether anything is owed.
   bool owes() const { return owes_.load(std::memory_order_relaxed); }
-  /// Whether it has been owed for longer than kLatest.
-  bool isLate();
+  /// Of the leader, at least once a kTurn while something is owed: pays what has come to its event, and puts events behind what has been owed
+  /// for a kTurn.
+  void attend();
   /// Enqueues the host functions that pay. Where one can't be enqueued (a context that is lost), the answer is empty.
   void settle();
+  /// Its events are gone with it.
+  void contextGone(uint64_t context);
   /// Whether what is owed has to be settled before this call.
   static bool settlesBefore(const forward::CallHead& head);
 
  private:
+  using Clock = std::chrono::steady_clock;
+  using Where = std::pair<CUcontext, CUstream>;
+  struct Behind {
+    CUevent event = nullptr;
+    uint32_t answers = 0;
+  };
+
+  static void CUDA_CB payInStream(void* data);
+  void pay(const std::vector<uint64_t>& blocks, uint32_t answers);
+  void mark();
+  void collect();
+  CUevent eventIn(CUcontext context);
+  void noteOwes();
+
   Worker& worker_;
   std::atomic<bool> owes_{false};
+  std::mutex hands_;
+  std::mutex paying_;
   std::mutex mutex_;
-  std::map<std::pair<CUcontext, CUstream>, uint32_t> answers_;
+  std::map<Where, uint32_t> answers_;
+  std::map<Where, Behind> behind_;
+  std::map<CUcontext, std::vector<CUevent>> spare_;
   std::vector<uint64_t> blocks_;
-  std::chrono::steady_clock::time_point since_;
+  Clock::time_point since_;   // of what has no event
+  Clock::time_point looked_;  // at the events
 };
 
 }  // namespace olpager::gpunode

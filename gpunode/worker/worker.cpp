@@ -239,8 +239,12 @@ void Worker::lead(uint64_t self) {
   while (takeLead(lock, self)) {
     while (!ended_ && leader_ == self) {
       lock.unlock();
-      const auto got = next(record, exchange_.owes() ? Exchange::kLatest : kSlice);
-      if (exchange_.owes() && exchange_.isLate()) exchange_.settle();
+      const auto got = next(record, exchange_.owes() ? Exchange::kTurn : kSlice);
+      if (exchange_.owes()) {
+        lead_call_.store(++lead_calls_);
+        exchange_.attend();
+        lead_call_.store(0);
+      }
       if (got == calls::Channel::Read::kDown && !ended_ && !rejoin()) {
         lock.lock();
         if (why_.empty())
@@ -459,6 +463,7 @@ void Worker::contextGone(uint64_t context) {
   g_contexts_gone.fetch_add(1);
   staging_.contextGone(context);
   gates_.contextGone(context);
+  exchange_.contextGone(context);
   peers_.contextGone(context);
   std::lock_guard lock(streams_mutex_);
   std::erase_if(thread_streams_, [&](const auto& entry) { return entry.first.first == context; });
