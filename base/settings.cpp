@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 
 #include "base/format.h"
@@ -319,6 +320,13 @@ std::vector<std::string> SettingsSources::currentEnvironment() {
   std::vector<std::string> all;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; entry++) all.emplace_back(*entry);
   return all;
+}
+
+std::string fromCommandLine(std::string_view key, const std::string& text) {
+  if ((key != "driver" && key != "key") || text.empty() || text == "none" || text == "sim") return text;
+  std::error_code failure;
+  const auto full = std::filesystem::absolute(text, failure);
+  return failure ? text : full.lexically_normal().string();
 }
 
 Status applySetting(Settings& settings, std::string_view key, std::string_view text) {

@@ -77,6 +77,9 @@ struct SettingsSources {
 /// All settings. A named file (OL_CONFIG) has to exist; the others need not.
 Result<Settings> loadSettings(const SettingsSources& sources = {});
 
+/// A setting's value as somebody gives it on a command line, where the paths of `driver` and `key` may be relative ones.
+std::string fromCommandLine(std::string_view key, const std::string& text);
+
 /// Sets one by its key (as in the file) from text. The Error does not name where the text came from.
 Status applySetting(Settings& settings, std::string_view key, std::string_view text);
 

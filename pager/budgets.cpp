@@ -5,20 +5,32 @@
 #include <sstream>
 #include <string>
 
+#include "base/log.h"
+#include "base/size.h"
+
 namespace olpager::pager {
 
 namespace {
 
 uint64_t wholePages(uint64_t bytes) { return std::max(kPageBytes, bytes / kPageBytes * kPageBytes); }
 
-uint64_t availableMemory() {
+// "MemTotal:" or "MemAvailable:", in bytes.
+uint64_t memoryOf(const std::string& wanted) {
   std::ifstream file("/proc/meminfo");
   std::string key;
   uint64_t kib = 0;
   std::string rest;
   while (file >> key >> kib && std::getline(file, rest))
-    if (key == "MemAvailable:") return kib << 10;
+    if (key == wanted) return kib << 10;
   return 0;
+}
+
+// What was asked for beyond what there is would be told to programs as memory that they have.
+uint64_t atMost(uint64_t there, uint64_t asked, const char* what) {
+  if (asked <= there) return asked;
+  base::warnOnce(what, "a budget of %s of %s: there is %s, which is the budget", base::formatSize(asked).c_str(), what,
+                 base::formatSize(there).c_str());
+  return there;
 }
 
 uint64_t number(const std::string& path) {
@@ -49,7 +61,7 @@ uint64_t cgroupLeft() {
 }  // namespace
 
 uint64_t vramBudgetOf(const Budget& given, uint64_t free_bytes, uint64_t total_bytes) {
-  if (given.bytes != 0) return wholePages(given.bytes);
+  if (given.bytes != 0) return wholePages(atMost(total_bytes, given.bytes, "VRAM"));
   if (given.percent != 0)
     return wholePages(static_cast<uint64_t>(static_cast<double>(total_bytes) * given.percent / 100));
   // The program's libraries take memory of their own after us: modules, workspaces of the driver, contexts.
@@ -58,16 +70,16 @@ uint64_t vramBudgetOf(const Budget& given, uint64_t free_bytes, uint64_t total_b
 }
 
 uint64_t vramBudget(const Budget& given, const DriverApi& driver) {
-  if (given.bytes != 0) return wholePages(given.bytes);
   size_t free_bytes = 0;
   size_t total_bytes = 0;
-  if (driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS) return kPageBytes;
+  if (driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS)
+    return given.bytes != 0 ? wholePages(given.bytes) : kPageBytes;
   return vramBudgetOf(given, free_bytes, total_bytes);
 }
 
 uint64_t hostLimit(const Budget& given) {
-  if (given.bytes != 0) return given.bytes / kPageBytes * kPageBytes;
-  const uint64_t available = std::min(availableMemory(), cgroupLeft());
+  if (given.bytes != 0) return atMost(memoryOf("MemTotal:"), given.bytes, "host RAM") / kPageBytes * kPageBytes;
+  const uint64_t available = std::min(memoryOf("MemAvailable:"), cgroupLeft());
   const double share = given.percent != 0 ? given.percent / 100 : 0.8;
   return static_cast<uint64_t>(static_cast<double>(available) * share) / kPageBytes * kPageBytes;
 }

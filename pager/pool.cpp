@@ -142,8 +142,8 @@ std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
   uint64_t vram = vramBudget(state.options.vram, state.driver);
   const uint64_t host = hostLimit(state.options.host);
   size_t free_bytes = 0, total_bytes = 0;
-  const bool keep = state.options.vram.bytes != 0 ||  // else without a context there is nothing to keep yet
-                    state.driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) == CUDA_SUCCESS;
+  // Without a context there is nothing to keep yet.
+  const bool keep = state.driver.cuMemGetInfo_v2(&free_bytes, &total_bytes) == CUDA_SUCCESS;
   Lock lock(state.mutex);
   if (!state.host.known) {
     state.host.known = true;

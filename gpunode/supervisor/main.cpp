@@ -9,6 +9,7 @@
 #include "base/format.h"
 #include "base/locate.h"
 #include "base/log.h"
+#include "base/settings.h"
 #include "gpunode/supervisor/options.h"
 #include "gpunode/supervisor/query.h"
 #include "gpunode/supervisor/supervisor.h"
@@ -61,7 +62,7 @@ int main(int argc, char** argv) {
     return refuse(status.error().message);
   for (const auto& [key, text] : given) {
     if (text.empty()) continue;
-    if (auto status = gpunode::applyOption(options, key, text); !status.ok())
+    if (auto status = gpunode::applyOption(options, key, base::fromCommandLine(key, text)); !status.ok())
       return refuse(base::format("--{}: {}", key, status.error().message));
   }
   base::setLogLevel(options.log);

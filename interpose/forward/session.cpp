@@ -155,7 +155,7 @@ void Session::receiveFor(Wait& wait) {
       if (got == calls::Channel::Read::kRecord) {
         dispatch(record);
       } else if (got == calls::Channel::Read::kDown) {
-        if (auto up = resume(); !up.ok()) lost(up.error().message);
+        resume();
       }
       lock.lock();
     }
@@ -165,13 +165,18 @@ void Session::receiveFor(Wait& wait) {
   waits_.erase(wait.number);
 }
 
-Status Session::resume() {
-  const std::string why = channel_.reason();
-  base::logWarn("gpunode %s: disconnected (%s); connecting again", gpunode_.c_str(), why.c_str());
-  Status again = connection_->reopen(channel_);
-  if (!again.ok()) return Error{again.error().message};
-  base::logWarn("gpunode %s: connected again", gpunode_.c_str());
-  return {};
+// The link is down: makes it again, or the session is lost.
+void Session::resume() {
+  // Who has heard goodbye ends the link, maybe before its reply is read: no reason for a line.
+  const bool tells = !leaving_;
+  if (tells)
+    base::logWarn("gpunode %s: disconnected (%s); connecting again", gpunode_.c_str(), channel_.reason().c_str());
+  const Status again = connection_->reopen(channel_);
+  if (!again.ok()) {
+    lost(again.error().message);
+  } else if (tells) {
+    base::logWarn("gpunode %s: connected again", gpunode_.c_str());
+  }
 }
 
 void Session::lost(const std::string& why) {
@@ -182,7 +187,9 @@ void Session::lost(const std::string& why) {
     turn_.notify_all();
   }
   channel_.close(why);
-  if (slots_ > 1) {
+  if (leaving_) {
+    base::logDebug("gpunode %s: %s", gpunode_.c_str(), why.c_str());
+  } else if (slots_ > 1) {
     base::logError("the session on gpunode %s is lost: %s; every CUDA call for its devices fails from now on",
                    gpunode_.c_str(), why.c_str());
   } else {
@@ -483,9 +490,7 @@ void Session::attend() {
         // While calls come, for no longer than they may wait for their flush.
         const auto got = channel_.read(record, now - active < kAwake ? kBatch : 1ms);
         if (got == calls::Channel::Read::kRecord) dispatch(record);
-        if (got == calls::Channel::Read::kDown && !ended_) {
-          if (auto up = resume(); !up.ok()) lost(up.error().message);
-        }
+        if (got == calls::Channel::Read::kDown && !ended_) resume();
         lock.lock();
         receiving_ = false;
         if (got == calls::Channel::Read::kRecord) received_before = received_;
@@ -579,6 +584,7 @@ void Session::atExit() {
   goodbye.value(CallHead{static_cast<uint16_t>(Operation::kGoodbye), 0, 0, 0, 0, 0});
   Wait wait;
   if (base::logs(base::LogLevel::kDebug)) tellTrips(slot_, gpunode_);
+  leaving_.store(true);
   (void)call(goodbye.bytes, {}, wait);
   std::lock_guard lock(waits_mutex_);
   ended_.store(true);

@@ -125,7 +125,7 @@ class Session {
   void leaveToParent();
 
  private:
-  Status resume();
+  void resume();
   void say(Operation operation, uint32_t number);
   void lost(const std::string& why);
   void dispatch(std::vector<std::byte>& record);
@@ -154,6 +154,7 @@ class Session {
   std::atomic<uint32_t> functions_outstanding_{0};  // those that run once
   std::atomic<bool> functions_in_graphs_{false}, graphs_with_functions_{false};
   std::atomic<bool> ended_{false};
+  std::atomic<bool> leaving_{false};  // goodbye is being said
 
   std::mutex waits_mutex_;
   std::condition_variable turn_;

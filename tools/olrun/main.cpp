@@ -230,7 +230,7 @@ int run(int argc, char** argv) {
   if (!line.config.empty()) environment.set("OL_CONFIG", absolute(line.config));
   for (auto& setting : line.settings) {
     if (setting.text.empty()) continue;
-    if (std::string_view(setting.key) == "driver" && setting.text != "sim") setting.text = absolute(setting.text);
+    setting.text = base::fromCommandLine(setting.key, setting.text);
     base::Settings alone;
     if (auto status = base::applySetting(alone, setting.key, setting.text); !status.ok()) {
       return refuse(base::format("{}: {}", setting.option, status.error().message));

@@ -180,6 +180,9 @@ def main():
     if not output.startswith("OK") and "\nOK" not in output:
         print("the program did not say OK")
         return 1
+    if "connecting again" in errors:
+        print("a link was lost that nobody cut")
+        return 1
     if options.mode == "paged" and not options.no_paging_expected:
         parked = re.search(r"^\s*(in host RAM|used in place) .*peak [1-9]", errors, re.MULTILINE)
         if counted(errors, "evictions") + counted(errors, "in place") == 0 and not parked:

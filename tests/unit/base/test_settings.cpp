@@ -47,6 +47,15 @@ TEST_CASE("without any source the defaults hold", "[base][settings]") {
   CHECK(settings.value().driver.empty());
 }
 
+TEST_CASE("paths on a command line may be relative", "[base][settings]") {
+  const std::string here = std::filesystem::current_path().string();
+  CHECK(fromCommandLine("key", "keys/anna.key") == here + "/keys/anna.key");
+  CHECK(fromCommandLine("driver", "./libcuda.so.1") == here + "/libcuda.so.1");
+  CHECK(fromCommandLine("driver", "/opt/libcuda.so.1") == "/opt/libcuda.so.1");
+  CHECK(fromCommandLine("driver", "sim") == "sim");
+  CHECK(fromCommandLine("vram", "8GiB") == "8GiB");
+}
+
 TEST_CASE("later sources win over earlier ones, key by key", "[base][settings]") {
   Files files;
   files.write("etc.toml", "vram = '1GiB'\nhost = '1GiB'\nreach = 'all'\nreport = 'pool'\n");
