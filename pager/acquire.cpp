@@ -6,6 +6,7 @@
 #include <deque>
 
 #include "base/log.h"
+#include "base/size.h"
 #include "pager/clock.h"
 #include "pager/closure.h"
 #include "pager/counters/trace.h"
@@ -47,6 +48,40 @@ void forPointersBrought(const PoolState& state, const void* from, uint64_t bytes
     }
     if (plain) return;
   }
+}
+
+void tellRefused(const PoolState& state, const Closure& closure) {
+  uint64_t bytes = 0, vram = 0, vram_used = 0, host_used = 0;
+  for (const Region* region : closure.regions) bytes += region->pages * kPageBytes;
+  for (const auto& engine : state.engines) {
+    host_used += engine->chunks().hostInUse();
+    if (std::none_of(closure.regions.begin(), closure.regions.end(),
+                     [&](const Region* region) { return region->engine == engine.get(); }))
+      continue;
+    vram += engine->chunks().vramBudget();
+    vram_used += engine->chunks().vramBudget() - engine->chunks().vramAvailable();
+  }
+  const unsigned long long reached = bytes >> 20;
+  if (bytes > vram + state.host.limit) {
+    base::warnOnce("reach does not fit",
+                   "a launch or copy that reaches %llu MiB is refused (out of memory): what it reaches has to fit VRAM "
+                   "and host RAM of this machine together, however much memservers have (OL_VRAM, OL_HOST)",
+                   reached);
+    return;
+  }
+  const auto ofAll = [](uint64_t used, uint64_t all) {
+    return base::formatSize(std::min(used, all)) + " of " + base::formatSize(all);
+  };
+  std::string remote;
+  if (state.remote != nullptr) {
+    const RemoteFigures figures = state.remote->figures();
+    remote = ", memservers " + ofAll(figures.held_bytes, figures.capacity_bytes);
+  }
+  base::warnOnce(
+      "no room for reach",
+      "a launch or copy that reaches %llu MiB is refused (out of memory): it waited in vain for room. In use: "
+      "VRAM %s, host RAM %s%s (OL_VRAM, OL_HOST; olmemserver --memory)",
+      reached, ofAll(vram_used, vram).c_str(), ofAll(host_used, state.host.limit).c_str(), remote.c_str());
 }
 
 /// What a thread asks the engines for while it waits. Let go at the end of its scope, also when an exception ends it.
@@ -179,13 +214,7 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
   }
   if (lost) return CUDA_ERROR_ECC_UNCORRECTABLE;  // its memory is gone: never other bytes in its place
   if (refused) {
-    uint64_t bytes = 0;
-    for (const Region* region : closure.regions) bytes += region->pages * kPageBytes;
-    base::warnOnce(
-        "reach does not fit",
-        "a launch or copy that reaches %llu MiB is refused (out of memory): what it reaches has to fit VRAM and "
-        "host RAM of this machine together, however much memservers have (OL_VRAM, OL_HOST)",
-        static_cast<unsigned long long>(bytes >> 20));
+    tellRefused(state, closure);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   // Stopped: nobody brings what is missing any more.

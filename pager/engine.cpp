@@ -565,8 +565,7 @@ uint64_t Engine::dropLowerCopies(uint64_t bytes, bool own) {
 uint64_t Engine::dropSpareCopies(uint64_t bytes) {
   return dropHostCopies(bytes, [&](const Region& region, const Extent& extent) {
     if (region.engine != this || region.by_pieces) return false;
-    return region.placement == Placement::kKeep ||
-           (extent.hash_valid && pool_.remote->holds(remoteId(extent), extent.hash));
+    return region.placement == Placement::kKeep || remoteHolds(extent);
   });
 }
 
@@ -1124,7 +1123,8 @@ bool Engine::serveWants(Lock& lock) {
       want->since_ns = now;
       progress = true;
     } else if (want->in_place &&
-               (broken_ || (!moved && now - want->since_ns > (hopeless ? 25 * kPatienceNs : kRefusedAfterNs)))) {
+               (broken_ ||
+                (!moved && now - want->since_ns > (hopeless || allIsFull() ? 25 * kPatienceNs : kRefusedAfterNs)))) {
       // Neither VRAM nor host memory in place: the launch is refused before it starts.
       want->failed = true;
       pool_.changed.notify_all();
@@ -1193,8 +1193,10 @@ bool Engine::giveSurplus(Lock& lock) {
 }
 
 // One extent at a time: the other device asks again for as long as it needs more. Its host chunk goes as a lower copy.
+// Where memservers are full, only VRAM may have room for what makes way in host RAM for what a launch needs from them.
 bool Engine::bringHome(Lock& lock) {
-  if (!recalled_ || broken_ || demand_short_ > 0) return false;
+  const bool makes_way = host_short_ > 0 && pool_.remote != nullptr && nowNs() < pool_.remote_retry_ns;
+  if (broken_ || (!makes_way && (!recalled_ || demand_short_ > 0))) return false;
   for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
     Region* region = pool_.regions.at(id);
     if (region->dead || region->engine != this || (region->unusable == 0 && region->in_place == 0)) continue;

@@ -285,6 +285,8 @@ class Engine {
   bool startReceive(Extent& extent, bool urgent, Lock& lock);
   bool prefetchRemote(Lock& lock);
   uint64_t dropSpareCopies(uint64_t bytes);
+  uint64_t dropRemoteCopies(uint64_t bytes);
+  bool remoteHolds(const Extent& extent) const;
   bool demote();
   void leaveHost(Extent& extent, const ContentHash& hash);
   bool swapArenas();
@@ -307,6 +309,7 @@ class Engine {
   uint64_t promotingBytes() const;
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
   bool hasNoPlace() const;
+  bool allIsFull() const;
   bool begin(std::unique_ptr<Batch> batch);
   bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
   bool othersHaveScanned(Batch& batch, uint64_t stamp);

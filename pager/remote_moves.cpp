@@ -5,9 +5,9 @@
 //   up    kRemote -> kReceiving, into a host chunk -> kParked, and from there as ever. For a launch that waits at once; else
 //         in the learned order, ahead of the prefetch into VRAM.
 //
-// What memservers hold stays there as a lower copy until it changes; also that of a handle which the program maps nowhere
-// meanwhile (Extent::rests). Extents of arenas that move by pieces stay in host RAM: they are mapped in place, for the accesses
-// that nobody foretold.
+// What memservers hold stays there as a lower copy until it changes or they are full (dropRemoteCopies); also that of a
+// handle which the program maps nowhere meanwhile (Extent::rests). Extents of arenas that move by pieces stay in host RAM:
+// they are mapped in place, for the accesses that nobody foretold.
 #include <algorithm>
 
 #include "pager/clock.h"
@@ -26,6 +26,11 @@ constexpr unsigned kUpcoming = 1024;               // touches
 
 uint64_t reserveOf(uint64_t limit) { return std::min(kMostReserve, limit / 8); }
 }  // namespace
+
+// As the extent is in host RAM.
+bool Engine::remoteHolds(const Extent& extent) const {
+  return extent.hash_valid && pool_.remote->holds(remoteId(extent), extent.hash);
+}
 
 // The host chunk goes; `hash` is what memservers hold.
 void Engine::leaveHost(Extent& extent, const ContentHash& hash) {
@@ -51,14 +56,35 @@ bool Engine::finishRemote(PoolState& pool) {
 void Engine::finishSend(Extent& extent, const RemoteTier::Finished& finished) {
   pool_.sending_bytes -= extent.bytes();
   if (finished.outcome != RemoteTier::Outcome::kDone) {
-    if (extent.region->wanted == 0) pool_.remote_retry_ns = nowNs() + kRetryNs;  // else it may have been given up
-    return setState(extent, ExtentState::kParked);
+    setState(extent, ExtentState::kParked);
+    // Where a launch came for it, it may have been given up.
+    if (extent.region->wanted == 0 && dropRemoteCopies(extent.bytes()) == 0) pool_.remote_retry_ns = nowNs() + kRetryNs;
+    return;
   }
   add(figures_->remote_out, extent.bytes());
   extent.hash = finished.hash;
   extent.hash_valid = true;
   if (extent.region->wanted > 0) return setState(extent, ExtentState::kParked);  // a launch came for it meanwhile
   leaveHost(extent, finished.hash);
+}
+
+// Memservers are full: their copies of what is here, of any engine, are a convenience only. Outdated ones go first. What
+// is parked as it is there keeps its copy: it can leave host RAM at once. Returns the bytes.
+uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
+  uint64_t dropped = 0;
+  for (const ExtentState where : {ExtentState::kParked, ExtentState::kInPlace, ExtentState::kVram}) {
+    for (uint32_t id = 1; id < pool_.regions.end() && dropped < bytes; ++id) {
+      Region* const region = pool_.regions.at(id);
+      if (region->dead || region->engine == nullptr) continue;
+      for (auto& extent : region->extents) {
+        if (dropped >= bytes) break;
+        if (extent->state != where) continue;
+        if (where == ExtentState::kParked && remoteHolds(*extent)) continue;
+        if (pool_.remote->drop(remoteId(*extent))) dropped += extent->bytes();
+      }
+    }
+  }
+  return dropped;
 }
 
 void Engine::finishReceive(Extent& extent, const RemoteTier::Finished& finished) {
@@ -192,7 +218,7 @@ bool Engine::demote() {
       coming += extent.bytes();
       continue;
     }
-    if (extent.hash_valid && pool_.remote->holds(remoteId(extent), extent.hash)) {
+    if (remoteHolds(extent)) {
       const ContentHash hash = extent.hash;
       add(figures_->remote_dropped, extent.bytes());
       leaveHost(extent, hash);

@@ -86,6 +86,9 @@ bool Engine::isHeld(const Extent& extent) const {
 // memory busy. Some may be clean by then, so it is tried now and then.
 bool Engine::hasNoPlace() const { return pool_.host_given == no_place_given_ && nowNs() < no_place_until_ns_; }
 
+// Likewise at memservers: what is here has no way down, so that what is there has none up.
+bool Engine::allIsFull() const { return hasNoPlace() && pool_.remote != nullptr && nowNs() < pool_.remote_retry_ns; }
+
 // Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch waits
 // for may go; else only what is used later than `nearer_than` touches from now.
 bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {

@@ -89,8 +89,8 @@ class RemoteTier {
   virtual void giveUp(uint64_t id) = 0;
   /// A copy with that hash is held.
   virtual bool holds(uint64_t id, const RemoteHash& hash) const = 0;
-  /// Forgets the copy, if there is one. Not while it is sent or received.
-  virtual void drop(uint64_t id) = 0;
+  /// Forgets the copy; false: there is none. Not while it is sent or received. A send after this has its room.
+  virtual bool drop(uint64_t id) = 0;
   /// Transfers that have ended since the last call.
   virtual std::vector<Finished> take() = 0;
 

@@ -177,16 +177,18 @@ bool Tier::holds(uint64_t id, const RemoteHash& hash) const {
   return found != held_.end() && found->second == hash;
 }
 
-void Tier::drop(uint64_t id) {
+bool Tier::drop(uint64_t id) {
+  bool held = false;
   {
     std::lock_guard lock(mutex_);
-    held_.erase(id);
+    held = held_.erase(id) != 0;
     raised_.erase(id);
   }
   Note note;
   note.kind = Note::Kind::kDrop;
   note.id = id;
   put(std::move(note), true);  // no urgent receive may overtake it
+  return held;
 }
 
 std::vector<RemoteTier::Finished> Tier::take() {

@@ -77,10 +77,10 @@ class FakeRemote final : public RemoteTier {
     const auto found = copies_.find(id);
     return found != copies_.end() && hashed(found->second.data(), found->second.size()) == hash;
   }
-  void drop(uint64_t id) override {
+  bool drop(uint64_t id) override {
     std::lock_guard lock(mutex_);
     if (busy(id)) broken_ = "dropped while it is under way";
-    copies_.erase(id);
+    return copies_.erase(id) != 0;
   }
   std::vector<Finished> take() override {
     std::lock_guard lock(mutex_);
@@ -89,6 +89,7 @@ class FakeRemote final : public RemoteTier {
   RemoteFigures figures() const override {
     RemoteFigures figures;
     figures.capacity_bytes = capacity_;
+    figures.held_bytes = held();
     return figures;
   }
 
@@ -111,9 +112,7 @@ class FakeRemote final : public RemoteTier {
   }
   uint64_t held() const {
     std::lock_guard lock(mutex_);
-    uint64_t bytes = 0;
-    for (const auto& [id, copy] : copies_) bytes += copy.size();
-    return bytes;
+    return heldNow();
   }
 
   std::atomic<bool> no_room{false}, lost{false};
@@ -135,6 +134,11 @@ class FakeRemote final : public RemoteTier {
     for (uint64_t at = 0; at < bytes; at += kernels::kHashPageBytes)
       pages.push_back(kernels::hashPage(static_cast<const char*>(memory) + at));
     return kernels::combineHashes(pages.data(), pages.size());
+  }
+  uint64_t heldNow() const {
+    uint64_t bytes = 0;
+    for (const auto& [id, copy] : copies_) bytes += copy.size();
+    return bytes;
   }
   bool busy(uint64_t id) const {
     for (const Job& job : jobs_)
@@ -171,8 +175,8 @@ class FakeRemote final : public RemoteTier {
   }
   Finished finish(const Job& job) {
     Finished done{job.id, job.sent, Outcome::kDone, {}};
-    if (job.sent && (no_room || copies_.size() * (2ull << 20) >= capacity_)) {
-      copies_.erase(job.id);
+    if (job.sent) copies_.erase(job.id);  // it is written over
+    if (job.sent && (no_room || heldNow() + job.bytes > capacity_)) {
       done.outcome = Outcome::kNoRoom;
     } else if (job.sent) {
       const char* from = static_cast<const char*>(job.memory);

@@ -83,6 +83,46 @@ TEST_CASE("allocations may exceed VRAM and host RAM by what memservers have", "[
   for (const CUdeviceptr piece : pieces) rig.free(piece);
 }
 
+TEST_CASE("copies at memservers of what is here give way to what is not", "[pager][remote]") {
+  // All tiers together have room for 44 pieces, and memservers for 20, of which 12 at least are nowhere else.
+  const Remote remote(40 * kMiB);
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  constexpr unsigned kCount = 36;
+  const auto pieces = fillMany(rig, kCount, 30);
+  const auto began = std::chrono::steady_clock::now();
+  constexpr uint64_t kRounds = 3;
+  for (uint64_t round = 0; round < kRounds; ++round)
+    for (unsigned i = 0; i < kCount; ++i)  // it changes: what memservers have of it is outdated
+      REQUIRE(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i * 5 % kCount], kPiece / 8 / kStep,
+                            kStep, uint64_t{3}) == CUDA_SUCCESS);
+  for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 30 + i, 3 * kRounds));
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(30));
+  CHECK(remote.tier->held() <= 40 * kMiB);
+  CHECK(remote.tier->broken() == nullptr);
+}
+
+TEST_CASE("a launch that finds all tiers full is refused soon", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .remote = remote.tier});
+  constexpr unsigned kCount = 24;
+  const auto pieces = fillMany(rig, kCount, 40);
+  std::vector<uint64_t> added(kCount, 0);
+  remote.tier->no_room = true;
+  const auto began = std::chrono::steady_clock::now();
+  CUresult result = CUDA_SUCCESS;
+  for (unsigned i = 0; i < kCount && result == CUDA_SUCCESS; ++i) {
+    result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], kPiece / 8 / kStep, kStep,
+                           uint64_t{3});
+    if (result == CUDA_SUCCESS) added[i] = 3;
+  }
+  CHECK(result == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(20));
+  remote.tier->no_room = false;
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // it is asked again after a second
+  for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 40 + i, added[i]));
+  CHECK(remote.tier->broken() == nullptr);
+}
+
 TEST_CASE("memservers without room: host RAM is all there is, for a while", "[pager][remote]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
