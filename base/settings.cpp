@@ -322,11 +322,15 @@ std::vector<std::string> SettingsSources::currentEnvironment() {
   return all;
 }
 
-std::string fromCommandLine(std::string_view key, const std::string& text) {
-  if ((key != "driver" && key != "key") || text.empty() || text == "none" || text == "sim") return text;
+std::string absolutePath(const std::string& path) {
   std::error_code failure;
-  const auto full = std::filesystem::absolute(text, failure);
-  return failure ? text : full.lexically_normal().string();
+  const auto full = std::filesystem::absolute(path, failure);
+  return failure ? path : full.lexically_normal().string();
+}
+
+std::string fromCommandLine(std::string_view key, const std::string& text) {
+  const bool is_path = key == "driver" ? text != "sim" : key == "key";
+  return is_path && !text.empty() && text != "none" ? absolutePath(text) : text;
 }
 
 Status applySetting(Settings& settings, std::string_view key, std::string_view text) {

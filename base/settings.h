@@ -77,6 +77,8 @@ struct SettingsSources {
 /// All settings. A named file (OL_CONFIG) has to exist; the others need not.
 Result<Settings> loadSettings(const SettingsSources& sources = {});
 
+/// From the working directory on; `path` itself where that can't be told.
+std::string absolutePath(const std::string& path);
 /// A setting's value as somebody gives it on a command line, where the paths of `driver` and `key` may be relative ones.
 std::string fromCommandLine(std::string_view key, const std::string& text);
 

@@ -401,8 +401,9 @@ void Worker::make(const std::vector<std::byte>& record) {
     return;
   }
   if ((head.flags & forward::kMayWait) != 0) {
-    text_.drain();
-    if (result != CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS) {
+      text_.drain();
+    } else {
       text_.drainAll();
       errors_.drainAll();
     }

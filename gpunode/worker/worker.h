@@ -9,7 +9,7 @@
 // ends them or opens them.
 //
 // Locks: lead_mutex_ (who leads); reading_mutex_ (who takes records), before rejoin_mutex_ (who waits for the client's next link); the
-// tables' own; none is held while the driver is called, but a linker's (links.h).
+// tables' own; none is held while the driver is called, but a linker's (links.h) and Exchange's hands_.
 #pragma once
 
 #include <cuda.h>

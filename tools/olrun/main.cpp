@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -174,12 +173,6 @@ Status checkRange(const base::Settings& settings) {
                    settings.va_base, base::exactSize(size), std::strerror(why))};
 }
 
-std::string absolute(const std::string& path) {
-  std::error_code failure;
-  const auto full = std::filesystem::absolute(path, failure);
-  return failure ? path : full.lexically_normal().string();
-}
-
 // What was asked for by an option and can't be had is no setting to ignore. (Files and variables may name settings of both.)
 Status checkOptions(const std::vector<SettingOption>& options, const std::vector<std::string>& gpunodes) {
   const Mode other = gpunodes.empty() ? Mode::kForwarded : Mode::kLocal;
@@ -227,7 +220,7 @@ int run(int argc, char** argv) {
 
   // Settings: files and variables as the library will read them, then the options over them.
   tools::Environment environment(base::SettingsSources::currentEnvironment());
-  if (!line.config.empty()) environment.set("OL_CONFIG", absolute(line.config));
+  if (!line.config.empty()) environment.set("OL_CONFIG", base::absolutePath(line.config));
   for (auto& setting : line.settings) {
     if (setting.text.empty()) continue;
     setting.text = base::fromCommandLine(setting.key, setting.text);
