@@ -8,6 +8,7 @@
 #include <termios.h>
 
 #include <csignal>
+#include <cstdint>
 #include <string>
 #include <vector>
 
