@@ -343,9 +343,19 @@ bool fits(const Engine& engine, uint64_t bytes) {
   return engine.allocated() + bytes <= engine.capacity() && bytes <= engine.largestRegion();
 }
 
-/// Says once why an allocation is refused that the pool has room for.
-void refusedOverVram(const Engine& engine, uint64_t bytes) {
-  if (bytes <= engine.largestRegion() || engine.allocated() + bytes > engine.capacity()) return;
+/// Says once why an allocation is refused.
+void tellNoRoom(const PoolState& state, const Engine& engine, uint64_t bytes) {
+  if (engine.allocated() + bytes > engine.capacity()) {
+    base::warnOnce("out of memory",
+                   "device %d: an allocation of %s is refused (out of memory): %s of %s are allocated. What there is: "
+                   "%s of VRAM, %s of host RAM, %s at memservers (OL_VRAM, OL_HOST, OL_MEMSERVER)",
+                   engine.device(), base::formatSize(bytes).c_str(), base::formatSize(engine.allocated()).c_str(),
+                   base::formatSize(engine.capacity()).c_str(), base::formatSize(engine.chunks().vramBudget()).c_str(),
+                   base::formatSize(engine.chunks().hostLimit()).c_str(),
+                   base::formatSize(remoteCapacity(state)).c_str());
+    return;
+  }
+  if (bytes <= engine.largestRegion()) return;
   base::warnOnce("larger than VRAM",
                  "device %d: an allocation of %s is refused: what a launch reaches has to fit %s of %s%s",
                  engine.device(), base::formatSize(bytes).c_str(),
@@ -606,7 +616,7 @@ CUresult Pool::allocateOne(CUcontext context, CUdevice device, uint64_t bytes, A
     // There is room, so it is the address that is taken.
     if (at != 0 && fits(*engine, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes)) return CUDA_ERROR_INVALID_VALUE;
     if (bytes > engine->largestRegion() || !reapDeferred(state, until, lock)) {
-      refusedOverVram(*engine, bytes);
+      tellNoRoom(state, *engine, bytes);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
