@@ -72,16 +72,15 @@ void Engine::finishSend(Extent& extent, const RemoteTier::Finished& finished) {
 // is parked as it is there keeps its copy: it can leave host RAM at once. Returns the bytes.
 uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
   uint64_t dropped = 0;
+  const std::vector<uint64_t> held = pool_.remote->heldIds();
   for (const ExtentState where : {ExtentState::kParked, ExtentState::kInPlace, ExtentState::kVram}) {
-    for (uint32_t id = 1; id < pool_.regions.end() && dropped < bytes; ++id) {
-      Region* const region = pool_.regions.at(id);
-      if (region->dead || region->engine == nullptr) continue;
-      for (auto& extent : region->extents) {
-        if (dropped >= bytes) break;
-        if (extent->state != where) continue;
-        if (where == ExtentState::kParked && remoteHolds(*extent)) continue;
-        if (pool_.remote->drop(remoteId(*extent))) dropped += extent->bytes();
-      }
+    for (const uint64_t id : held) {
+      if (dropped >= bytes) return dropped;
+      // Its copy goes before it does: dismantle().
+      const Extent& extent = *reinterpret_cast<const Extent*>(id);  // NOLINT(performance-no-int-to-ptr): remoteId()
+      if (extent.state != where || extent.region->dead) continue;
+      if (where == ExtentState::kParked && remoteHolds(extent)) continue;
+      if (pool_.remote->drop(id)) dropped += extent.bytes();
     }
   }
   return dropped;

@@ -996,7 +996,8 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     return;
   }
   const bool clean = extent.host != nullptr && extent.host_valid && extent.hash_valid && extent.hash == hash;
-  const bool held = !clean && pool_.remote != nullptr && pool_.remote->holds(remoteId(extent), hash);
+  const auto heldThere = [&] { return pool_.remote != nullptr && pool_.remote->holds(remoteId(extent), hash); };
+  const bool held = !clean && heldThere();
   setState(extent, ExtentState::kMoving);
   if (!clean && !held && !takeHost(extent, lock)) {
     ++unplaced_;
@@ -1013,7 +1014,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     setState(extent, ExtentState::kVram);
     return lost(result);
   }
-  if (held) {  // by memservers: host RAM has no part in it
+  if (held && heldThere()) {  // by memservers: host RAM has no part in it
     incoming_ -= extent.bytes();
     chunks_.giveVram(extent.vram);
     extent.vram = nullptr;
@@ -1033,6 +1034,12 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     setState(extent, ExtentState::kParked);
     if (extent.region->by_pieces && extent.wanted == 0) mapInPlace(extent, lock);
     return;
+  }
+  if (held && !takeHost(extent, lock)) {  // lost there meanwhile, and no place to go here
+    ++unplaced_;
+    incoming_ -= extent.bytes();
+    if (result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS) lost(result);
+    return setState(extent, ExtentState::kVram);
   }
   extent.host_valid = false;
   extent.hash = hash;

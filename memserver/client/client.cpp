@@ -54,7 +54,8 @@ constexpr int64_t kRenewMs = 500;    // at most, between renewals
 constexpr int64_t kTickMs = 100;     // at most, between looks at the clock
 constexpr int64_t kFirstRetryMs = 100, kLastRetryMs = 2000;
 constexpr int64_t kGoodbyeMs = 1000;
-constexpr uint32_t kMostAttempts = 20;  // of one transfer that takes its link down each time
+constexpr uint32_t kMostAttempts = 20;        // of one transfer that takes its link down each time, for a lease time
+constexpr uint64_t kMostMemory = 1ull << 48;  // that a memserver is believed to have
 constexpr uint32_t kConnectMs = 2000;
 constexpr int64_t kSpeedWindowUs = 100'000;
 
@@ -112,7 +113,8 @@ struct Transfer {
   bool write = false;
   bool issued = false;
   bool interrupted = false;
-  uint32_t attempts = 0;
+  uint32_t attempts = 0;  // that took the link down
+  int64_t failed_ms = 0;  // when the first of them did
   Class klass = Class::kDemand;
   uint64_t context = 0;
   std::vector<LocalRange> local;
@@ -530,7 +532,10 @@ void ClientCore::transferEnded(const Completion& completion) {
       finish(id, closing_ ? TransferResult::kClosed : TransferResult::kInterrupted);
     } else {
       waiting_[static_cast<size_t>(transfer.klass)].push_front(id);
-      if (++transfer.attempts >= kMostAttempts) lose(lock, slab, "the connection fails at each attempt to use it");
+      // Others may get through, and their lease lives: what waits for this one is not to wait for ever.
+      if (transfer.attempts++ == 0) transfer.failed_ms = bootMs();
+      if (transfer.attempts >= kMostAttempts && bootMs() - transfer.failed_ms >= static_cast<int64_t>(lease_ms_))
+        lose(lock, slab, "the connection fails at each attempt to use it");
     }
   } else {
     finish(id, TransferResult::kBadRange);
@@ -695,6 +700,9 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
 void ClientCore::noteCapacity(const protocol::Capacity& capacity) {
   const bool grown = capacity_.available == 0 && capacity.available != 0 && told_up_;
   capacity_ = capacity;
+  capacity_.total = std::min(capacity_.total, kMostMemory);
+  capacity_.free = std::min(capacity_.free, capacity_.total);
+  capacity_.available = std::min(capacity_.available, capacity_.total);
   if (grown) {
     happen(Event::Kind::kCapacity, base::format("{} MiB can be leased again", capacity.available >> 20), 0,
            capacity.available);

@@ -89,6 +89,8 @@ class RemoteTier {
   virtual void giveUp(uint64_t id) = 0;
   /// A copy with that hash is held.
   virtual bool holds(uint64_t id, const RemoteHash& hash) const = 0;
+  /// The ids of all copies that are held, in no order.
+  virtual std::vector<uint64_t> heldIds() const = 0;
   /// Forgets the copy; false: there is none. Not while it is sent or received. A send after this has its room.
   virtual bool drop(uint64_t id) = 0;
   /// Transfers that have ended since the last call.

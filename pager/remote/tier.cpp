@@ -177,6 +177,14 @@ bool Tier::holds(uint64_t id, const RemoteHash& hash) const {
   return found != held_.end() && found->second == hash;
 }
 
+std::vector<uint64_t> Tier::heldIds() const {
+  std::lock_guard lock(mutex_);
+  std::vector<uint64_t> ids;
+  ids.reserve(held_.size());
+  for (const auto& [id, hash] : held_) ids.push_back(id);
+  return ids;
+}
+
 bool Tier::drop(uint64_t id) {
   bool held = false;
   {

@@ -61,6 +61,7 @@ class Tier final : public RemoteTier {
   void raise(uint64_t id) override;
   void giveUp(uint64_t id) override;
   bool holds(uint64_t id, const RemoteHash& hash) const override;
+  std::vector<uint64_t> heldIds() const override;
   bool drop(uint64_t id) override;
   std::vector<Finished> take() override;
   RemoteFigures figures() const override;

@@ -69,6 +69,34 @@ TEST_CASE("a connection that is lost only delays", "[failures]") {
   eventually([&] { return server.service->figures().sessions == 1; });  // the earlier ones hold nothing and are gone
 }
 
+TEST_CASE("a connection that is lost again and again only delays", "[failures]") {
+  Server server(Choice::kTcp);
+  transport::WirePlan slow;  // so that no transfer is done before its connection is cut
+  slow.delay = 1'000'000;
+  slow.delay_us = 2000;
+  auto wire = transport::makeFaultyWire(server.address(), slow);
+  REQUIRE(wire.ok());
+  Session session(wire.value()->address(), Choice::kTcp);
+  session.open();
+  const auto slabs = session.lease(kSlab);
+  Buffer buffer(session.domain, kSlab);
+  buffer.fill(5);
+  const transport::LocalRange range = buffer.range();
+  const uint64_t context = session.next_context++;
+  session.client->write({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kWriteBack, context);
+  constexpr unsigned kCuts = 30;  // more than the attempts that are too many once the lease time is over
+  for (unsigned cuts = 0; cuts < kCuts; ++cuts) {
+    eventually([&] { return session.client->figures().connects > cuts && session.client->figures().up; });
+    std::this_thread::sleep_for(10ms);  // it is under way again
+    wire.value()->cut();
+  }
+  REQUIRE(session.await(context) == TransferResult::kOk);
+  CHECK_FALSE(session.saw(Event::Kind::kSlabLost));
+  Buffer back(session.domain, kSlab);
+  REQUIRE(session.read(back, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
+  CHECK(back.holds(5));
+}
+
 TEMPLATE_TEST_CASE("faults of the transport at random moments lose nothing", "[failures]", Tcp, Shm) {
   Server server(TestType::kChoice, 8 * kSlab);
   auto random = seededRandom("random faults");

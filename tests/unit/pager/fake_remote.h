@@ -75,7 +75,19 @@ class FakeRemote final : public RemoteTier {
   bool holds(uint64_t id, const RemoteHash& hash) const override {
     std::lock_guard lock(mutex_);
     const auto found = copies_.find(id);
-    return found != copies_.end() && hashed(found->second.data(), found->second.size()) == hash;
+    if (found == copies_.end() || hashed(found->second.data(), found->second.size()) != hash) return false;
+    if (forgets && forgets(id)) {
+      copies_.erase(found);
+      ++forgotten_;
+    }
+    return true;
+  }
+  std::vector<uint64_t> heldIds() const override {
+    std::lock_guard lock(mutex_);
+    std::vector<uint64_t> ids;
+    for (const auto& [id, copy] : copies_)
+      if (!busy(id)) ids.push_back(id);
+    return ids;
   }
   bool drop(uint64_t id) override {
     std::lock_guard lock(mutex_);
@@ -118,6 +130,12 @@ class FakeRemote final : public RemoteTier {
   std::atomic<bool> no_room{false}, lost{false};
   std::atomic<bool> frozen{false};     // no transfer ends
   std::atomic<bool> no_memory{false};  // for receives
+  std::function<bool(uint64_t id)>
+      forgets;  // set while nothing runs: a copy of which holds() was true is lost right then
+  unsigned forgotten() const {
+    std::lock_guard lock(mutex_);
+    return forgotten_;
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -197,7 +215,8 @@ class FakeRemote final : public RemoteTier {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::mt19937_64 random_;
-  std::map<uint64_t, std::vector<char>> copies_;
+  mutable std::map<uint64_t, std::vector<char>> copies_;
+  mutable unsigned forgotten_ = 0;
   std::vector<Job> jobs_;
   std::vector<Finished> finished_;
   const char* broken_ = nullptr;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "pager/region.h"
 #include "tests/unit/pager/fake_remote.h"
 #include "tests/unit/pager/rig.h"
 
@@ -98,6 +99,28 @@ TEST_CASE("copies at memservers of what is here give way to what is not", "[page
   for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 30 + i, 3 * kRounds));
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(30));
   CHECK(remote.tier->held() <= 40 * kMiB);
+  CHECK(remote.tier->broken() == nullptr);
+}
+
+TEST_CASE("what memservers lose while it leaves VRAM is kept here", "[pager][remote]") {
+  const Remote remote;
+  std::atomic<bool> forgets{false};
+  remote.tier->forgets = [&](uint64_t id) {  // what is asked for as it is about to leave VRAM
+    return forgets && reinterpret_cast<const Extent*>(id)->state == ExtentState::kRetiring;  // NOLINT: remoteId()
+  };
+  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  constexpr unsigned kCount = 48, kKept = 6;
+  const auto pieces = fillMany(rig, kCount, 60);
+  for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 60 + i));
+  // The first ones are in VRAM, and below that at memservers alone: host RAM was short. From now on it is not.
+  for (unsigned i = 0; i < kKept; ++i) CHECK(rig.holds(pieces[i], kPiece, 60 + i));
+  for (unsigned i = kKept; i < kCount; ++i) rig.free(pieces[i]);
+  forgets = true;
+  const auto others = fillMany(rig, 8, 200);
+  for (unsigned i = 0; i < others.size(); ++i) CHECK(rig.holds(others[i], kPiece, 200 + i));
+  forgets = false;
+  CHECK(remote.tier->forgotten() > 0);
+  for (unsigned i = 0; i < kKept; ++i) CHECK(rig.holds(pieces[i], kPiece, 60 + i));
   CHECK(remote.tier->broken() == nullptr);
 }
 
