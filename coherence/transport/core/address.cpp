@@ -44,6 +44,17 @@ bool SocketAddress::loopback() const {
   return IN6_IS_ADDR_LOOPBACK(&v6) != 0 || (IN6_IS_ADDR_V4MAPPED(&v6) != 0 && v6.s6_addr[12] == 127);
 }
 
+uint64_t SocketAddress::source() const {
+  constexpr uint64_t kIpv4 = 1ull << 32, kUnix = 1ull << 33;  // no such /64 is given to anybody
+  if (family() == AF_INET) return kIpv4 | ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr);
+  if (family() != AF_INET6) return kUnix;
+  const auto& v6 = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+  const size_t first = IN6_IS_ADDR_V4MAPPED(&v6) != 0 ? 12 : 0, end = first == 12 ? 16 : 8;
+  uint64_t id = 0;
+  for (size_t i = first; i < end; ++i) id = id << 8 | v6.s6_addr[i];
+  return first == 12 ? kIpv4 | id : id;
+}
+
 std::string SocketAddress::text() const {
   if (family() == AF_UNIX) return base::format("unix:{}", reinterpret_cast<const sockaddr_un*>(&storage)->sun_path);
   char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";

@@ -19,6 +19,8 @@ struct SocketAddress {
   int family() const { return storage.ss_family; }
   /// This host and nobody else can reach it.
   bool loopback() const;
+  /// One number for all who may be one and the same: an IPv4 address, a /64 of IPv6, all Unix sockets.
+  uint64_t source() const;
   std::string text() const;
 };
 

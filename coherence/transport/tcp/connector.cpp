@@ -1,6 +1,7 @@
 #include "coherence/transport/tcp/connector.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
@@ -43,6 +44,12 @@ class Dialogue {
       }
       if (!waitFor(stream_.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT, deadline_ms_)) {
         return Error{"the handshake was not finished in time"};
+      }
+      // Who refuses before it has looked at the key says why in the clear.
+      uint8_t first = 0;
+      if (recv(stream_.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 &&
+          first == static_cast<uint8_t>(wire::Frame::kGoodbye)) {
+        return expect(wire::Frame::kReady, nullptr, 0);
       }
     }
     stream_.startTls(std::move(session.value()));
