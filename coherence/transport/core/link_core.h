@@ -102,7 +102,8 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   /// Whether so many answers that the peer does not take are more than it may have asked for.
   bool tooManyAnswers(size_t waiting) const;
   static bool isAnswer(wire::Frame frame) {
-    return frame == wire::Frame::kAck || frame == wire::Frame::kRefuse || frame == wire::Frame::kPong;
+    return frame == wire::Frame::kAck || frame == wire::Frame::kRefuse || frame == wire::Frame::kPong ||
+           frame == wire::Frame::kMapped;
   }
   bool transferring() const { return outstanding_.load(std::memory_order_relaxed) != 0; }
   void countServed(uint64_t bytes) { served_.fetch_add(bytes, std::memory_order_relaxed); }
