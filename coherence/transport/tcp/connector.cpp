@@ -34,7 +34,7 @@ class Dialogue {
   Status startTls(const std::string& identity, const Secret& key) {
     auto session = TlsSession::client(stream_.fd(), identity, key);
     if (!session.ok()) return session.error();
-    for (;;) {
+    for (bool first = true;; first = false) {
       const auto step = session.value()->handshake();
       if (step == TlsSession::Step::kDone) break;
       if (step == TlsSession::Step::kFailed) {
@@ -46,9 +46,8 @@ class Dialogue {
         return Error{"the handshake was not finished in time"};
       }
       // Who refuses before it has looked at the key says why in the clear.
-      uint8_t first = 0;
-      if (recv(stream_.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 &&
-          first == static_cast<uint8_t>(wire::Frame::kGoodbye)) {
+      auto said = wire::Frame::kReady;
+      if (first && recv(stream_.fd(), &said, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && said == wire::Frame::kGoodbye) {
         return expect(wire::Frame::kReady, nullptr, 0);
       }
     }

@@ -186,7 +186,9 @@ TEST_CASE("without the right key nobody gets in", "[trust]") {
   // And a node with a key does not talk to one without.
   Target open(optionsFor(Choice::kTcp));
   Side client(server);
-  REQUIRE(!client.endpoint->connect(open.listener->address(), {client.domain, client.queue, ""}).ok());
+  const auto closed = client.endpoint->connect(open.listener->address(), {client.domain, client.queue, ""});
+  REQUIRE(!closed.ok());
+  REQUIRE(closed.error().message.find("this node has none") != std::string::npos);
   open.works(optionsFor(Choice::kTcp));
 }
 
