@@ -115,7 +115,7 @@ class Program final : public Observer {
     say(base::format("verified good={} lost={} wrong={}", good, lost, wrong));
   }
 
-  /// Says "behind alone US write-back US prefetch US": the median of some reads each.
+  /// Says "behind alone US write-back US prefetch US": of nine reads each the third fastest, which a busy machine changes least.
   void behind(const transport::DomainPtr& domain, uint64_t bytes) {
     std::vector<FrameRange> frames;
     pieces([&](const FrameRange& frame) { frames.push_back(frame); });
@@ -131,7 +131,7 @@ class Program final : public Observer {
     const transport::LocalRange from{region.get(), 0, kPiece}, to{into.value().get(), 0, kPiece},
         aside{away.value().get(), 0, kPiece};
     bool good = true;
-    const auto medianRead = [&] {
+    const auto timeReads = [&] {
       std::vector<int64_t> took;
       for (int i = 0; i < 9; ++i) {
         std::this_thread::sleep_for(
@@ -144,10 +144,10 @@ class Program final : public Observer {
         took.push_back(
             std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count());
       }
-      std::nth_element(took.begin(), took.begin() + 4, took.end());
-      return took[4];
+      std::nth_element(took.begin(), took.begin() + 2, took.end());
+      return took[2];
     };
-    std::string line = base::format("behind alone {}", medianRead());
+    std::string line = base::format("behind alone {}", timeReads());
     for (const bool write : {true, false}) {
       const uint64_t first = next_.fetch_add(frames.size());
       for (uint64_t i = 0; i < frames.size(); ++i) {
@@ -158,10 +158,10 @@ class Program final : public Observer {
         }
       }
       good = await(first + 8) == TransferResult::kOk && good;
-      line += base::format(" {} {}", write ? "write-back" : "prefetch", medianRead());
+      line += base::format(" {} {}", write ? "write-back" : "prefetch", timeReads());
       {
         std::lock_guard lock(mutex_);
-        good = results_.size() < frames.size() / 2 && good;  // there was something to be behind of
+        good = results_.size() + 1 < frames.size() && good;  // there was something to be behind of
       }
       for (uint64_t i = 0; i < frames.size(); ++i) good = (i == 8 || await(first + i) == TransferResult::kOk) && good;
     }
