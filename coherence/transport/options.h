@@ -19,12 +19,12 @@ enum class Tls : uint8_t { kOff, kControl, kAll };
 
 /// Bounds on what a peer can make this process hold or do. Crossing one ends the link (or the attempt at one).
 struct Limits {
-  uint32_t links = 1024;     // accepted and up or on their way
-  uint32_t handshakes = 64;  // at the same time
-  uint32_t handshakes_per_second = 256;
-  uint32_t handshake_ms = 5000;       // from the first byte to a link that is up
-  uint32_t message_bytes = 64 << 10;  // the longest message
-  uint32_t slices = 4096;             // of reads and writes that a peer has asked for and that are not answered
+  uint32_t links = 1024;                  // accepted and up or on their way
+  uint32_t handshakes = 64;               // at the same time, of links; each with a connection more for each lane
+  uint32_t handshakes_per_second = 1024;  // of links that begin; a quarter of them from one address
+  uint32_t handshake_ms = 5000;           // to a link that is up; to the first bytes at most 1000
+  uint32_t message_bytes = 64 << 10;      // the longest message
+  uint32_t slices = 4096;                 // of reads and writes that a peer has asked for and that are not answered
 };
 
 struct Options {

@@ -19,6 +19,8 @@ struct SocketAddress {
   int family() const { return storage.ss_family; }
   /// This host and nobody else can reach it.
   bool loopback() const;
+  /// One number for all who may be one and the same: an IPv4 address, a /64 of IPv6, all Unix sockets.
+  uint64_t source() const;
   std::string text() const;
 };
 
@@ -29,9 +31,9 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
 
 /// Non-blocking, close-on-exec.
 base::UniqueFd makeSocket(int family);
-/// What every connection of a link over IP wants: no delay, probes of a silent host, an end when nothing is acknowledged
-/// for `dead_ms`, and little in the kernel that was not sent yet (`unsent`, 0: as the system likes). The socket is connected:
-/// on loopback it is not paced.
+/// What every connection of a link over IP wants: no delay, probes of an idle host that end the connection when none is
+/// answered for `dead_ms` (whole seconds, at least 3), and little in the kernel that was not sent yet (`unsent`, 0: as the system
+/// likes). A host that dies while bytes are on their way to it is AckWatch's. The socket is connected: on loopback it is not paced.
 void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent);
 /// Waits until `deadline_ms` (of nowMs()) for `events`; false when the time is over.
 bool waitFor(int fd, short events, int64_t deadline_ms);

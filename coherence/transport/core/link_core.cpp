@@ -497,18 +497,21 @@ void LinkCore::onTick(bool late) {
   if (state_.load() != LinkState::kUp) return;
   const int64_t now = nowMs();
   // What a peer said while this process did not run is still to be read.
-  if (heard_.exchange(false, std::memory_order_relaxed) || late) last_heard_ms_ = now;
+  const bool heard = heard_.exchange(false, std::memory_order_relaxed);
+  if (heard) pinged_ = false;
+  if (heard || late) last_heard_ms_ = now;
   const int64_t silence = now - last_heard_ms_;
   if (setup_.options.silent_ms != 0 && silence > setup_.options.silent_ms) {
     fail(base::format("the peer has not answered for {} ms", silence), true);
     return;
   }
-  if (const std::string why = standstill(now, late); setup_.options.silent_ms != 0 && !why.empty()) {
+  if (const std::string why = standstill(now, late); !why.empty()) {
     fail(why, true);
     return;
   }
-  if (silence < setup_.options.ping_ms || now - last_ping_ms_ < setup_.options.ping_ms) return;
-  last_ping_ms_ = now;
+  // One is enough, none is lost: a peer that is stopped finds no heap of them.
+  if (silence < setup_.options.ping_ms || pinged_) return;
+  pinged_ = true;
   wire::Header ping;
   ping.frame = wire::Frame::kPing;
   transmit(ping, {}, {});

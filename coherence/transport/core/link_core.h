@@ -80,7 +80,7 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   virtual void transmit(const wire::Header& header, std::span<const std::byte> head,
                         std::span<const std::byte> body) = 0;
   virtual void stop(bool tell) = 0;  // after kFailing; leads to one stopped()
-  /// On each tick: why the link is stuck although the peer answers pings; "" when it is not.
+  /// On each tick: why the transport knows that the link can't go on; "" when it can.
   virtual std::string standstill(int64_t /*now_ms*/, bool /*late*/) { return ""; }
 
   // What it tells.
@@ -102,7 +102,8 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   /// Whether so many answers that the peer does not take are more than it may have asked for.
   bool tooManyAnswers(size_t waiting) const;
   static bool isAnswer(wire::Frame frame) {
-    return frame == wire::Frame::kAck || frame == wire::Frame::kRefuse || frame == wire::Frame::kPong;
+    return frame == wire::Frame::kAck || frame == wire::Frame::kRefuse || frame == wire::Frame::kPong ||
+           frame == wire::Frame::kMapped;
   }
   bool transferring() const { return outstanding_.load(std::memory_order_relaxed) != 0; }
   void countServed(uint64_t bytes) { served_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -163,7 +164,7 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   std::atomic<uint64_t> served_{0}, bounced_{0};
   std::atomic<bool> heard_{false};  // since the last tick
   int64_t last_heard_ms_ = 0;       // the ticking reactor's
-  int64_t last_ping_ms_ = 0;
+  bool pinged_ = false;             // and nothing was heard since
 };
 
 }  // namespace olpager::transport

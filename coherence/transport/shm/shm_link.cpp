@@ -506,7 +506,7 @@ std::string ShmLink::mapAsked(const wire::Header& header) {
   answer.key = header.key;
   answer.code = static_cast<uint32_t>(outcome);
   if (outcome == Outcome::kOk && pin->fd) {
-    // Who may only read gets a descriptor that can't be mapped for writing.
+    // Who may only read gets a descriptor for reading: a guard against mistakes (the same user can open it anew for writing).
     base::UniqueFd readable;
     int fd = pin->fd.get();
     if ((pin->access & kRemoteWrite) == 0) {

@@ -16,10 +16,14 @@
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/shm/shm_connect.h"
+#include "coherence/transport/tcp/sources.h"
 #include "coherence/transport/tcp/tcp_link.h"
 
 namespace olpager::transport {
 namespace {
+
+// What a connection says first it says at once.
+constexpr uint32_t kFirstBytesMs = 1000;
 
 // Lines about refused peers, few a second whatever they do.
 class RefusalLog {
@@ -47,7 +51,8 @@ class RefusalLog {
 
 class Acceptor;
 
-// One connection on its way. Lives in the acceptor's list; reactor thread only.
+// One connection on its way. Lives in the acceptor's list; reactor thread only. Anybody can make as many as he likes, so that one
+// that has proved nothing has its place only until it is wanted: makeRoom().
 struct Handshake {
   enum class State : uint8_t { kPreamble, kTls, kHello, kLanes, kTicket, kLaneTls };
   State state = State::kPreamble;
@@ -55,6 +60,8 @@ struct Handshake {
   std::unique_ptr<TlsSession> tls;  // while it is shaking hands
   std::string peer;
   bool unix_socket = false;
+  Sources::Source* source = nullptr;
+  int64_t begun_ms = 0;
   int64_t deadline_ms = 0;
   std::vector<uint8_t> in;  // never more than what the state needs: what follows is for TLS or the link
   size_t wanted = sizeof(wire::Preamble);
@@ -70,12 +77,22 @@ struct Handshake {
 
   // A lane on its way.
   wire::Ticket ticket;
+
+  /// It has said nothing yet that anybody needs to look at.
+  bool silent() const { return state == State::kPreamble || state == State::kTicket; }
+  /// It has shown a key or a ticket, or (loopback, no key) has its place among the links.
+  bool proved() const {
+    return state == State::kLanes || state == State::kLaneTls || (state == State::kHello && stream.encrypted());
+  }
 };
 
 class Acceptor final : public Listener, public std::enable_shared_from_this<Acceptor>, public Reactor::Ticker {
  public:
   Acceptor(EndpointCore& endpoint, AcceptFn accept)
-      : endpoint_(endpoint), reactor_(*endpoint.reactors().front()), accept_(std::move(accept)) {}
+      : endpoint_(endpoint),
+        reactor_(*endpoint.reactors().front()),
+        accept_(std::move(accept)),
+        sources_(endpoint.options().limits.handshakes_per_second) {}
 
   Status open(const std::string& address);
   void close();
@@ -92,6 +109,7 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
   void onEvents(Place place);
   std::string advance(Handshake& shake, bool& again);
   std::string preamble(Handshake& shake);
+  std::string begin(Handshake& shake);
   std::string shakeTls(Handshake& shake);
   std::string hello(Handshake& shake);
   std::string ticket(Handshake& shake);
@@ -99,20 +117,21 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
   std::string finish(Handshake& shake);
   bool put(Handshake& shake, const void* from, size_t length);
   void drop(Place place, const std::string& why);
-  bool throttle();
+  void forget(Place place);
+  size_t places() const;
+  bool makeRoom();
 
   EndpointCore& endpoint_;
   Reactor& reactor_;
   const AcceptFn accept_;
   std::string address_;
   std::vector<base::UniqueFd> listeners_;
-  std::string unix_path_;  // of the listener for shm; removed at the end
-  std::list<Handshake> shakes_;
+  std::string unix_path_;        // of the listener for shm; removed at the end
+  std::list<Handshake> shakes_;  // the newest first
+  Sources sources_;
   bool deaf_ = false;           // no descriptors are left: the listeners are not watched
   Handshake* owner_ = nullptr;  // of the lane that has just arrived: to be looked at again
   RefusalLog log_;
-  int64_t second_ = 0;
-  uint32_t this_second_ = 0;
 };
 
 // One watched socket of an acceptor.
@@ -137,7 +156,7 @@ Status Acceptor::bindTo(const SocketAddress& address, base::UniqueFd& into) {
     good = isDeadSocket(path) && unlink(path.c_str()) == 0 && bound();
     if (!good) errno = EADDRINUSE;
   }
-  if (!good || ::listen(into.get(), 128) != 0) {
+  if (!good || ::listen(into.get(), SOMAXCONN) != 0) {
     return Error{base::format("{}: {}", address.text(), std::strerror(errno))};
   }
   return {};
@@ -222,13 +241,25 @@ void Acceptor::close() {
   listeners_.clear();
 }
 
-bool Acceptor::throttle() {
-  const int64_t second = nowMs() / 1000;
-  if (second != second_) {
-    second_ = second;
-    this_second_ = 0;
+// Links and their lanes.
+size_t Acceptor::places() const {
+  return size_t{endpoint_.options().limits.handshakes} * (1 + endpoint_.options().lanes);
+}
+
+// Where all places are taken, of those who have proved nothing: first from a source that has more than its share of them,
+// then who is silent, then the oldest. Who knows what to say has said it before it is the oldest, however many come.
+bool Acceptor::makeRoom() {
+  if (shakes_.size() < places()) return true;
+  const auto rank = [&](const Handshake& shake) {
+    return std::pair(shake.source->under_way > places() / Sources::kShare, shake.silent());
+  };
+  Place found = shakes_.end();
+  for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
+    if (!each->proved() && (found == shakes_.end() || rank(*each) >= rank(*found))) found = each;
   }
-  return ++this_second_ > endpoint_.options().limits.handshakes_per_second;
+  if (found == shakes_.end()) return false;
+  drop(found, "others want its place, and it has not said who it is");
+  return true;
 }
 
 void Acceptor::acceptFrom(int listener) {
@@ -250,11 +281,7 @@ void Acceptor::acceptFrom(int listener) {
     const bool unix_socket = from.family() == AF_UNIX;
     const std::string peer = unix_socket ? "unix:" + unix_path_ : from.text();
     std::string why;
-    if (throttle()) {
-      why = base::format("more than {} handshakes a second", limits.handshakes_per_second);
-    } else if (shakes_.size() >= limits.handshakes + size_t{limits.handshakes} * endpoint_.options().lanes) {
-      why = "too many handshakes at the same time";
-    } else if (unix_socket) {
+    if (unix_socket) {
       const auto user = peerUser(fd.get());
       if (!user.ok()) {
         why = user.error().message;
@@ -262,17 +289,19 @@ void Acceptor::acceptFrom(int listener) {
         why = base::format("it is of user {}", user.value());
       }
     }
-    if (!why.empty()) {
-      log_.line(peer, why);
-      continue;
-    }
-    if (!unix_socket) tuneTcp(fd.get(), endpoint_.options().dead_ms, 0);
+    if (why.empty() && !makeRoom()) why = "too many handshakes at the same time";
     shakes_.emplace_front();
     const Place place = shakes_.begin();
     place->stream = Stream(std::move(fd), nullptr);
     place->peer = peer;
     place->unix_socket = unix_socket;
-    place->deadline_ms = nowMs() + limits.handshake_ms;
+    place->source = sources_.enter(from.source());
+    place->begun_ms = nowMs();
+    place->deadline_ms = place->begun_ms + std::min(kFirstBytesMs, limits.handshake_ms);
+    if (!why.empty()) {
+      drop(place, why);
+      continue;
+    }
     reactor_.add(place->stream.fd(), EPOLLIN,
                  std::make_shared<Ears>([self = shared_from_this(), place] { self->onEvents(place); }));
   }
@@ -293,8 +322,13 @@ void Acceptor::drop(Place place, const std::string& why) {
       put(*place, &goodbye, sizeof goodbye.header + goodbye.header.length);
     }
   }
-  if (place->stream.fd() >= 0) reactor_.remove(place->stream.fd());
   if (place->reserved) endpoint_.releaseLink();
+  forget(place);
+}
+
+void Acceptor::forget(Place place) {
+  if (place->stream.fd() >= 0) reactor_.remove(place->stream.fd());
+  sources_.leave(place->source);
   shakes_.erase(place);
 }
 
@@ -324,8 +358,7 @@ void Acceptor::onEvents(Place place) {
   for (bool again = true; again && why.empty();) why = advance(*place, again);
   Handshake* owner = std::exchange(owner_, nullptr);
   if (why == "done") {
-    if (place->stream.fd() >= 0) reactor_.remove(place->stream.fd());
-    shakes_.erase(place);
+    forget(place);
   } else if (!why.empty()) {
     drop(place, why);
   }
@@ -372,6 +405,7 @@ std::string Acceptor::advance(Handshake& shake, bool& again) {
   } else {
     why = ticket(shake);
   }
+  if (!shake.silent()) shake.deadline_ms = shake.begun_ms + endpoint_.options().limits.handshake_ms;
   shake.in.clear();
   return why;
 }
@@ -387,11 +421,13 @@ std::string Acceptor::preamble(Handshake& shake) {
   switch (preamble.kind) {
     case wire::Preamble::Kind::kPlainLink:
       if (keys) return "no key was given, and this node wants one: name the file with it (--key, the setting key)";
+      if (std::string why = begin(shake); !why.empty()) return why;
       shake.state = Handshake::State::kHello;
       shake.wanted = sizeof(wire::Header) + sizeof(wire::Hello);
       return "";
     case wire::Preamble::Kind::kTlsLink: {
       if (!keys) return "a key was given, and this node has none: start it with --key, or come without";
+      if (std::string why = begin(shake); !why.empty()) return why;
       auto session =
           TlsSession::server(shake.stream.fd(), [keys](const std::string& name) { return keys->find(name); });
       if (!session.ok()) return session.error().message;
@@ -405,6 +441,13 @@ std::string Acceptor::preamble(Handshake& shake) {
       return "";
   }
   return base::format("a connection of unknown kind {}", static_cast<unsigned>(preamble.kind));
+}
+
+// From here on it costs something.
+std::string Acceptor::begin(Handshake& shake) {
+  std::string why = sources_.begin(shake.source, nowMs());
+  if (why.empty() && !shake.unix_socket) tuneTcp(shake.stream.fd(), endpoint_.options().dead_ms, 0);
+  return why;
 }
 
 std::string Acceptor::shakeTls(Handshake& shake) {

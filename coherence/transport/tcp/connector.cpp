@@ -1,6 +1,7 @@
 #include "coherence/transport/tcp/connector.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
@@ -33,7 +34,7 @@ class Dialogue {
   Status startTls(const std::string& identity, const Secret& key) {
     auto session = TlsSession::client(stream_.fd(), identity, key);
     if (!session.ok()) return session.error();
-    for (;;) {
+    for (bool first = true;; first = false) {
       const auto step = session.value()->handshake();
       if (step == TlsSession::Step::kDone) break;
       if (step == TlsSession::Step::kFailed) {
@@ -43,6 +44,11 @@ class Dialogue {
       }
       if (!waitFor(stream_.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT, deadline_ms_)) {
         return Error{"the handshake was not finished in time"};
+      }
+      // Who refuses before it has looked at the key says why in the clear.
+      auto said = wire::Frame::kReady;
+      if (first && recv(stream_.fd(), &said, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && said == wire::Frame::kGoodbye) {
+        return expect(wire::Frame::kReady, nullptr, 0);
       }
     }
     stream_.startTls(std::move(session.value()));

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
@@ -23,6 +24,22 @@ size_t advance(iovec* parts, size_t first, size_t count, size_t bytes) {
 }
 
 ssize_t Stream::read(const iovec* parts, size_t count) {
+  const ssize_t got = readNow(parts, count);
+  if (got > 0 || got == -EAGAIN) return got;
+  const int failed = std::atomic_ref(write_error_).load();
+  return failed != 0 ? -failed : got;
+}
+
+ssize_t Stream::write(const iovec* parts, size_t count) {
+  const ssize_t put = writeNow(parts, count);
+  // The system tells it once: who reads then would find the end of the stream. EPIPE and EPROTO say only that there was an end.
+  if (put < 0 && put != -EAGAIN && put != -EPIPE && put != -EPROTO) {
+    std::atomic_ref(write_error_).store(static_cast<int>(-put));
+  }
+  return put;
+}
+
+ssize_t Stream::readNow(const iovec* parts, size_t count) {
   if (!tls_) {
     for (;;) {
       const ssize_t got = readv(fd_.get(), parts, static_cast<int>(count));
@@ -40,7 +57,7 @@ ssize_t Stream::read(const iovec* parts, size_t count) {
   return total;
 }
 
-ssize_t Stream::write(const iovec* parts, size_t count) {
+ssize_t Stream::writeNow(const iovec* parts, size_t count) {
   if (!tls_) {
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(parts);

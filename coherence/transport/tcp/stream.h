@@ -27,15 +27,20 @@ class Stream {
   }
   base::UniqueFd takeFd() { return std::move(fd_); }
 
-  /// Bytes moved (maybe fewer than asked for), 0 at the end of the stream, or a negative errno (-EAGAIN: not now).
+  /// Bytes moved (maybe fewer than asked for), 0 at the end of the stream, or a negative errno (-EAGAIN: not now). Reading tells
+  /// as well what a write has failed with.
   ssize_t read(const iovec* parts, size_t count);
   ssize_t write(const iovec* parts, size_t count);
   /// "connection reset by peer", for a negative result of the above.
   std::string errorText(ssize_t result) const;
 
  private:
+  ssize_t readNow(const iovec* parts, size_t count);
+  ssize_t writeNow(const iovec* parts, size_t count);
+
   base::UniqueFd fd_;
   std::unique_ptr<TlsSession> tls_;
+  int write_error_ = 0;  // atomic: the writer's, looked at by the reader
 };
 
 /// Drops `bytes` from the front of parts[first..count); the new first.

@@ -39,6 +39,7 @@ struct TcpLink::Lane final {
   // EPOLLOUT is asked for. Looked at without the lock as well: who is so finds by itself what is queued.
   std::atomic<bool> blocked{false};
   bool closed = false;
+  AckWatch acks;
   wire::Header out_header;
   iovec out[kMaxLocalRanges + 1];
   size_t out_first = 0, out_count = 0;
@@ -412,8 +413,13 @@ bool TcpLink::readLane(Lane& lane) {
   return true;
 }
 
-// A peer that answers pings but leaves a frame half sent would hold on to the memory that it goes to.
 std::string TcpLink::standstill(int64_t now_ms, bool late) {
+  std::string why = setup_.options.silent_ms != 0 ? halfSent(now_ms, late) : "";
+  return why.empty() ? deadHost(now_ms, late) : why;
+}
+
+// A peer that answers pings but leaves a frame half sent would hold on to the memory that it goes to.
+std::string TcpLink::halfSent(int64_t now_ms, bool late) {
   for (auto& lane : lanes_) {
     int64_t moved = lane->moved_ms.load(std::memory_order_relaxed);
     if (moved == 0) continue;
@@ -424,6 +430,20 @@ std::string TcpLink::standstill(int64_t now_ms, bool late) {
     }
   }
   return "";
+}
+
+// A host that is gone while bytes are on their way to it, on any of the connections. One without is found by the system's probes.
+std::string TcpLink::deadHost(int64_t now_ms, bool late) {
+  constexpr uint32_t kLooks = 8;  // while it may be dead
+  if (!late && now_ms - acks_seen_ms_ < setup_.options.dead_ms / kLooks) return "";
+  acks_seen_ms_ = now_ms;
+  int64_t longest = control_acks_.unansweredMs(control_.fd(), now_ms, late);
+  for (auto& lane : lanes_) {
+    std::lock_guard lock(lane->sending);
+    longest = std::max(longest, lane->acks.unansweredMs(lane->stream.fd(), now_ms, late));
+  }
+  if (longest <= setup_.options.dead_ms) return "";
+  return base::format("the peer's host has acknowledged nothing for {} ms", longest);
 }
 
 // A header is complete: where does its payload go?

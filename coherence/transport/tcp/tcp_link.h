@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "coherence/transport/core/link_core.h"
+#include "coherence/transport/tcp/ack_watch.h"
 #include "coherence/transport/tcp/stream.h"
 
 namespace olpager::transport {
@@ -46,6 +47,8 @@ class TcpLink final : public LinkCore {
   void transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) override;
   void stop(bool tell) override;
   std::string standstill(int64_t now_ms, bool late) override;
+  std::string halfSent(int64_t now_ms, bool late);
+  std::string deadHost(int64_t now_ms, bool late);
 
   void enqueue(Egress egress);
   void sendOnLanes(uint32_t queued);
@@ -73,6 +76,8 @@ class TcpLink final : public LinkCore {
   std::mutex starting_;
   Stream control_;
   Reactor* control_reactor_ = nullptr;
+  AckWatch control_acks_;  // its thread's
+  int64_t acks_seen_ms_ = 0;
   std::shared_ptr<ControlSource> control_source_;
   std::mutex control_in_;
   std::vector<std::byte> in_;

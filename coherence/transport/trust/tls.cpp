@@ -163,6 +163,7 @@ Result<std::unique_ptr<TlsSession>> TlsSession::client(int fd, const std::string
   if (session.ok()) {
     session.value()->identity_ = identity;
     session.value()->key_ = key;
+    SSL_set0_rbio(session.value()->ssl_, BIO_new(BIO_s_mem()));  // nothing ever comes from there
   }
   return session;
 }
@@ -182,6 +183,11 @@ TlsSession::Step TlsSession::handshake() {
   std::lock_guard lock(mutex_);
   ERR_clear_error();
   const int result = SSL_do_handshake(ssl_);
+  const int what = SSL_get_error(ssl_, result);
+  if (BIO* const socket = SSL_get_wbio(ssl_); SSL_get_rbio(ssl_) != socket) {  // a client has spoken
+    BIO_up_ref(socket);
+    SSL_set0_rbio(ssl_, socket);
+  }
   if (result == 1) {
     // Only a session of our key may come out; anything else is a bug or an attack.
     if (SSL_version(ssl_) != TLS1_3_VERSION || SSL_session_reused(ssl_) != 1) {
@@ -191,7 +197,7 @@ TlsSession::Step TlsSession::handshake() {
     forget(key_);
     return Step::kDone;
   }
-  switch (SSL_get_error(ssl_, result)) {
+  switch (what) {
     case SSL_ERROR_WANT_READ:
       return Step::kRead;
     case SSL_ERROR_WANT_WRITE:

@@ -33,7 +33,8 @@ class TlsSession {
   ~TlsSession();
 
   enum class Step : uint8_t { kDone, kRead, kWrite, kFailed };
-  /// Goes on with the handshake; kRead and kWrite: when the socket is ready for it.
+  /// Goes on with the handshake; kRead and kWrite: when the socket is ready for it. A client's first step only speaks, so that its
+  /// caller can look at what arrives: it may be no TLS.
   Step handshake();
   /// Of the client, once the handshake is done.
   const std::string& identity() const { return identity_; }

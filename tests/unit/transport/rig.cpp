@@ -1,6 +1,7 @@
 #include "tests/unit/transport/rig.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <iostream>
 
 #include "coherence/transport/core/address.h"
+#include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/trust/tls.h"
 
 // The sanitizer notes what sendmsg reads when it has returned; by then the peer may have answered and the memory be in other
@@ -165,6 +167,45 @@ RawPeer::RawPeer(const std::string& address, int receive_buffer) {
   REQUIRE(recv(lane.get(), &reply, sizeof reply, MSG_WAITALL) == sizeof reply);
   REQUIRE(recv(control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
   REQUIRE(header.frame == wire::Frame::kReady);
+}
+
+RawShmPeer::RawShmPeer(const std::string& address) {
+  const auto connect = [](const SocketAddress& to) {
+    base::UniqueFd fd(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(::connect(fd.get(), to.get(), to.length) == 0);
+    return fd;
+  };
+  struct {
+    wire::Preamble preamble;
+    wire::Header header;
+    wire::Hello hello;
+  } opening;
+  opening.hello = EndpointCore(optionsFor(Choice::kShm)).hello();
+  opening.header.frame = wire::Frame::kHello;
+  opening.header.length = sizeof opening.hello;
+  const base::UniqueFd first = connect(resolve(address, false).value().front());
+  REQUIRE(send(first.get(), &opening, sizeof opening, MSG_NOSIGNAL) == sizeof opening);
+  wire::Header header;
+  wire::Hello hello;
+  REQUIRE(recv(first.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
+  REQUIRE(recv(first.get(), &hello, sizeof hello, MSG_WAITALL) == sizeof hello);
+  socket = connect(unixAddress(hello.unix_path).value());
+  struct {
+    wire::Preamble preamble;
+    wire::Ticket ticket;
+  } ticket;
+  ticket.preamble.kind = wire::Preamble::Kind::kLane;
+  ticket.ticket = makeTicket(deriveSecrets(Stream(), hello).value(), linkIdOf(hello.link_id), 0);
+  REQUIRE(send(socket.get(), &ticket, sizeof ticket, MSG_NOSIGNAL) == sizeof ticket);
+  wire::TicketReply reply;
+  REQUIRE(recv(socket.get(), &reply, sizeof reply, MSG_WAITALL) == sizeof reply);
+  uint32_t offer[2] = {};  // the version, the message length that the rings are made for
+  base::UniqueFd fds[3];
+  REQUIRE(waitFor(socket.get(), POLLIN, nowMs() + 5000));
+  REQUIRE(receiveWithFds(socket.get(), offer, sizeof offer, fds, 3) == sizeof offer);
+  auto opened = Channel::open(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), offer[1]);
+  if (!opened.ok()) FAIL(opened.error().message);
+  channel = std::move(opened.value());
 }
 
 void limitSending(const base::UniqueFd& to, int bytes) {

@@ -9,6 +9,7 @@
 
 #include "base/fd.h"
 #include "coherence/transport/core/wire.h"
+#include "coherence/transport/shm/channel.h"
 #include "coherence/transport/transport.h"
 #include "coherence/transport/trust/keys.h"
 #include "tests/catch.h"
@@ -85,6 +86,13 @@ struct RawPeer {
   explicit RawPeer(const std::string& address, int receive_buffer = 0);
   base::UniqueFd control, lane;  // blocking
   wire::Hello hello;             // the acceptor's
+};
+
+/// The same by shared memory.
+struct RawShmPeer {
+  explicit RawShmPeer(const std::string& address);
+  base::UniqueFd socket;  // on which the link is
+  std::unique_ptr<Channel> channel;
 };
 
 /// The system takes no more than about `bytes` at a time of what the other end of `to`, in this process, sends there.

@@ -1,5 +1,6 @@
 // The scheduler's rules, the ring against a hostile other side, regions, sockets that are left.
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -14,9 +15,11 @@
 #include "base/fd.h"
 #include "coherence/transport/core/address.h"
 #include "coherence/transport/core/own_descriptors.h"
+#include "coherence/transport/core/reactor.h"
 #include "coherence/transport/core/region_entry.h"
 #include "coherence/transport/core/scheduler.h"
 #include "coherence/transport/shm/channel.h"
+#include "coherence/transport/tcp/stream.h"
 #include "tests/unit/transport/rig.h"
 
 using namespace olpager;
@@ -288,6 +291,30 @@ TEST_CASE("a path where a killed process listened can be listened at again, a li
   CHECK(refused.error().message.find("in use") != std::string::npos);
   CHECK(isThere(path));
   std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("what a write has failed with is told to who reads", "[transport]") {
+  const auto to = resolve("127.0.0.1:0", true).value().front();
+  base::UniqueFd listener = makeSocket(to.family());
+  REQUIRE(bind(listener.get(), to.get(), to.length) == 0);
+  REQUIRE(listen(listener.get(), 1) == 0);
+  SocketAddress bound;
+  bound.length = sizeof bound.storage;
+  REQUIRE(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) == 0);
+  auto fd = connectSocket(bound, nowMs() + 5000);
+  REQUIRE(fd.ok());
+  REQUIRE(waitFor(listener.get(), POLLIN, nowMs() + 5000));
+  base::UniqueFd peer(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const linger now{1, 0};
+  REQUIRE(setsockopt(peer.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now) == 0);
+  peer.reset();
+  Stream stream(std::move(fd.value()), nullptr);
+  char byte = 0;
+  const iovec part{&byte, 1};
+  REQUIRE(stream.write(&part, 1) == -ECONNRESET);
+  const ssize_t got = stream.read(&part, 1);
+  REQUIRE(got == -ECONNRESET);
+  REQUIRE(stream.errorText(got).find("reset") != std::string::npos);
 }
 
 TEST_CASE("a forked child closes what the transport opened and nothing else", "[transport]") {

@@ -53,6 +53,34 @@ TEST_CASE("a peer that asks and does not read the answers holds no memory", "[pe
   stillWorks(pair);
 }
 
+TEST_CASE("a peer that asks for mappings and does not read the answers holds no memory", "[peers]") {
+  Options options = optionsFor(Choice::kShm);
+  options.limits.slices = 64;
+  Pair pair(options);
+  RawShmPeer peer(pair.listener->address());
+  const LinkPtr link = pair.server.await(Kind::kUp).link;
+  Buffer buffer(64 << 10);  // no memfd
+  RegionPtr region = pair.server.add(buffer, kRemoteReadWrite);
+  wire::Header ask;
+  ask.frame = wire::Frame::kMap;
+  ask.key = region->key().key;
+  if (GENERATE(false, true)) region.reset();
+  // As fast as they are taken, and far more than the ring for the answers holds.
+  const auto end = std::chrono::steady_clock::now() + kLong;
+  for (int asked = 0; asked < 200'000 && link->state() == LinkState::kUp && std::chrono::steady_clock::now() < end;) {
+    if (!peer.channel->out.fits(sizeof ask)) {
+      std::this_thread::sleep_for(1ms);
+      continue;
+    }
+    peer.channel->out.put(&ask, sizeof ask);
+    if (peer.channel->out.publish()) peer.channel->ringPeer();
+    ++asked;
+  }
+  REQUIRE(pair.server.await(Kind::kDown, 5s).link == link);
+  REQUIRE(link->reason().find("does not read the answers") != std::string::npos);
+  stillWorks(pair);
+}
+
 TEST_CASE("a write that is answered before it was sent stays the transport's until it is", "[peers]") {
   Pair pair(optionsFor(Choice::kTcp));
   RawPeer peer(pair.listener->address(), 4096);

@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -184,7 +186,9 @@ TEST_CASE("without the right key nobody gets in", "[trust]") {
   // And a node with a key does not talk to one without.
   Target open(optionsFor(Choice::kTcp));
   Side client(server);
-  REQUIRE(!client.endpoint->connect(open.listener->address(), {client.domain, client.queue, ""}).ok());
+  const auto closed = client.endpoint->connect(open.listener->address(), {client.domain, client.queue, ""});
+  REQUIRE(!closed.ok());
+  REQUIRE(closed.error().message.find("this node has none") != std::string::npos);
   open.works(optionsFor(Choice::kTcp));
 }
 
@@ -319,14 +323,73 @@ TEST_CASE("handshakes a second", "[trust]") {
   Target target(options);
   int closed_at_once = 0;
   std::vector<int> all;
-  for (int i = 0; i < 60; ++i) all.push_back(target.connect());
+  for (int i = 0; i < 60; ++i) {
+    all.push_back(target.connect());
+    const wire::Preamble preamble;
+    REQUIRE(send(all.back(), &preamble, sizeof preamble, MSG_NOSIGNAL) == sizeof preamble);
+  }
   std::this_thread::sleep_for(300ms);
   for (const int fd : all) {
-    char byte = 0;
-    if (recv(fd, &byte, 1, MSG_DONTWAIT) == 0) ++closed_at_once;
+    wire::Header said;
+    if (recv(fd, &said, sizeof said, MSG_DONTWAIT) == sizeof said && said.frame == wire::Frame::kGoodbye &&
+        Target::closed(fd)) {
+      ++closed_at_once;
+    }
     close(fd);
   }
   REQUIRE(closed_at_once >= 20);
+}
+
+TEST_CASE("who asks too often is told so, with a key as well", "[trust]") {
+  Options options = keyed({{"k", 1}}, Tls::kAll);
+  options.limits.handshakes_per_second = 4;  // one from an address
+  Target target(options);
+  Side client(options);
+  std::string told;
+  for (int i = 0; i < 20 && told.empty(); ++i) {
+    const auto link = client.endpoint->connect(target.listener->address(), {client.domain, client.queue, ""});
+    if (!link.ok()) told = link.error().message;
+  }
+  INFO(told);
+  REQUIRE(told.find("handshakes a second from one address") != std::string::npos);
+}
+
+TEST_CASE("a stranger who connects without end keeps nobody out", "[trust]") {
+  const bool many_addresses = GENERATE(false, true);
+  const Options options = keyed({{"k", 1}}, Tls::kAll);
+  Target target(options);
+  const auto to = resolve(target.listener->address(), false).value().front();
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> opened{0};
+  std::thread stranger([&] {
+    std::deque<base::UniqueFd> open;
+    for (uint32_t i = 0; !stop; ++i) {
+      base::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      const linger now{1, 0};  // else the ports are used up
+      setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+      sockaddr_in from{};
+      from.sin_family = AF_INET;
+      from.sin_addr.s_addr = htonl(many_addresses ? INADDR_LOOPBACK + 1 + i % 250 : INADDR_LOOPBACK);
+      if (bind(fd.get(), reinterpret_cast<sockaddr*>(&from), sizeof from) != 0) continue;
+      if (connect(fd.get(), to.get(), to.length) != 0 && errno != EINPROGRESS) continue;
+      ++opened;
+      open.push_back(std::move(fd));
+      if (open.size() > 400) open.pop_front();
+    }
+  });
+  // All places are taken.
+  while (opened < 1000) std::this_thread::sleep_for(1ms);
+  std::vector<std::string> refused;
+  for (int i = 0; i < 10; ++i) {
+    Side client(options);
+    const auto link = client.endpoint->connect(target.listener->address(), {client.domain, client.queue, ""});
+    if (!link.ok()) refused.push_back(link.error().message);
+  }
+  stop = true;
+  stranger.join();
+  INFO(opened << " connections; " << (refused.empty() ? "" : refused.front()));
+  CHECK(refused.empty());
+  CHECK(opened > 2000);
 }
 
 TEST_CASE("a wrong version is told so", "[trust]") {
