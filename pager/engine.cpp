@@ -89,10 +89,6 @@ CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
   if (result != CUDA_SUCCESS) return result;
   set(figures_->vram_budget_bytes, vram_budget);
   set(counters().host_limit_bytes, chunks_.hostLimit());
-  uint64_t pool_bytes = vram_budget + chunks_.hostLimit();
-  if (pool_.remote != nullptr) pool_bytes += pool_.remote->figures().capacity_bytes;
-  for (const auto& other : pool_.engines) pool_bytes += other->chunks().vramBudget();
-  set(counters().pool_bytes, pool_bytes);
   return startThreads() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -422,6 +418,7 @@ void Engine::run() {
     // The mutex is not fair: a launch that has all it needs must get it too.
     const bool pause = nowNs() - paused > kLongestRunNs;
     if (stop_ || (progress && !pause)) continue;
+    tellRoom(pool_);
     const bool gpu_busy = progress || !fetching_.empty() || !late_.empty() || !packing_.empty() || !writing_.empty() ||
                           !batches_.empty() || !reliefs_.empty();
     if (gpu_busy && !broken_) {

@@ -221,6 +221,7 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
     if (owner == device) static_cast<void>(engine->chunks().addPeer(accessing));
   *out = engine.get();
   state.engines.push_back(std::move(engine));
+  tellRoom(state);
   return CUDA_SUCCESS;
 }
 

@@ -176,6 +176,14 @@ uint64_t remoteCapacity(const PoolState& state) {
   return state.remote == nullptr || state.options.reach == Reach::kAll ? 0 : state.remote->figures().capacity_bytes;
 }
 
+void tellRoom(const PoolState& state) {
+  const uint64_t remote = remoteCapacity(state);
+  uint64_t all = state.host.limit + remote;
+  for (const auto& engine : state.engines) all += engine->chunks().vramBudget();
+  set(counters().memserver_bytes, remote);
+  set(counters().pool_bytes, all);
+}
+
 bool refreshRoot(const PoolState& state, Region& region) {
   if (!region.root->scannable || state.scannerOf(region) == nullptr) return false;
   std::vector<ByteRun> by_cpu, by_gpu;

@@ -293,6 +293,9 @@ bool refreshRoot(const PoolState& state, Region& root);
 
 /// Bytes that memservers have for this pool. 0 where everything is mapped for each launch: they are of no use then.
 uint64_t remoteCapacity(const PoolState& state);
+/// The counters' figures of what the pool has room for, as it is now: memservers want memory back, budgets change. Under the
+/// mutex.
+void tellRoom(const PoolState& state);
 
 /// Synchronises contexts with launches in per-thread default streams that only their threads could have marked. `number`:
 /// all launches up to it have been submitted. Without the mutex; waits for the GPU.

@@ -65,6 +65,12 @@ bool Channel::linkUp() const {
   return attached_.load() && link_ && link_->state() == transport::LinkState::kUp;
 }
 
+std::optional<transport::LinkKind> Channel::linkKind() const {
+  std::lock_guard lock(write_mutex_);
+  if (!attached_.load() || !link_) return std::nullopt;
+  return link_->peer().kind;
+}
+
 bool Channel::closed() const {
   std::lock_guard lock(write_mutex_);
   return closed_;

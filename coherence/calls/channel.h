@@ -25,6 +25,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -123,6 +124,8 @@ class Channel {
   bool attached() const { return attached_.load(std::memory_order_acquire); }
   /// Whether the link itself is up, also while nobody receives, who would notice its end.
   bool linkUp() const;
+  /// By which transport the link goes; nothing while there is none.
+  std::optional<transport::LinkKind> linkKind() const;
   /// Closed for good: no link will be taken any more.
   bool closed() const;
   /// Why there is no link, or why it is closed; "" while there is one.

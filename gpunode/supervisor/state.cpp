@@ -89,6 +89,8 @@ status::Status Supervisor::state(uint64_t first, const transport::PeerInfo& aske
     row.bytes.resize(told.tiers.size());
     row.budgets.resize(told.tiers.size());
     if (session->ended.empty()) {
+      if (session->report.link != kNoLink)
+        row.transport = transport::linkKindName(static_cast<transport::LinkKind>(session->report.link));
       for (uint32_t i = 0; i < session->report.device_count; ++i) {
         row.bytes[session->devices[i]] = session->report.devices[i].resident;
         row.budgets[session->devices[i]] = session->report.devices[i].budget;

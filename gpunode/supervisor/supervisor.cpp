@@ -370,6 +370,7 @@ void Supervisor::hear(Session& session) {
       return;
     }
     report.device_count = std::min<uint32_t>(report.device_count, static_cast<uint32_t>(session.devices.size()));
+    if (report.link > static_cast<uint32_t>(transport::LinkKind::kVerbs)) report.link = kNoLink;
     session.report = report;
   }
 }

@@ -44,7 +44,7 @@ class Supervisor {
     pid_t pid = 0;
     uint32_t process = 0;          // the client's
     uint32_t slot = 0, slots = 1;  // which of its program's sessions it is, of how many
-    std::string program, peer, node, transport, key_name;
+    std::string program, peer, node, key_name;
     bool left = false;              // the client has, before the worker was ready
     bool starting = true;           // the worker is not ready
     base::UniqueFd socket;          // to the worker

@@ -11,6 +11,8 @@ inline constexpr int kSetupFd = 3;
 inline constexpr uint32_t kMostDevices = 16;  // further ones are not reported
 inline constexpr uint32_t kReportMs = 500;
 
+inline constexpr uint32_t kNoLink = UINT32_MAX;
+
 enum class WorkerTask : uint32_t {
   kSession = 1,   // answered by WorkerReady, then a WorkerReport each kReportMs
   kDescribe = 2,  // answered by NodeDescription; the worker ends
@@ -45,7 +47,7 @@ struct WorkerReport {
   uint64_t pinned = 0;  // bytes of pinned memory
   uint64_t host = 0;    // bytes of the host tier
   uint32_t device_count = 0;
-  uint32_t reserved = 0;
+  uint32_t link = kNoLink;  // to the client: transport::LinkKind
   struct Device {
     uint64_t allocated, budget, resident;
   } devices[kMostDevices] = {};

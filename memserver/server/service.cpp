@@ -53,9 +53,11 @@ struct Service::Session {
   std::atomic<int64_t> down_ms{0};  // 0: connected
   std::atomic<bool> ending{false};  // its time is over
 
+  // Until then it is not counted or shown: it may be somebody who only asks for the state.
+  std::atomic<bool> greeted{false};
+
   std::mutex mutex;
   std::string label;
-  bool greeted = false;
   std::set<LeaseId> leases;
   uint64_t recalled = 0;  // wanted back
   int64_t recall_by_ms = 0;
@@ -125,8 +127,6 @@ void Service::takeCompletions() {
           std::lock_guard lock(mutex_);
           session->number = next_session_++;
           sessions_.emplace(session->number, session);
-          ++figures_.sessions_accepted;
-          ++(session->peer.kind == transport::LinkKind::kShm ? figures_.accepted_shm : figures_.accepted_tcp);
         }
         links_.insert({link.get(), session});
         continue;
@@ -227,19 +227,20 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
     {
       std::lock_guard lock(session->mutex);
       session->label = hello->label;
-      session->greeted = true;
+    }
+    if (!session->greeted.exchange(true)) {
+      std::lock_guard lock(mutex_);
+      ++figures_.sessions_accepted;
+      ++(session->peer.kind == transport::LinkKind::kShm ? figures_.accepted_shm : figures_.accepted_tcp);
     }
     base::logInfo("session %llu: %s (%s), %s, %s", static_cast<unsigned long long>(session->number),
                   session->peer.node.c_str(), hello->label.c_str(), keyText(session->peer.key_name),
                   session->peer.why.c_str());
     return HelloReply{instance_, options_.lease_ms, store_.slabBytes(), capacity(*session)};
   }
-  {
-    std::lock_guard lock(session->mutex);
-    if (!session->greeted) {
-      wrong = base::format("a {} message before the greeting", bodyName(request));
-      return {};
-    }
+  if (!session->greeted.load()) {
+    wrong = base::format("a {} message before the greeting", bodyName(request));
+    return {};
   }
   if (const auto* wish = std::get_if<protocol::Lease>(&request)) return grant(session, wish->bytes);
   if (const auto* held = std::get_if<Attach>(&request)) {
@@ -647,8 +648,9 @@ ServiceFigures Service::figures() const {
   const auto sessions = allSessions();
   std::lock_guard lock(mutex_);
   ServiceFigures figures = figures_;
-  figures.sessions = sessions.size();
   for (const auto& session : sessions) {
+    if (!session->greeted.load()) continue;
+    ++figures.sessions;
     if (session->down_ms.load() != 0) continue;
     ++figures.connected;
     ++(session->peer.kind == transport::LinkKind::kShm ? figures.links_shm : figures.links_tcp);
@@ -667,9 +669,9 @@ status::Status Service::status(uint64_t first, const transport::PeerInfo* asker)
   told.tiers.push_back({"RAM", store.donated(), store.lent, store.free});
   for (const Metric& metric : metricsOf(figures(), store)) told.figures.push_back({metric.fullName(), metric.value});
   const auto sessions = allSessions();
-  told.session_count = sessions.size();
+  for (const auto& session : sessions) told.session_count += session->greeted.load();
   for (const auto& session : sessions) {
-    if (session->number < first) continue;
+    if (session->number < first || !session->greeted.load()) continue;
     if (asker != nullptr && asker->kind != transport::LinkKind::kShm && asker->key_name != session->peer.key_name)
       continue;
     if (told.sessions.size() == status::kMaxRows) {
@@ -691,7 +693,6 @@ status::Status Service::status(uint64_t first, const transport::PeerInfo* asker)
     if (down != 0)
       row.left_ms = static_cast<uint32_t>(std::max<int64_t>(0, std::max(down, renewed) + options_.lease_ms - now));
     std::lock_guard lock(session->mutex);
-    if (!session->greeted) continue;
     row.program = session->label;
     row.pieces = session->leases.size();
     row.recalled = session->recalled;

@@ -55,6 +55,18 @@ std::string callsText(const NodeSample& now, const NodeSample* before, const sta
   return rate ? bytesText(*rate) + "/s" : session.calls != 0 ? bytesText(static_cast<double>(session.calls)) : "-";
 }
 
+// By shared memory sessions of a memserver copy themselves: it does not see what.
+bool copiesItself(const status::Session& session) { return session.transport == "shm" && session.calls == 0; }
+
+// Those that are over are shown for a while.
+size_t openSessions(const status::Status& status) {
+  return static_cast<size_t>(std::count_if(status.sessions.begin(), status.sessions.end(), [](const auto& session) {
+    return session.connected != 0 || session.left_ms != 0;
+  }));
+}
+
+std::string transportOf(const status::Session& session) { return session.transport.empty() ? "-" : session.transport; }
+
 std::string budgetText(const status::Session& session) {
   std::string text;
   for (const uint64_t budget : session.budgets) {
@@ -72,10 +84,10 @@ std::string sessionHead() {
 std::string sessionRow(const NodeSample& now, const NodeSample* before, const status::Session& session) {
   return base::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}", session.number,
                       session.key_name.empty() ? "-" : session.key_name.substr(0, 12), session.node.substr(0, 24),
-                      session.program.substr(0, 16), session.transport, session.pieces,
+                      session.program.substr(0, 16), transportOf(session), session.pieces,
                       bytesText(static_cast<double>(sumOf(session.bytes))), budgetText(session),
                       bytesText(static_cast<double>(session.recalled)),
-                      session.transport == "shm" ? "-" : bytesText(static_cast<double>(session.moved)),
+                      copiesItself(session) ? "-" : bytesText(static_cast<double>(session.moved)),
                       rateText(movedRate(now, before, &session)), callsText(now, before, session), stateOf(session));
 }
 
@@ -133,9 +145,12 @@ std::optional<double> movedRate(const NodeSample& now, const NodeSample* before,
   if (before == nullptr || !before->told || !now.told || now.seconds <= before->seconds) return std::nullopt;
   const status::Status &a = before->told->status, &b = now.told->status;
   if (b.uptime_ms < a.uptime_ms) return std::nullopt;  // it was started anew
+  // Where all copy by shared memory the daemon's own figure is of nothing that they do.
+  if (session == nullptr && b.figure(R"(links{transport="shm"})") != 0 && b.figure(R"(links{transport="tcp"})") == 0)
+    return std::nullopt;
   uint64_t then = a.figure("moved_bytes_total"), later = b.figure("moved_bytes_total");
   if (session != nullptr) {
-    if (session->transport == "shm") return std::nullopt;
+    if (copiesItself(*session)) return std::nullopt;
     const auto was = std::find_if(a.sessions.begin(), a.sessions.end(),
                                   [&](const auto& each) { return each.number == session->number; });
     then = was == a.sessions.end() ? 0 : was->moved;
@@ -186,18 +201,19 @@ std::vector<Line> nodeScreen(const NodeSample& now, const NodeSample* before, si
   }
   const status::Status& status = now.told->status;
   lines.push_back(Line().add("node " + title(now), Style::kTitle));
+  const size_t sessions = openSessions(status);
   for (const auto& tier : status.tiers) {
-    lines.push_back(Line().add(base::format(
-        "  {:<12} {} {:>7} of {:>7}   moves {:>9}   {} session{}", tier.name,
-        bar(static_cast<double>(tier.used), static_cast<double>(tier.total), 20),
-        bytesText(static_cast<double>(tier.used)), bytesText(static_cast<double>(tier.total)),
-        rateText(movedRate(now, before, nullptr)), status.sessions.size(), status.sessions.size() == 1 ? "" : "s")));
+    lines.push_back(
+        Line().add(base::format("  {:<12} {} {:>7} of {:>7}   moves {:>9}   {} session{}", tier.name,
+                                bar(static_cast<double>(tier.used), static_cast<double>(tier.total), 20),
+                                bytesText(static_cast<double>(tier.used)), bytesText(static_cast<double>(tier.total)),
+                                rateText(movedRate(now, before, nullptr)), sessions, sessions == 1 ? "" : "s")));
   }
   for (const auto* session : sorted(status)) {
     if (lines.size() >= most) break;
     lines.push_back(Line().add(
         base::format("  {:<24} {:<16} {:<4}{:>8} in {:<6}{:>10}  {}", session->node.substr(0, 24),
-                     session->program.substr(0, 16), session->transport,
+                     session->program.substr(0, 16), transportOf(*session),
                      bytesText(static_cast<double>(sumOf(session->bytes))),
                      session->calls != 0 ? budgetText(*session) : std::to_string(session->pieces),
                      session->calls != 0 ? callsText(now, before, *session) : rateText(movedRate(now, before, session)),
@@ -279,7 +295,7 @@ std::string nodeWatchLine(const NodeSample& now, const NodeSample* before) {
   }
   return base::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", clockText(), now.address, status.kind,
                       bytesText(static_cast<double>(sum.used)), bytesText(static_cast<double>(sum.total)),
-                      bytesText(static_cast<double>(sum.free)), status.sessions.size(),
+                      bytesText(static_cast<double>(sum.free)), openSessions(status),
                       rateText(movedRate(now, before, nullptr)));
 }
 

@@ -213,25 +213,28 @@ std::string sizeText(double bytes) { return base::formatSize(static_cast<uint64_
 
 std::string section(const History& history, ordered_json& data) {
   std::vector<double> times;
-  std::vector<Series> tiers{
-      {"VRAM", "#2a9d5c", {}}, {"host memory in place", "#35b0c0", {}}, {"host memory", "#3b6fd4", {}}};
+  std::vector<Series> tiers{{"VRAM", colourOf(Place::kVram), {}},
+                            {"host memory in place", colourOf(Place::kInPlace), {}},
+                            {"host memory", colourOf(Place::kHost), {}},
+                            {"remote", colourOf(Place::kRemote), {}}};
   std::vector<Series> paths{{"fetched on demand", "#d0502f", {}},
                             {"prefetched", "#e0b020", {}},
                             {"evicted clean", "#35b0c0", {}},
                             {"evicted, written", "#9b51c9", {}}};
-  std::vector<Series> bytes{{"in", "#2a9d5c", {}}, {"out", "#9b51c9", {}}};
+  std::vector<Series> bytes{{"in", "#2a9d5c", {}},
+                            {"out", "#9b51c9", {}},
+                            {"from memservers", "#e0b020", {}},
+                            {"to memservers", "#d0502f", {}}};
   for (const auto& moment : history.moments) {
     times.push_back(moment.seconds - history.moments.front().seconds);
     const Figures& f = moment.figures;
-    tiers[0].values.push_back(static_cast<double>(f.vram));
-    tiers[1].values.push_back(static_cast<double>(f.in_place));
-    tiers[2].values.push_back(static_cast<double>(f.host));
-    paths[0].values.push_back(f.fetched);
-    paths[1].values.push_back(f.prefetched);
-    paths[2].values.push_back(f.clean);
-    paths[3].values.push_back(f.written);
-    bytes[0].values.push_back(f.bytes_in);
-    bytes[1].values.push_back(f.bytes_out);
+    const auto add = [](std::vector<Series>& series, std::initializer_list<double> values) {
+      for (size_t i = 0; i < values.size(); i++) series[i].values.push_back(values.begin()[i]);
+    };
+    add(tiers, {static_cast<double>(f.vram), static_cast<double>(f.in_place), static_cast<double>(f.host),
+                static_cast<double>(f.remote)});
+    add(paths, {f.fetched, f.prefetched, f.clean, f.written});
+    add(bytes, {f.bytes_in, f.bytes_out, f.remote_in, f.remote_out});
   }
   const auto waits = waitsOf(history);
   ordered_json one{{"pid", history.pid}, {"program", history.program}, {"seconds", times}};
@@ -256,17 +259,19 @@ std::string section(const History& history, ordered_json& data) {
   text += base::format(
       "<p>{:.1f} s: {:.0f} launches, hit rate {}, {:.0f} extents fetched on demand, {:.0f} prefetched (accuracy {}), "
       "{:.0f} "
-      "evicted clean, {:.0f} written; {} in, {} out; waits {} (median), {} (99 %).</p>\n",
+      "evicted clean, {:.0f} written; {} in, {} out, {} from memservers, {} to them; waits {} (median), {} (99 "
+      "%).</p>\n",
       seconds, whole.launches * seconds, whole.hit_rate ? base::format("{:.1f} %", *whole.hit_rate * 100) : "-",
       whole.fetched * seconds, whole.prefetched * seconds,
       whole.accuracy ? base::format("{:.1f} %", *whole.accuracy * 100) : "-", whole.clean * seconds,
       whole.written * seconds, sizeText(whole.bytes_in * seconds), sizeText(whole.bytes_out * seconds),
+      sizeText(whole.remote_in * seconds), sizeText(whole.remote_out * seconds),
       whole.wait_p50_ns ? durationText(*whole.wait_p50_ns) : "-",
       whole.wait_p99_ns ? durationText(*whole.wait_p99_ns) : "-");
   text += "<h3>Residency over time</h3>\n" + plot(times, tiers, true, sizeText);
   text += "<h3>Extents moved a second, by path</h3>\n" +
           plot(times, paths, false, [](double value) { return base::format("{:.4g}", value); });
-  text += "<h3>Bytes moved a second</h3>\n" + plot(times, bytes, false, sizeText);
+  text += "<h3>Bytes moved a second, by path</h3>\n" + plot(times, bytes, false, sizeText);
   text += "<h3>Fault latency</h3>\n" + waitPlot(waits);
   text += "<h3>The address space over time</h3>\n" + heatMap(history, times);
   if (!history.hot.empty()) {

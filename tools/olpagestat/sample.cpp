@@ -41,6 +41,13 @@ unsigned devicesOf(const Counters& counters) {
   return static_cast<unsigned>(std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
 }
 
+bool usesMemservers(const Counters& counters) {
+  uint64_t any =
+      valueOf(counters.memserver_bytes) + valueOf(counters.memservers_tcp) + valueOf(counters.memservers_shm);
+  for (unsigned device = 0; device < devicesOf(counters); device++) any += valueOf(counters.devices[device].remote_out);
+  return any != 0;
+}
+
 Figures figuresOf(const Counters& now, const Counters* before, double seconds, const DeviceChoice& devices) {
   Figures figures;
   uint64_t launches = 0, resident = 0, useful = 0, used_or_not = 0;
@@ -53,6 +60,7 @@ Figures figuresOf(const Counters& now, const Counters* before, double seconds, c
     figures.vram_budget += valueOf(device.vram_budget_bytes);
     figures.host += valueOf(device.parked_bytes);
     figures.in_place += valueOf(device.in_place_bytes);
+    figures.remote += valueOf(device.remote_bytes);
     figures.pinned += valueOf(device.pinned_bytes);
     figures.allocated += valueOf(device.allocated_bytes);
     if (before == nullptr || seconds <= 0) continue;
@@ -76,6 +84,8 @@ Figures figuresOf(const Counters& now, const Counters* before, double seconds, c
     figures.written += rate(device.evictions_written, then.evictions_written);
     figures.bytes_in += rate(device.bytes_in, then.bytes_in);
     figures.bytes_out += rate(device.bytes_out, then.bytes_out);
+    figures.remote_in += rate(device.remote_in, then.remote_in);
+    figures.remote_out += rate(device.remote_out, then.remote_out);
     for (unsigned i = 0; i < pager::kWaitBuckets; i++) {
       const uint64_t here = grown(device.fault_wait.buckets[i], then.fault_wait.buckets[i]);
       pager::add(waits.buckets[i], here);

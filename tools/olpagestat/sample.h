@@ -53,12 +53,15 @@ struct DeviceChoice {
 /// A process now, and a second of it: its figures summed over devices, rates over the time between two samples. Rates and
 /// shares are absent where there is nothing to take them of.
 struct Figures {
-  uint64_t vram = 0, vram_budget = 0, host = 0, in_place = 0, pinned = 0, allocated = 0;
+  uint64_t vram = 0, vram_budget = 0, host = 0, in_place = 0, remote = 0, pinned = 0, allocated = 0;
   double launches = 0, copies = 0, faults = 0;                 // a second
   double fetched = 0, prefetched = 0, clean = 0, written = 0;  // extents a second, by path
-  double bytes_in = 0, bytes_out = 0;                          // a second
-  std::optional<double> hit_rate, accuracy;                    // of the interval, 0 to 1
-  std::optional<double> wait_p50_ns, wait_p99_ns;              // likewise
+  double bytes_in = 0, bytes_out = 0;                          // a second, into and out of VRAM
+  double remote_in = 0, remote_out = 0;                        // likewise, from and to memservers
+  /// Bytes a second on every path.
+  double traffic() const { return bytes_in + bytes_out + remote_in + remote_out; }
+  std::optional<double> hit_rate, accuracy;        // of the interval, 0 to 1
+  std::optional<double> wait_p50_ns, wait_p99_ns;  // likewise
 };
 Figures figuresOf(const pager::Counters& now, const pager::Counters* before, double seconds,
                   const DeviceChoice& devices = {});
@@ -82,6 +85,8 @@ struct HotAllocation {
 std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most, const DeviceChoice& devices = {});
 
 unsigned devicesOf(const pager::Counters& counters);
+/// It has memservers, or had.
+bool usesMemservers(const pager::Counters& counters);
 /// "3.2 us"
 std::string durationText(double nanoseconds);
 /// A program chooses its own name: nothing in it may reach a terminal or a page as more than text.

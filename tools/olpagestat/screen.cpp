@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
+#include <cstdint>
 #include <ctime>
-#include <map>
+#include <utility>
 
 #include "base/format.h"
 #include "base/size.h"
@@ -33,22 +35,88 @@ std::string countText(double count) {
 std::string shareText(const std::optional<double>& share) { return share ? base::format("{:.1f}", *share * 100) : "-"; }
 std::string waitText(const std::optional<double>& wait) { return wait ? durationText(*wait) : "-"; }
 
+std::string bytesOf(uint64_t bytes) { return bytesText(static_cast<double>(bytes)); }
+
+// A figure of a process, on the screen and in a line of --watch.
+struct Column {
+  const char* name;
+  size_t width;
+  unsigned rank;  // where there is no room for all, the highest go first
+  bool remote;    // nothing without memservers
+  std::string (*text)(const Figures&);
+};
+constexpr Column kColumns[] = {
+    {"VRAM", 7, 0, false, [](const Figures& f) { return bytesOf(f.vram); }},
+    {"HOST", 7, 1, false, [](const Figures& f) { return bytesOf(f.host); }},
+    {"PLACE", 7, 16, false, [](const Figures& f) { return bytesOf(f.in_place); }},
+    {"REMOTE", 7, 2, true, [](const Figures& f) { return bytesOf(f.remote); }},
+    {"LAUNCH", 8, 10, false, [](const Figures& f) { return countText(f.launches); }},
+    {"HIT%", 6, 7, false, [](const Figures& f) { return shareText(f.hit_rate); }},
+    {"FAULT", 8, 3, false, [](const Figures& f) { return countText(f.faults); }},
+    {"PREFET", 8, 13, false, [](const Figures& f) { return countText(f.prefetched); }},
+    {"CLEAN", 8, 15, false, [](const Figures& f) { return countText(f.clean); }},
+    {"WRITTEN", 8, 14, false, [](const Figures& f) { return countText(f.written); }},
+    {"IN/s", 8, 4, false, [](const Figures& f) { return bytesText(f.bytes_in); }},
+    {"OUT/s", 8, 5, false, [](const Figures& f) { return bytesText(f.bytes_out); }},
+    {"R-IN/s", 8, 8, true, [](const Figures& f) { return bytesText(f.remote_in); }},
+    {"R-OUT/s", 8, 9, true, [](const Figures& f) { return bytesText(f.remote_out); }},
+    {"ACC%", 6, 12, false, [](const Figures& f) { return shareText(f.accuracy); }},
+    {"WAIT50", 8, 11, false, [](const Figures& f) { return waitText(f.wait_p50_ns); }},
+    {"WAIT99", 8, 6, false, [](const Figures& f) { return waitText(f.wait_p99_ns); }},
+};
+constexpr size_t kNameWidth = 25;  // process and program, before the columns
+
+// Those for which a terminal has room. Those of memservers give way to all others where there are none.
+std::vector<const Column*> columnsFor(size_t width, bool memservers) {
+  std::vector<const Column*> all;
+  size_t sum = kNameWidth;
+  for (const Column& column : kColumns) {
+    all.push_back(&column);
+    sum += column.width;
+  }
+  const auto order = [&](const Column* column) { return std::pair(column->remote && !memservers, column->rank); };
+  while (sum > width && !all.empty()) {
+    const auto last =
+        std::max_element(all.begin(), all.end(), [&](const auto* a, const auto* b) { return order(a) < order(b); });
+    sum -= (*last)->width;
+    all.erase(last);
+  }
+  return all;
+}
+
+std::string headText(const std::vector<const Column*>& columns) {
+  std::string text = base::format("{:>8} {:<16}", "PID", "PROGRAM");
+  for (const Column* column : columns) text += base::format("{:>{}}", column->name, column->width);
+  return text;
+}
+
+std::string rowText(const pager::Counters& counters, const Figures& figures,
+                    const std::vector<const Column*>& columns) {
+  std::string text = base::format("{:>8} {:<16}", counters.pid, printableName(counters.program).substr(0, 15));
+  for (const Column* column : columns) text += base::format("{:>{}}", column->text(figures), column->width);
+  return text;
+}
+
 struct Row {
   const pager::CountersSnapshot* process;
   Figures figures;
 };
 
+Figures since(const pager::CountersSnapshot& process, const Sample& now, const Sample* before,
+              const DeviceChoice& devices = {}) {
+  const auto* then = before != nullptr ? find(*before, keyOf(process)) : nullptr;
+  return figuresOf(*process.counters, then != nullptr ? then->counters.get() : nullptr,
+                   before != nullptr ? now.seconds - before->seconds : 0, devices);
+}
+
 std::vector<Row> rowsOf(const Sample& now, const Sample* before, const View& view) {
   std::vector<Row> rows;
-  for (const auto& process : now.reading.processes) {
-    const auto* then = before != nullptr ? find(*before, keyOf(process)) : nullptr;
-    rows.push_back({&process, figuresOf(*process.counters, then != nullptr ? then->counters.get() : nullptr,
-                                        before != nullptr ? now.seconds - before->seconds : 0, view.devices)});
-  }
+  for (const auto& process : now.reading.processes)
+    rows.push_back({&process, since(process, now, before, view.devices)});
   std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
     switch (view.sort) {
       case SortBy::kTraffic:
-        return a.figures.bytes_in + a.figures.bytes_out > b.figures.bytes_in + b.figures.bytes_out;
+        return a.figures.traffic() > b.figures.traffic();
       case SortBy::kFaults:
         return a.figures.faults > b.figures.faults;
       case SortBy::kVram:
@@ -67,36 +135,51 @@ std::string hostName() {
   return printableName(name);
 }
 
-// This machine: each device's VRAM, the host tier, and what goes in and out, all programs together.
-void nodeLines(const Sample& now, const Sample* before, const View& view, std::vector<Line>& lines) {
+std::string tierText(const std::string& name, double used, double all, size_t width) {
+  constexpr size_t kRoomy = 86;  // a line with rates and the long bar
+  return base::format("  {:<11} {} {:>7} of {:>7}", name, bar(used, all, width < kRoomy ? 12 : 20), bytesText(used),
+                      bytesText(all));
+}
+
+std::string ratesText(double in, double out) {
+  return base::format("   in {:>7}/s   out {:>7}/s", bytesText(in), bytesText(out));
+}
+
+// This machine: each device's VRAM, the host tier, what memservers have, and what goes in and out, all programs together.
+void nodeLines(const Sample& now, const Sample* before, const View& view, bool memservers, size_t width,
+               std::vector<Line>& lines) {
   unsigned devices = 0;
-  double host = 0, host_limit = 0;
+  double host = 0, host_limit = 0, remote = 0, room = 0, remote_in = 0, remote_out = 0;
   for (const auto& process : now.reading.processes) {
-    devices = std::max(devices, devicesOf(*process.counters));
-    host += static_cast<double>(valueOf(process.counters->host_used_bytes));
-    host_limit = std::max(host_limit, static_cast<double>(valueOf(process.counters->host_limit_bytes)));
+    const auto& counters = *process.counters;
+    const Figures one = since(process, now, before);
+    devices = std::max(devices, devicesOf(counters));
+    host += static_cast<double>(valueOf(counters.host_used_bytes));
+    host_limit = std::max(host_limit, static_cast<double>(valueOf(counters.host_limit_bytes)));
+    remote += static_cast<double>(one.remote);
+    // What one program can still get the others can get as well, but not twice.
+    room = std::max(room, static_cast<double>(valueOf(counters.memserver_bytes)) - static_cast<double>(one.remote));
+    remote_in += one.remote_in;
+    remote_out += one.remote_out;
   }
   lines.push_back(Line().add(base::format("node {}", hostName()), Style::kTitle));
   for (unsigned device = 0; device < devices; device++) {
     if (!view.devices.holds(device)) continue;
-    Figures sum;
+    double vram = 0, budget = 0, in = 0, out = 0;
     for (const auto& process : now.reading.processes) {
-      const auto* then = before != nullptr ? find(*before, keyOf(process)) : nullptr;
-      const Figures one = figuresOf(*process.counters, then != nullptr ? then->counters.get() : nullptr,
-                                    before != nullptr ? now.seconds - before->seconds : 0, {device});
-      sum.vram += one.vram;
-      sum.vram_budget += one.vram_budget;
-      sum.bytes_in += one.bytes_in;
-      sum.bytes_out += one.bytes_out;
+      const Figures one = since(process, now, before, {device});
+      vram += static_cast<double>(one.vram);
+      budget += static_cast<double>(one.vram_budget);
+      in += one.bytes_in;
+      out += one.bytes_out;
     }
-    lines.push_back(Line().add(
-        base::format("  gpu{:<3} VRAM {} {:>7} of {:>7}   in {:>7}/s   out {:>7}/s", device,
-                     bar(static_cast<double>(sum.vram), static_cast<double>(sum.vram_budget), 20),
-                     bytesText(static_cast<double>(sum.vram)), bytesText(static_cast<double>(sum.vram_budget)),
-                     bytesText(sum.bytes_in), bytesText(sum.bytes_out))));
+    lines.push_back(
+        Line().add(tierText(base::format("gpu{:<3} VRAM", device), vram, budget, width) + ratesText(in, out)));
   }
-  lines.push_back(Line().add(base::format("  host   RAM  {} {:>7} of {:>7}", bar(host, host_limit, 20), bytesText(host),
-                                          bytesText(host_limit))));
+  lines.push_back(Line().add(tierText("host   RAM", host, host_limit, width)));
+  if (memservers)
+    lines.push_back(
+        Line().add(tierText("remote RAM", remote, remote + room, width) + ratesText(remote_in, remote_out)));
 }
 
 Style styleOf(Place place) {
@@ -171,6 +254,8 @@ std::vector<ProcessKey> orderOf(const Sample& now, const Sample* before, const V
 std::vector<Line> screen(const Sample& now, const Sample* before, const View& view, unsigned width, unsigned height) {
   std::vector<Line> lines;
   const auto rows = rowsOf(now, before, view);
+  const bool memservers =
+      std::any_of(rows.begin(), rows.end(), [](const Row& row) { return usesMemservers(*row.process->counters); });
   const std::string shown = view.devices.only ? base::format("gpu{}", *view.devices.only) : "all devices";
   lines.push_back(Line()
                       .add("olpagestat ", Style::kTitle)
@@ -179,7 +264,7 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
                                         sortName(view.sort), shown)));
   lines.push_back(
       Line().add("q quit  s sort  n node/device  up/down choose  m map  +/- interval  space pause", Style::kDim));
-  nodeLines(now, before, view, lines);
+  nodeLines(now, before, view, memservers, width, lines);
   for (const NodeSample& node : now.nodes) {
     const NodeSample* then = nullptr;
     for (size_t i = 0; before != nullptr && i < before->nodes.size(); i++)
@@ -187,12 +272,8 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
     for (Line& line : nodeScreen(node, then, kNodeLines)) lines.push_back(std::move(line));
   }
   for (const auto& note : now.reading.notes) lines.push_back(Line().add(printableName(note.c_str()), Style::kDim));
-  lines.push_back(
-      Line().add(base::format("{:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}",
-                              "PID", "PROGRAM", "VRAM", "HOST", "PLACE", "LAUNCH", "HIT%", "FAULT", "PREFET", "CLEAN",
-                              "WRITTEN", "IN/s", "OUT/s", "ACC%", "WAIT50", "WAIT99") +
-                     std::string(width, ' '),
-                 Style::kHead));
+  const auto columns = columnsFor(width, memservers);
+  lines.push_back(Line().add(headText(columns) + std::string(width, ' '), Style::kHead));
   if (rows.empty()) lines.push_back(Line().add("no program of yours uses a GPU under olpager now"));
   const Row* chosen = nullptr;
   for (const Row& row : rows) {
@@ -208,17 +289,8 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
     first = index >= most ? index - most + 1 : 0;
   }
   for (size_t i = first; i < std::min(rows.size(), first + most); i++) {
-    const Figures& f = rows[i].figures;
-    const auto& counters = *rows[i].process->counters;
-    const std::string name = printableName(counters.program).substr(0, 15);
-    lines.push_back(Line().add(
-        base::format("{:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}", counters.pid,
-                     name, bytesText(static_cast<double>(f.vram)), bytesText(static_cast<double>(f.host)),
-                     bytesText(static_cast<double>(f.in_place)), countText(f.launches), shareText(f.hit_rate),
-                     countText(f.faults), countText(f.prefetched), countText(f.clean), countText(f.written),
-                     bytesText(f.bytes_in), bytesText(f.bytes_out), shareText(f.accuracy), waitText(f.wait_p50_ns),
-                     waitText(f.wait_p99_ns)),
-        &rows[i] == chosen ? Style::kChosen : Style::kPlain));
+    lines.push_back(Line().add(rowText(*rows[i].process->counters, rows[i].figures, columns),
+                               &rows[i] == chosen ? Style::kChosen : Style::kPlain));
   }
   if (chosen != nullptr && chosen->process->details != nullptr) {
     const auto& details = *chosen->process->details;
@@ -241,19 +313,14 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
 }
 
 std::string watchHead() {
-  return base::format("{:<8} {:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}\n",
-                      "time", "pid", "program", "vram", "host", "place", "launch", "hit%", "fault", "prefet", "clean",
-                      "written", "in/s", "out/s", "acc%", "wait50", "wait99");
+  std::string text = base::format("{:<8} {}\n", "time", headText(columnsFor(SIZE_MAX, true)));
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
 }
 
-std::string watchLine(const pager::CountersSnapshot& process, const Figures& f, const std::string& time) {
-  return base::format("{:<8} {:>8} {:<16}{:>7}{:>7}{:>7}{:>8}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6}{:>8}{:>8}\n",
-                      time.empty() ? clockText() : time, process.counters->pid,
-                      printableName(process.counters->program).substr(0, 15), bytesText(static_cast<double>(f.vram)),
-                      bytesText(static_cast<double>(f.host)), bytesText(static_cast<double>(f.in_place)),
-                      countText(f.launches), shareText(f.hit_rate), countText(f.faults), countText(f.prefetched),
-                      countText(f.clean), countText(f.written), bytesText(f.bytes_in), bytesText(f.bytes_out),
-                      shareText(f.accuracy), waitText(f.wait_p50_ns), waitText(f.wait_p99_ns));
+std::string watchLine(const pager::CountersSnapshot& process, const Figures& figures, const std::string& time) {
+  return base::format("{:<8} {}\n", time.empty() ? clockText() : time,
+                      rowText(*process.counters, figures, columnsFor(SIZE_MAX, true)));
 }
 
 int runLive(const SampleSource& source, double interval, double duration) {

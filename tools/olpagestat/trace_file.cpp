@@ -45,8 +45,8 @@ void TraceFile::process(uint32_t pid, const std::string& name) {
 
 void TraceFile::tiers(uint32_t pid, double seconds, const Figures& figures) {
   put(base::format(
-      R"({{"ph":"C","name":"bytes","pid":{},"tid":0,"ts":{:.3f},"args":{{"VRAM":{},"in place":{},"host":{}}}}})", pid,
-      seconds * 1e6, figures.vram, figures.in_place, figures.host));
+      R"({{"ph":"C","name":"bytes","pid":{},"tid":0,"ts":{:.3f},"args":{{"VRAM":{},"in place":{},"host":{},"remote":{}}}}})",
+      pid, seconds * 1e6, figures.vram, figures.in_place, figures.host, figures.remote));
 }
 
 void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {

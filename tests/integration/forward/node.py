@@ -361,9 +361,10 @@ def state(bench):
             node = json.loads(shown)["nodes"][0]
             assert node["kind"] == "gpunode" and node["devices"][0]["uuid"].startswith("GPU-"), node
             assert node["sessions"][0]["calls"] > 10 and node["sessions"][0]["budgets"][0] == 64 * MIB, node
+            assert node["session_count"] == 1 and node["sessions"][0]["transport"] in ("tcp", "shm"), node
             assert [tier["name"] for tier in node["tiers"]] == ["VRAM 0", "RAM"], node
         else:
-            assert "gpunode" in shown and ("holder" in shown or "--watch" in options), shown
+            assert "gpunode" in shown and (re.search(r"holder +(tcp|shm) ", shown) or "--watch" in options), shown
     client.process.kill()
     gone = bench.until(address, lambda state: not state["sessions"][0]["running"], 15)
     assert gone["sessions"][0]["state"].startswith("ended: "), gone

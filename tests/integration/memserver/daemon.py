@@ -263,7 +263,8 @@ def basic(rig):
     told = rig.nodes("--json")["nodes"][0]  # olpagestat asks the same over the network
     assert (told["kind"], told["tiers"]) == ("memserver", [{"name": "RAM", "total": 16 * SLAB, "used": 5 * SLAB, "free": 11 * SLAB}]), told
     links = told["figures"]['links{transport="%s"}' % rig.args.transport]
-    assert links >= 2 and told["figures"]["leases_granted_total"] == 5, told
+    assert links == 2 and told["figures"]["leases_granted_total"] == 5, told  # who asks is no session
+    assert [told["session_count"], told["figures"]["sessions"], told["figures"]["sessions_total"]] == [2, 2, 2], told
     if rig.args.transport == "tcp":
         assert told["figures"]["moved_bytes_total"] == 10 * SLAB, told  # written and read
     rows = {row["program"]: row for row in told["sessions"]}

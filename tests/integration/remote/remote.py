@@ -256,7 +256,7 @@ def loopback_case(run, case):
             server.process.send_signal(signal.SIGSTOP) if case == "stopped" else server.kill()
     end = program.finish()
     if case in ("spread", "shared") and is_right(end):
-        chosen = re.search(r"^  memservers +(\d) by tcp, (\d) by shm$", end[2], re.MULTILINE)
+        chosen = re.search(r"^  memservers +(\d) by tcp, (\d) by shm, ", end[2], re.MULTILINE)
         return chosen is not None and chosen.groups() == (("3", "0") if case == "spread" else ("0", "3"))
     if case == "absent":
         return end is not None and end[0] == 2 and end[1] == "" and "127.0.0.1:1" in end[2]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """olpagestat over a real program: paged by the real library on the simulated GPU.
 
-olpagestat.py --olpagestat P --olrun P --program P trace|report|watch|live|plain|killed
+olpagestat.py --olpagestat P --olrun P --olmemserver P --program P trace|report|watch|live|plain|killed|memserver
 """
 import argparse
 import fcntl
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 
 LONG = 60  # what has to happen happens within
@@ -43,11 +44,11 @@ def until(what, text, seconds=LONG):
 class Program:
     """The CUDA program, stopped as soon as it has counters: what it does happens between go() and halt()."""
 
-    def __init__(self, options, scratch, size=64 << 20):
+    def __init__(self, options, scratch, size=64 << 20, more=()):
         self.folder = os.path.join(scratch, "olpager")
         env = dict(os.environ, XDG_RUNTIME_DIR=scratch, XDG_CONFIG_HOME=scratch)
         self.process = subprocess.Popen(
-            [options.olrun, "--driver", "sim", "--vram", "16MiB", "--", options.program, "--bytes", str(size)], env=env,
+            [options.olrun, "--driver", "sim", "--vram", "16MiB", *more, "--", options.program, "--bytes", str(size)], env=env,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.file = until(self.find, "counters of the program")
         self.halt()
@@ -57,6 +58,8 @@ class Program:
         if not os.path.isdir(self.folder):
             return None
         for name in os.listdir(self.folder):
+            if not name.endswith(".counters"):  # a memserver's socket
+                continue
             with open(os.path.join(self.folder, name), "rb") as file:
                 if file.read(8) == b"OLCOUNT\0":
                     return os.path.join(self.folder, name)
@@ -138,6 +141,11 @@ def trace(options, scratch):
     check(not os.path.exists(program.file), "the program's file is still there")
 
 
+def report_data(path):
+    with open(path, encoding="utf-8") as file:
+        return json.loads(re.search(r'id="data">(.*?)</script>', file.read(), re.S).group(1))
+
+
 def report(options, scratch):
     """One page, whole in itself, with the data of each plot."""
     program = Program(options, scratch)
@@ -153,13 +161,13 @@ def report(options, scratch):
     check(page.count("<svg") == 5 and page.count("</svg>") == 5, "not five plots")
     for heading in ("Residency over time", "by path", "Fault latency", "address space over time", "moved most"):
         check(heading in page, f"no {heading}")
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))
-    one = next(each for each in data if each["pid"] == program.pid)
+    one = next(each for each in report_data(path) if each["pid"] == program.pid)
     count = len(one["seconds"])
     check(count >= 2 and one["seconds"] == sorted(one["seconds"]), f"moments: {one['seconds']}")
-    for group, series in (("residency_bytes", ("VRAM", "host memory in place", "host memory")),
+    for group, series in (("residency_bytes", ("VRAM", "host memory in place", "host memory", "remote")),
                           ("extents_per_second", ("fetched on demand", "prefetched", "evicted clean", "evicted, written")),
-                          ("bytes_per_second", ("in", "out"))):
+                          ("bytes_per_second", ("in", "out", "from memservers", "to memservers"))):
+        check(list(one[group]) == list(series), f"{group}: {list(one[group])}")
         for name in series:
             check(len(one[group][name]) == count, f"{group}, {name}: not one for each moment")
     check(max(one["residency_bytes"]["VRAM"]) > 0 and max(one["residency_bytes"]["host memory"]) > 0, "no tiers")
@@ -276,13 +284,13 @@ class Screen:
 
 
 class Live:
-    def __init__(self, options, scratch, rows=40, columns=150):
+    def __init__(self, options, scratch, rows=40, columns=150, more=()):
         self.screen = Screen(rows, columns)
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-            os.execve(options.olpagestat, [options.olpagestat, "--folder", os.path.join(scratch, "olpager")],
-                      dict(os.environ, TERM="xterm-256color", NO_COLOR=""))
+            os.execve(options.olpagestat, [options.olpagestat, "--folder", os.path.join(scratch, "olpager"), *more],
+                      dict(os.environ, TERM="xterm-256color", NO_COLOR="", XDG_CONFIG_HOME=scratch))
         self.held = b""
 
     def resize(self, rows, columns):
@@ -435,11 +443,86 @@ def killed(options, scratch):
     program.end()
 
 
+class Memserver:
+    """One on loopback, for the program that more() is given to."""
+
+    def __init__(self, options, scratch):
+        env = dict(os.environ, XDG_RUNTIME_DIR=scratch, XDG_CONFIG_HOME=scratch)
+        self.process = subprocess.Popen([options.olmemserver, "--listen", "127.0.0.1:0", "--memory", "512MiB", "--reserve", "64MiB", "--cgroup", "none"],
+                                        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if at := re.search(r"listening on ([0-9.]+:[0-9]+)", line):
+                self.address = at.group(1)
+                break
+        else:
+            fail(f"olmemserver: {lines}")
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()  # it is not to wait for who reads
+
+    def more(self):
+        return "--host", "32MiB", "--memserver", self.address
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait(timeout=LONG)
+
+
+def memserver(options, scratch):
+    """A program that has memory at a memserver: every view shows how much, and what goes there and comes back."""
+    server = Memserver(options, scratch)
+    program = Program(options, scratch, 192 << 20, server.more())
+    path = os.path.join(scratch, "out.html")
+    reporter = stat(options, scratch, "--report", path, "--trace", os.path.join(scratch, "out.json"), "--pid", str(program.pid))
+    until(lambda: program.value(256 + 40), "olpagestat is at it")
+    watcher = stat(options, scratch, "--watch", "0.2", "--pid", str(program.pid))
+    live = Live(options, scratch, columns=160, more=("--node", server.address))
+    program.go()
+    live.shows(r"^  remote RAM  \[#+\.*\] +[1-9]\S* of +[1-9]\S*   in +[1-9]\S*/s   out +[1-9]\S*/s", "the line of what is at memservers")
+    live.shows(r"^node memserver \S+  " + re.escape(server.address), "the memserver")
+    live.shows(r"^  RAM +\[#+\.*\] +[1-9]\S* of +512M .*   1 session$", "its memory; who asks is no session of it")
+    live.shows(r"^ *PID PROGRAM .* PLACE REMOTE .* OUT/s  R-IN/s R-OUT/s ", "the columns of memservers")
+    live.shows(r"^0x[0-9a-f]{12} [Vhpr.<>~]*r", "cells at memservers")
+    program.halt()
+    at_memserver = program.value(256 + 168)  # remote_bytes
+    check(at_memserver > 0 and program.value(216) >= at_memserver, "the counters of memservers")
+    # What does not fit goes, whole columns of it, the least important ones first.
+    for columns, there, gone in ((160, ("CLEAN", "PLACE", "REMOTE", "WAIT99"), ()), (120, ("REMOTE", "R-IN/s", "R-OUT/s", "LAUNCH"), ("PLACE", "CLEAN")),
+                                 (80, ("VRAM", "HOST", "REMOTE", "FAULT", "IN/s", "OUT/s", "WAIT99"), ("R-IN/s", "PLACE", "LAUNCH"))):
+        if columns != live.screen.columns:
+            live.resize(40, columns)
+        until(lambda: live.drain(0.1) and re.search(r"^ *PID .* WAIT99$", live.screen.text(), re.M), f"whole columns at {columns}")
+        names = re.search(r"^ *PID (.*)$", live.screen.text(), re.M).group(1).split()
+        check(set(there) <= set(names) and not set(gone) & set(names), f"{columns} columns: {names}")
+        check(re.search(r"^  remote RAM .* in +\S+/s   out +\S+/s$", live.screen.text(), re.M), f"cut at {columns}:\n{live.screen.text()}")
+        row = re.search(rf"^ *{program.pid} saxpy.*$", live.screen.text(), re.M).group(0).split()
+        check(len(row) == len(names) + 1, f"{names}\n{row}")
+    live.key(b"q")
+    check(live.ended() == 0, "q ends it with another status")
+    program.end()
+    out, errors = watcher.communicate(timeout=LONG)
+    check(watcher.returncode == 0, f"--watch: {watcher.returncode} {errors}")
+    head = out.splitlines()[0].split()
+    lines = [line.split() for line in out.splitlines() if str(program.pid) in line.split()]
+    for name in ("remote", "r-in/s", "r-out/s"):
+        check(any(line[head.index(name)] not in ("0", "-") for line in lines), f"--watch: no {name}\n{out}")
+    _, errors = reporter.communicate(timeout=LONG)
+    check(reporter.returncode == 0, f"--report: {reporter.returncode} {errors}")
+    one = next(each for each in report_data(path) if each["pid"] == program.pid)
+    check(max(one["residency_bytes"]["remote"]) >= at_memserver / 2, f"--report: {one['residency_bytes']}")
+    for series in ("from memservers", "to memservers"):
+        check(max(one["bytes_per_second"][series]) > 0, f"--report: nothing {series}")
+    with open(os.path.join(scratch, "out.json"), encoding="utf-8") as file:
+        tiers = [event["args"] for event in json.load(file)["traceEvents"] if event["ph"] == "C"]
+    check(any(tier["remote"] > 0 for tier in tiers), f"--trace: {tiers[-1]}")
+    server.end()
+
+
 def main():
     parser = argparse.ArgumentParser()
-    for name in ("olpagestat", "olrun", "program"):
+    for name in ("olpagestat", "olrun", "olmemserver", "program"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("case", choices=["trace", "report", "watch", "live", "plain", "killed"])
+    parser.add_argument("case", choices=["trace", "report", "watch", "live", "plain", "killed", "memserver"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="olpagestat-") as scratch:
         globals()[options.case](options, scratch)

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
+#include <utility>
 
 #include "pager/counters/files.h"
 #include "tests/catch.h"
@@ -39,6 +41,8 @@ struct Runtime : TemporaryFolder {
 
 void fill(Counters& counters) {
   set(counters.pool_bytes, 1ull << 30);
+  set(counters.memserver_bytes, 448ull << 20);
+  set(counters.memservers_tcp, 2);
   set(counters.host_limit_bytes, 512ull << 20);
   set(counters.host_used_bytes, 192ull << 20);
   add(counters.managed_allocations, 2);
@@ -52,6 +56,7 @@ void fill(Counters& counters) {
   set(device.vram_budget_bytes, 64ull << 20);
   set(device.resident_bytes, 62ull << 20);
   set(device.parked_bytes, 192ull << 20);
+  set(device.remote_bytes, 128ull << 20);
   add(device.demand_faults, 100);
   for (int i = 0; i < 99; i++) device.fault_wait.record(1'500'000);
   device.fault_wait.record(3'000'000'000);
@@ -80,6 +85,7 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(process.at("pid") == getpid());
   CHECK(process.at("state") == "running");
   CHECK(process.at("pool_bytes") == 1ull << 30);
+  CHECK(process.at("memserver_bytes") == 448ull << 20);
   CHECK(process.at("managed_allocations") == 2);
   REQUIRE(process.at("devices").size() == 2);
   const auto& device = process["devices"][0];
@@ -102,12 +108,30 @@ TEST_CASE("olpagestat --once prints sizes for people", "[olpagestat]") {
   fill(runtime.make());
   const auto outcome = runtime.olpagestat({"--once"});
   CHECK(outcome.status == 0);
-  for (const char* text :
-       {"test_tools  pid ", "192MiB of 512MiB", "64MiB (32 pages)", "87.5%", "1.5GiB", "GPU 1", "ms"}) {
+  for (const char* text : {"test_tools  pid ", "192MiB of 512MiB", "64MiB (32 pages)",
+                           "2 by tcp, 0 by shm, room for 448MiB", "87.5%", "1.5GiB", "GPU 1", "ms"}) {
     INFO(text);
     CHECK(outcome.out.find(text) != std::string::npos);
   }
   CHECK(runtime.olpagestat({"--pid", std::to_string(getpid())}).out == runtime.olpagestat({}).out);
+}
+
+TEST_CASE("olpagestat --watch has a column for each tier", "[olpagestat]") {
+  Runtime runtime;
+  fill(runtime.make());
+  const auto outcome = runtime.olpagestat({"--watch", "0.1", "--duration", "0.1"});
+  CHECK(outcome.status == 0);
+  std::istringstream lines(outcome.out);
+  std::string head, line;
+  std::getline(lines, head);
+  std::getline(lines, line);
+  CHECK(head.starts_with("time          pid program            vram   host  place"));
+  INFO(line);
+  for (const auto& [name, value] :
+       {std::pair("vram", "62.0M"), {"host", "192M"}, {"remote", "128M"}, {"r-in/s", "0"}}) {
+    const size_t end = head.find(std::string(" ") + name + " ") + 1 + std::strlen(name);
+    CHECK(line.substr(0, end).ends_with(std::string(" ") + value));
+  }
 }
 
 TEST_CASE("a program's name can't reach the terminal as a control sequence", "[olpagestat]") {

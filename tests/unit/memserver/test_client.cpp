@@ -1,4 +1,6 @@
 // A session and a memserver that are both well: leases, frames, quotas, recalls.
+#include "base/format.h"
+#include "coherence/status/ask.h"
 #include "tests/unit/memserver/rig.h"
 
 namespace olpager::memserver::test {
@@ -277,6 +279,28 @@ TEST_CASE("a daemon tells who has what", "[client][state]") {
   transport::PeerInfo stranger;
   stranger.key_name = "another";
   CHECK(server.service->status(0, &stranger).sessions.empty());
+}
+
+TEST_CASE("who asks a daemon for its state is no session", "[client][state]") {
+  const auto choice = GENERATE(Choice::kTcp, Choice::kShm);
+  Server server(choice);
+  Session session(server);
+  session.open();
+  auto asker = status::Asker::make(optionsFor(choice), server.address());
+  REQUIRE(asker.ok());
+  const auto told = asker.value()->ask();
+  REQUIRE(told.ok());
+  const status::Status& status = told.value().status;
+  CHECK(status.session_count == 1);
+  CHECK(status.sessions.size() == 1);
+  for (const char* figure : {"sessions", "sessions_connected", "sessions_total"}) {
+    INFO(figure);
+    CHECK(status.figure(figure) == 1);
+  }
+  for (const char* count : {"links", "links_total"}) {
+    CHECK(status.figure(base::format(R"({}{{transport="tcp"}})", count)) == (choice == Choice::kTcp ? 1 : 0));
+    CHECK(status.figure(base::format(R"({}{{transport="shm"}})", count)) == (choice == Choice::kShm ? 1 : 0));
+  }
 }
 
 }  // namespace olpager::memserver::test

@@ -105,6 +105,12 @@ class FakeRemote final : public RemoteTier {
     return figures;
   }
 
+  /// Memservers want memory back, or have more.
+  void setCapacity(uint64_t bytes) {
+    capacity_ = bytes;
+    std::lock_guard waking(wake_mutex_);
+    if (wake_) wake_();
+  }
   /// All copies are gone, and their holders have not asked yet. With `lost`.
   void forget() {
     std::lock_guard lock(mutex_);
@@ -211,7 +217,7 @@ class FakeRemote final : public RemoteTier {
     return done;
   }
 
-  const uint64_t capacity_;
+  std::atomic<uint64_t> capacity_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::mt19937_64 random_;

@@ -72,7 +72,7 @@ TEST_CASE("what was not changed is sent once", "[pager][remote]") {
   CHECK(remote.tier->broken() == nullptr);
 }
 
-TEST_CASE("allocations may exceed VRAM and host RAM by what memservers have", "[pager][remote]") {
+TEST_CASE("allocations may exceed VRAM and host RAM by what memservers have, which counters say", "[pager][remote]") {
   const Remote remote(64 * kMiB);
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
   std::vector<CUdeviceptr> pieces;
@@ -82,6 +82,22 @@ TEST_CASE("allocations may exceed VRAM and host RAM by what memservers have", "[
   CHECK(result == CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(pieces.size() == 112 / 2);
   for (const CUdeviceptr piece : pieces) rig.free(piece);
+  CHECK(valueOf(counters().pool_bytes) == 112 * kMiB);
+  CHECK(valueOf(counters().memserver_bytes) == 64 * kMiB);
+  // Also after a recall, when memservers have more again, and with another budget.
+  const auto says = [](uint64_t pool, uint64_t memservers) {
+    for (int i = 0; i < 1000; ++i) {
+      if (valueOf(counters().pool_bytes) == pool && valueOf(counters().memserver_bytes) == memservers) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  };
+  remote.tier->setCapacity(24 * kMiB);
+  CHECK(says(72 * kMiB, 24 * kMiB));
+  remote.tier->setCapacity(40 * kMiB);
+  CHECK(says(88 * kMiB, 40 * kMiB));
+  CHECK(rig.pool().setVramBudget(0, 8 * kMiB) == 8 * kMiB);
+  CHECK(says(80 * kMiB, 40 * kMiB));
 }
 
 TEST_CASE("copies at memservers of what is here give way to what is not", "[pager][remote]") {
