@@ -495,6 +495,11 @@ def cgroup(rig):
     rig.await_state(lambda s: s["donated"] < now, "it was throttled: more is given back")
     line = rig.refused("--proc", proc, "--cgroup", rig.path("group"), "--listen", "127.0.0.1:0", memory=600 * MIB)
     assert "are available" in line, line
+    # A limit of the group above holds as well.
+    now = rig.state()["donated"]
+    rig.path("memory.max", f"{1024 * MIB}\n")
+    rig.path("memory.current", f"{1024 * MIB - 64 * MIB + 2 * SLAB}\n")
+    rig.await_state(lambda s: s["donated"] <= now - 2 * SLAB, "two slabs more are given back")
 
 
 def ends(rig):

@@ -171,6 +171,12 @@ TEST_CASE("memory is read as the system tells it", "[pressure]") {
   CHECK(status.value().current == 150000);
   CHECK(status.value().throttled == 5);
   CHECK(status.value().room() == 150000);
+  folder.write("memory.max", "90000\n");  // of the group above
+  folder.write("memory.current", "80000\n");
+  const auto under = MemoryReader((folder.path / "proc").string(), (folder.path / "group").string()).read();
+  REQUIRE(under.ok());
+  CHECK(under.value().room() == 10000);
+  CHECK(under.value().some == 12.5);
   const auto without = MemoryReader((folder.path / "proc").string(), "none").read();
   REQUIRE(without.ok());
   CHECK(!without.value().limit);
