@@ -207,11 +207,13 @@ class Daemon {
       service_ = std::make_unique<Service>(service, *store_, arena_, endpoint_->makeQueue());
     }
     if (!options_.prometheus.empty()) {
-      auto metrics = serveMetrics(options_.prometheus, [this] {
-        return metricsText(metricsOf(service_->figures(), store_->figures()), configured_);
+      auto served = status::serveMetrics(options_.prometheus, [this] {
+        auto metrics = metricsOf(service_->figures(), store_->figures());
+        metrics.insert(metrics.begin(), {"configured_bytes", "gauge", "What it may donate at most.", configured_});
+        return status::metricsText("olmemserver", metrics);
       });
-      if (!metrics.ok()) return refuse(metrics.error().message);
-      metrics_ = std::move(metrics.value());
+      if (!served.ok()) return refuse(served.error().message);
+      metrics_ = std::move(served.value());
       base::logInfo("figures at http://%s/metrics", metrics_->address().c_str());
     }
     for (const auto& listener : listeners_) {
@@ -322,7 +324,7 @@ class Daemon {
   std::unique_ptr<transport::Endpoint> endpoint_;
   std::mutex service_mutex_;  // while it is being made
   std::unique_ptr<Service> service_;
-  std::unique_ptr<MetricsEndpoint> metrics_;
+  std::unique_ptr<status::MetricsEndpoint> metrics_;
   std::vector<std::unique_ptr<transport::Listener>> listeners_;
 };
 

@@ -665,7 +665,7 @@ status::Status Service::status(uint64_t first, const transport::PeerInfo* asker)
   told.uptime_ms = static_cast<uint64_t>(now - started_ms_);
   told.serving = lending_.load() ? 1 : 0;
   told.tiers.push_back({"RAM", store.donated(), store.lent, store.free});
-  for (const Metric& metric : metricsOf(figures(), store)) told.figures.push_back({metric.fullName(), metric.value});
+  told.figures = status::figuresOf(metricsOf(figures(), store));
   const auto sessions = allSessions();
   told.session_count = sessions.size();
   for (const auto& session : sessions) {

@@ -19,8 +19,9 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import prometheus
 
 LONG = 30  # seconds: what has to happen happens within
 MIB = 1 << 20
@@ -239,10 +240,14 @@ def verified(line):
     return tuple(int(n) for n in match.groups())
 
 
-def basic(rig):
+def with_metrics(rig):
     server = rig.server("--prometheus", "127.0.0.1:0")
     server.await_log("figures at ")
-    metrics = next(re.search(r"http://\S+", line).group(0) for line in server.log if "figures at " in line)
+    return server, next(re.search(r"http://\S+", line).group(0) for line in server.log if "figures at " in line)
+
+
+def basic(rig):
+    server, metrics = with_metrics(rig)
     first, second = rig.session("--label", "first program"), rig.session()
     assert first.ask(f"lease {3 * SLAB}") == "leased 3"
     assert second.ask(f"lease {2 * SLAB}") == "leased 2"
@@ -270,17 +275,27 @@ def basic(rig):
     assert rows["first program"]["bytes"] == [3 * SLAB] and rows["first program"]["transport"] == rig.args.transport, told
     table = rig.nodes("--once")
     assert "first program" in table and "20MiB of 64MiB in use, 44MiB free" in table, table
-    body = urllib.request.urlopen(metrics, timeout=LONG).read().decode()
-    assert f"olmemserver_lent_bytes {5 * SLAB}\n" in body and "olmemserver_sessions_connected" in body, body
-    try:
-        urllib.request.urlopen(metrics.replace("/metrics", "/secret"), timeout=LONG)
-        raise AssertionError("another page is served")
-    except urllib.error.HTTPError as error:
-        assert error.code == 404
+    served = prometheus.figures(metrics, "olmemserver")
+    assert (served["lent_bytes"], served["configured_bytes"], served["sessions_connected"]) == (5 * SLAB, 16 * SLAB, 2), served
+    assert set(served) - set(told["figures"]) == {"configured_bytes"} and set(told["figures"]) <= set(served), (served, told)
+    assert prometheus.refused(metrics.replace("/metrics", "/secret")), "another page is served"
     first.tell("quit")
     assert first.line() == "closed" and first.ended() == 0
     rig.await_state(lambda s: s["lent"] == 2 * SLAB and s["free"] == 14 * SLAB, "what the first had is free")
     assert verified(second.ask("verify 2")) == (2 * SLAB, 0, 0)
+
+
+def metrics(rig):
+    """Who drips a request, or sends none, holds up neither others nor the end."""
+    server, url = with_metrics(rig)
+    prometheus.Drip(url)
+    assert prometheus.figures(url, "olmemserver", timeout=5)["sessions"] == 0
+    prometheus.Drip(url)
+    time.sleep(0.2)
+    begun = time.monotonic()
+    server.send(signal.SIGTERM)
+    assert server.ended() == 0
+    assert time.monotonic() - begun < 5, "it waited for who asks for figures"
 
 
 def keys(rig):
@@ -644,7 +659,7 @@ def progress(rig):
 
 
 SCENARIOS = {f.__name__: f for f in (basic, keys, quota, killed, stopped_session, stopped_long, stopped_server, restarted, pressure,
-                                     stall_figures, cgroup, ends, churn, refusals, progress)}
+                                     stall_figures, cgroup, ends, churn, refusals, progress, metrics)}
 
 
 def main():

@@ -267,7 +267,7 @@ TEST_CASE("figures are in the format that Prometheus reads", "[metrics]") {
   SlabStore::Figures store;
   store.free = 10;
   store.lent = 20;
-  const std::string text = metricsText(metricsOf(service, store), 99);
+  const std::string text = status::metricsText("olmemserver", metricsOf(service, store));
   CHECK(text.find("# TYPE olmemserver_sessions gauge\nolmemserver_sessions 3\n") != std::string::npos);
   CHECK(text.find("\nolmemserver_links{transport=\"tcp\"} 2\nolmemserver_links{transport=\"shm\"} 1\n") !=
         std::string::npos);
