@@ -13,6 +13,7 @@
 // Thread-safety: one caller at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -46,6 +47,7 @@ class MemoryReader {
 struct PressureOptions {
   uint64_t reserve = 0;
   uint64_t configured = 0;     // what to donate at most
+  uint64_t made = UINT64_MAX;  // of it, what there is at first
   uint64_t slab = 0;
   double some = 20, full = 5;
   uint32_t calm_ms = 30'000;
@@ -53,7 +55,8 @@ struct PressureOptions {
 
 class PressurePolicy {
  public:
-  explicit PressurePolicy(const PressureOptions& options) : options_(options), target_(options.configured) {}
+  explicit PressurePolicy(const PressureOptions& options)
+      : options_(options), target_(std::min(options.configured, options.made)) {}
   struct Decision {
     uint64_t target = 0;  // what to donate
     std::string why;      // "": nothing presses

@@ -633,6 +633,48 @@ def refusals(rig):
     assert asked.returncode == 1 and "127.0.0.1:1" in asked.stderr, asked
 
 
+def read_until(screen, text):
+    """What a terminal shows until this is there: it hands on what was written bit by bit."""
+    shown, until = "", time.monotonic() + LONG
+    while text not in shown and time.monotonic() < until:
+        if select.select([screen], [], [], 1)[0]:
+            shown += os.read(screen, 1 << 16).decode()
+    assert text in shown, shown
+    return shown
+
+
+def making(rig):
+    """While memory is made a signal ends it at once, and it stops where there is no room for more."""
+    def begun(*options):
+        screen, terminal = pty.openpty()
+        process = subprocess.Popen(rig.command("--listen", "127.0.0.1:0", "--huge", "off", *options, memory=1024 * MIB), text=True,
+                                   stdout=subprocess.PIPE, stderr=terminal)
+        os.close(terminal)
+        read_until(screen, "memory [")  # before the first slab
+        return process, screen
+
+    process, screen = begun()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LONG) == 0
+    read_until(screen, "signal 15: ending")
+    assert process.stdout.read() == "", "it went on to the end"
+    os.close(screen)
+
+    process, screen = begun("--proc", fake_proc(rig, available=4096 * MIB), "--cgroup", "none", "--calm-time", "1s")
+    try:
+        fake_proc(rig, available=64 * MIB)  # the reserve
+        read_until(screen, "there is room for no more")
+        rig.port = int(process.stdout.readline().rsplit(":", 1)[1])
+        made = rig.state()["donated"]
+        assert made < 1024 * MIB, made
+        fake_proc(rig, available=4096 * MIB)
+        rig.await_state(lambda s: s["donated"] > made, "it grows when there is room")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(screen)
+
+
 def progress(rig):
     """On a terminal a bar shows how much memory is there; elsewhere there is none."""
     screen, terminal = pty.openpty()
@@ -640,10 +682,7 @@ def progress(rig):
     os.close(terminal)
     try:
         assert process.stdout.readline().startswith("olmemserver: listening")
-        shown, until = "", time.monotonic() + LONG
-        while "\r\x1b[K" not in shown and time.monotonic() < until:  # a terminal hands on what was written bit by bit
-            if select.select([screen], [], [], 1)[0]:
-                shown += os.read(screen, 1 << 16).decode()
+        shown = read_until(screen, "\r\x1b[K")
         assert re.search(r"\rmemory \[[= ]{40}\] \S+ of 64MiB", shown), shown
         assert "\r\x1b[K" in shown, shown
         process.send_signal(signal.SIGTERM)
@@ -659,7 +698,7 @@ def progress(rig):
 
 
 SCENARIOS = {f.__name__: f for f in (basic, keys, quota, killed, stopped_session, stopped_long, stopped_server, restarted, pressure,
-                                     stall_figures, cgroup, ends, churn, refusals, progress, metrics)}
+                                     stall_figures, cgroup, ends, churn, refusals, progress, making, metrics)}
 
 
 def main():

@@ -89,6 +89,17 @@ TEST_CASE("it grows again a slab at a time after calm, while there is room", "[p
   CHECK(policy.decide(status, donated, 200'000).target == 64 * kGiB);
 }
 
+TEST_CASE("what there was no room for at the start comes when there is room", "[pressure]") {
+  PressureOptions options = pressureOptions();
+  options.made = 10 * kGiB;
+  PressurePolicy policy(options);
+  MemoryStatus status = plenty();
+  status.available = 5 * kGiB;
+  CHECK(policy.decide(status, 10 * kGiB, 0).target == 10 * kGiB);
+  CHECK(policy.decide(plenty(), 10 * kGiB, 1000).target == 11 * kGiB);
+  CHECK(policy.decide(plenty(), 11 * kGiB, 2000).target == 12 * kGiB);
+}
+
 TEST_CASE("what was not released in time may stay once nothing presses", "[pressure]") {
   PressurePolicy policy(pressureOptions());
   MemoryStatus status = plenty();
