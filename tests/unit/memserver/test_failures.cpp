@@ -349,6 +349,79 @@ TEST_CASE("who breaks the protocol is closed, others notice nothing", "[failures
   CHECK(session.read(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
 }
 
+TEST_CASE("who does not take its answer is closed, and what was lent with it ends", "[failures]") {
+  ServiceOptions options;
+  options.lease_ms = 500;
+  Server server(Choice::kTcp, 16 * kSlab, options);
+  auto narrow = optionsFor(Choice::kTcp);
+  narrow.limits.message_bytes = 256;  // enough to be greeted
+  auto endpoint = transport::makeEndpoint(narrow);
+  REQUIRE(endpoint.ok());
+  auto queue = endpoint.value()->makeQueue();
+  auto link = endpoint.value()->connect(server.address(), {transport::makeDomain(), queue, ""});
+  REQUIRE(link.ok());
+  for (const auto& bytes :
+       {protocol::encode({1, protocol::Hello{"narrow"}}), protocol::encode({2, protocol::Lease{16 * kSlab}})})
+    REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+  eventually([&] { return link.value()->state() == transport::LinkState::kDown; });
+  CHECK(link.value()->reason().find("it takes messages of 256 bytes") != std::string::npos);
+  eventually([&] { return server.service->lentBytes() == 0; });
+  CHECK(server.service->figures().leases_granted == 16);
+  CHECK(server.service->figures().broken == 1);
+}
+
+TEST_CASE("who sends without end leaves others their turn", "[failures][trust]") {
+  constexpr size_t kThreads = 4;  // of the arena
+  constexpr size_t kMany = 16, kFew = 8, kEach = 250;
+  std::atomic<size_t> held{0};
+  std::atomic<bool> go{false};
+  Server server(Choice::kTcp);
+  const std::shared_ptr<void> opens(nullptr, [&](void*) { go = true; });
+  Session rig(server);
+  auto queue = rig.endpoint->makeQueue();
+  std::vector<transport::LinkPtr> many, few;
+  size_t answered = 0, few_answered = 0, when = 0;
+  const auto ask = [&](const transport::LinkPtr& link, protocol::Body body) {
+    const auto bytes = protocol::encode({1, std::move(body)});
+    REQUIRE(link->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+  };
+  const auto hear = [&](size_t all) {
+    for (answered = few_answered = 0; answered < all;) {
+      transport::Completion completion;
+      REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
+      if (completion.kind != transport::Completion::Kind::kMessage) continue;
+      ++answered;
+      const bool of_few = std::find(few.begin(), few.end(), completion.link) != few.end();
+      if (of_few && ++few_answered == kFew) when = answered;
+    }
+  };
+  for (size_t i = 0; i < kMany + kFew; ++i) {
+    auto link = rig.endpoint->connect(server.address(), {rig.domain, queue, ""});
+    REQUIRE(link.ok());
+    (i < kMany ? many : few).push_back(link.value());
+    ask(link.value(), protocol::Hello{"one of many"});
+  }
+  hear(kMany + kFew);
+  // Nobody is at work until everything has been said: by those who say little last.
+  for (size_t i = 0; i < kThreads; ++i) {
+    server.arena.enqueue([&] {
+      ++held;
+      while (!go) std::this_thread::sleep_for(1ms);
+    });
+  }
+  eventually([&] { return held == kThreads; });
+  for (const auto& link : many)
+    for (size_t i = 0; i < kEach; ++i) ask(link, protocol::Renew{});
+  std::this_thread::sleep_for(200ms);
+  for (const auto& link : few) ask(link, protocol::Renew{});
+  std::this_thread::sleep_for(200ms);
+  go = true;
+  hear(kMany * kEach + kFew);
+  // After about a turn of each.
+  INFO("the last of few was answered as number " << when);
+  CHECK(when < kMany * kEach * 3 / 8);
+}
+
 TEMPLATE_TEST_CASE("memory stays bounded over sessions that come and go", "[failures][long]", Tcp, Shm) {
   ServiceOptions options = shortLease(100);
   options.most_sessions = 256;
