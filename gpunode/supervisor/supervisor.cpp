@@ -232,6 +232,7 @@ std::string Supervisor::inTheWay(const SessionRequest& request, const std::strin
 
 void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionRequest& request) {
   if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) return sayNo(client, why);
+  if (!devices_.known()) return sayNo(client, no_devices_);
   SessionReply reply;
   const std::string text = base::format("{} of at most {} sessions", running(), options_.sessions);
   std::strncpy(reply.text, text.c_str(), sizeof reply.text - 1);
@@ -303,7 +304,10 @@ Status Supervisor::findDevices() {
   const std::string driver = options_.driver == "sim"  ? sim_
                              : options_.driver.empty() ? std::string("libcuda.so.1")
                                                        : options_.driver;
-  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices); !found.ok()) return found;
+  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices); !found.ok()) {
+    no_devices_ = found.error().message;
+    return found;
+  }
   for (size_t i = 0; i < devices_.size(); ++i)
     base::logInfo("GPU %zu: %s, %s of VRAM, %s", i, devices_.at(i).name.c_str(),
                   base::formatSize(devices_.at(i).total).c_str(), devices_.at(i).uuid.c_str());

@@ -94,7 +94,8 @@ class Supervisor {
   uint64_t next_number_ = 1, refused_ = 0, ended_ = 0, failed_ = 0, ended_calls_ = 0, ended_moved_ = 0;
   std::string cache_;  // the folder with a folder for each key; "": none
   Devices devices_;
-  bool measured_ = false;  // by NVML
+  std::string no_devices_ = "its driver has no GPU";  // or why none are known
+  bool measured_ = false;                             // by NVML
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now(), looked_{}, divided_{}, told_{};
   std::mutex metrics_mutex_;
   std::string metrics_text_;  // under it
