@@ -28,6 +28,7 @@ std::vector<status::Metric> metricsOf(const ServiceFigures& service, const SlabS
       {"leases_expired_total", "counter", "Slabs of sessions that did not come back in time.", service.leases_expired},
       {"leases_revoked_total", "counter", "Slabs taken from sessions.", service.leases_revoked},
       {"leases_moved_total", "counter", "Slabs that a session claimed over a new connection.", service.leases_moved},
+      {"requests_waiting", "gauge", "Messages that wait for their turn, or are being answered.", service.waiting},
       {"requests_total", "counter", "Messages answered.", service.requests},
       {"leases_refused_total", "counter", "Requests for memory that got none.", service.refused},
       {"protocol_errors_total", "counter", "Connections closed for what they sent.", service.broken},

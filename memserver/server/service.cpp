@@ -669,6 +669,7 @@ ServiceFigures Service::figures() const {
   std::lock_guard lock(mutex_);
   ServiceFigures figures = figures_;
   figures.sessions = sessions.size();
+  figures.waiting = working_.load();
   for (const auto& session : sessions) {
     if (session->down_ms.load() != 0) continue;
     ++figures.connected;

@@ -59,6 +59,7 @@ struct ServiceFigures {
   uint64_t moved =
       0;  // bytes read and written by sessions through the daemon's threads; by shared memory they do it themselves
   uint64_t leases_granted = 0, leases_released = 0, leases_expired = 0, leases_revoked = 0, leases_moved = 0;
+  uint64_t waiting = 0;  // now: messages that have come and are not worked off, and leases that are being ended
   uint64_t requests = 0, refused = 0, broken = 0;
   uint64_t recalls = 0, recalled_bytes = 0;
 };
