@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
 #include <string>
 
+#include "base/cgroup.h"
 #include "base/log.h"
 #include "base/size.h"
 
@@ -33,31 +33,6 @@ uint64_t atMost(uint64_t there, uint64_t asked, const char* what) {
   return there;
 }
 
-uint64_t number(const std::string& path) {
-  std::ifstream file(path);
-  uint64_t value = 0;
-  return file >> value ? value : UINT64_MAX;  // "max" is no number
-}
-
-// What is left under the memory limits of this process's cgroup (version 2) and its ancestors.
-uint64_t cgroupLeft() {
-  std::ifstream file("/proc/self/cgroup");
-  std::string line;
-  std::string path;
-  while (std::getline(file, line))
-    if (line.starts_with("0::")) path = line.substr(3);
-  uint64_t left = UINT64_MAX;
-  while (!path.empty()) {
-    const std::string folder = "/sys/fs/cgroup" + path;
-    const uint64_t limit = number(folder + "/memory.max");
-    const uint64_t used = number(folder + "/memory.current");
-    if (limit != UINT64_MAX && used != UINT64_MAX) left = std::min(left, limit > used ? limit - used : 0);
-    if (path == "/") break;
-    path = path.substr(0, std::max<size_t>(path.rfind('/'), 1));
-  }
-  return left;
-}
-
 }  // namespace
 
 uint64_t vramBudgetOf(const Budget& given, uint64_t free_bytes, uint64_t total_bytes) {
@@ -79,7 +54,7 @@ uint64_t vramBudget(const Budget& given, const DriverApi& driver) {
 
 uint64_t hostLimit(const Budget& given) {
   if (given.bytes != 0) return atMost(memoryOf("MemTotal:"), given.bytes, "host RAM") / kPageBytes * kPageBytes;
-  const uint64_t available = std::min(memoryOf("MemAvailable:"), cgroupLeft());
+  const uint64_t available = std::min(memoryOf("MemAvailable:"), base::cgroupMemory(base::ownCgroup()).room());
   const double share = given.percent != 0 ? given.percent / 100 : 0.8;
   return static_cast<uint64_t>(static_cast<double>(available) * share) / kPageBytes * kPageBytes;
 }

@@ -111,6 +111,10 @@ Status setGrace(SupervisorOptions& options, std::string_view text) {
   options.grace_ms = seconds * 1000;
   return {};
 }
+Status setPrometheus(SupervisorOptions& options, std::string_view text) {
+  options.prometheus = text;
+  return {};
+}
 Status setLog(SupervisorOptions& options, std::string_view text) {
   const auto level = base::parseLogLevel(text);
   if (!level) return notAllowed(text, base::kLogLevels);
@@ -143,6 +147,7 @@ const std::vector<SupervisorKey>& supervisorKeys() {
       {"sessions", "The most at a time", "64", setSessions},
       {"key-sessions", "The most at a time of one key", "no limit of its own", setKeySessions},
       {"grace", "Seconds for which a session without a connection is kept", "10", setGrace},
+      {"prometheus", "Where figures are served for Prometheus, on loopback: host:port", "none", setPrometheus},
       {"log", "off, error, warn, info, debug or trace", "info", setLog},
   };
   return kKeys;

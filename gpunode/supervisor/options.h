@@ -28,6 +28,7 @@ struct SupervisorOptions {
   uint32_t sessions = 64;
   uint32_t key_sessions = 0;   // of one key; 0: as many as of all
   uint32_t grace_ms = 10'000;  // a worker without a link
+  std::string prometheus;      // host:port; "": none
   base::LogLevel log = base::LogLevel::kInfo;
 };
 

@@ -53,6 +53,13 @@ uint32_t portOf(const std::string& address) {
   return colon == std::string::npos ? 0 : static_cast<uint32_t>(std::strtoul(address.c_str() + colon + 1, nullptr, 10));
 }
 
+void sayNo(const transport::LinkPtr& client, const std::string& why) {
+  SessionReply reply;
+  reply.refused = 1;
+  std::strncpy(reply.text, why.c_str(), sizeof reply.text - 1);
+  (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
+}
+
 std::string howItEnded(int status) {
   if (WIFSIGNALED(status)) return base::format("its worker was killed by signal {}", WTERMSIG(status));
   if (WEXITSTATUS(status) != 0) return base::format("its worker ended with status {}", WEXITSTATUS(status));
@@ -105,6 +112,16 @@ Status Supervisor::start() {
       base::logWarn("%s: modules are sent by each program anew (--cache)", folder.error().message.c_str());
     }
   }
+  if (!options_.prometheus.empty()) {
+    tellMetrics();
+    auto served = status::serveMetrics(options_.prometheus, [this] {
+      std::lock_guard lock(metrics_mutex_);
+      return metrics_text_;
+    });
+    if (!served.ok()) return served.error();
+    metrics_endpoint_ = std::move(served).value();
+    base::logInfo("figures at http://%s/metrics", metrics_endpoint_->address().c_str());
+  }
   if (auto found = findDevices(); !found.ok()) {
     if (!options_.devices.empty()) return found;
     base::logWarn("%s; sessions are refused until it can", found.error().message.c_str());
@@ -146,6 +163,7 @@ int Supervisor::run() {
       for (size_t i = 0; i < count; ++i) take(completions[i]);
     }
     divideVram();
+    tellMetrics();
     forgetOld();
     if (!devices_.known() && std::chrono::steady_clock::now() - looked_ > kLookAgain) (void)findDevices();
   }
@@ -188,10 +206,8 @@ void Supervisor::take(transport::Completion& completion) {
 }
 
 void Supervisor::refuse(const transport::LinkPtr& client, const std::string& why) {
-  SessionReply reply;
-  reply.refused = 1;
-  std::strncpy(reply.text, why.c_str(), sizeof reply.text - 1);
-  (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
+  ++refused_;
+  sayNo(client, why);
 }
 
 size_t Supervisor::running() const {
@@ -215,7 +231,8 @@ std::string Supervisor::inTheWay(const SessionRequest& request, const std::strin
 }
 
 void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionRequest& request) {
-  if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) return refuse(client, why);
+  if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) return sayNo(client, why);
+  if (!devices_.known()) return sayNo(client, no_devices_);
   SessionReply reply;
   const std::string text = base::format("{} of at most {} sessions", running(), options_.sessions);
   std::strncpy(reply.text, text.c_str(), sizeof reply.text - 1);
@@ -266,8 +283,8 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
 
 void Supervisor::tell(const transport::LinkPtr& client, const SessionRequest& request) {
   const auto found = sessions_.find(request.session);
-  if (found == sessions_.end()) return refuse(client, "the gpunode knows of no such session: it was started anew");
-  if (!found->second.ended.empty()) return refuse(client, "the session has ended: " + found->second.ended);
+  if (found == sessions_.end()) return sayNo(client, "the gpunode knows of no such session: it was started anew");
+  if (!found->second.ended.empty()) return sayNo(client, "the session has ended: " + found->second.ended);
   SessionReply reply;
   reply.session = request.session;
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
@@ -287,7 +304,10 @@ Status Supervisor::findDevices() {
   const std::string driver = options_.driver == "sim"  ? sim_
                              : options_.driver.empty() ? std::string("libcuda.so.1")
                                                        : options_.driver;
-  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices); !found.ok()) return found;
+  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices); !found.ok()) {
+    no_devices_ = found.error().message;
+    return found;
+  }
   for (size_t i = 0; i < devices_.size(); ++i)
     base::logInfo("GPU %zu: %s, %s of VRAM, %s", i, devices_.at(i).name.c_str(),
                   base::formatSize(devices_.at(i).total).c_str(), devices_.at(i).uuid.c_str());
@@ -385,6 +405,8 @@ void Supervisor::reap() {
       session.since = std::chrono::steady_clock::now();
       if (session.starting) ready(session);
       session.socket.reset();
+      ++ended_;
+      failed_ += status != 0 && !session.left ? 1 : 0;
       ended_calls_ += session.report.calls;
       ended_moved_ += session.report.moved;
       if (WIFSIGNALED(status) && !session.left) {

@@ -1,5 +1,5 @@
 // The daemon: accepts clients, starts a worker for each session, reaps them, and tells a client what became of its own. One thread
-// does all of it; the transport's threads only bring messages.
+// does all of it; the transport's threads only bring messages, and that of /metrics serves what was told last.
 //
 // A session: starting (its worker runs, the client waits for the answer) -> running -> ended (kept a while, to be asked for).
 //
@@ -12,10 +12,12 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/fd.h"
+#include "coherence/status/metrics.h"
 #include "coherence/status/status.h"
 #include "coherence/transport/transport.h"
 #include "gpunode/supervisor/devices.h"
@@ -63,6 +65,8 @@ class Supervisor {
   void tell(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void answer(const transport::LinkPtr& client, std::span<const std::byte> question);
   status::Status state(uint64_t first, const transport::PeerInfo& asker);
+  std::vector<status::Metric> metrics();
+  void tellMetrics();
   void refuse(const transport::LinkPtr& client, const std::string& why);
   void ready(Session& session);
   size_t running() const;
@@ -87,11 +91,15 @@ class Supervisor {
   std::unique_ptr<transport::Listener> listener_;
   base::UniqueFd signals_;
   std::map<uint64_t, Session> sessions_;
-  uint64_t next_number_ = 1, ended_calls_ = 0, ended_moved_ = 0;
+  uint64_t next_number_ = 1, refused_ = 0, ended_ = 0, failed_ = 0, ended_calls_ = 0, ended_moved_ = 0;
   std::string cache_;  // the folder with a folder for each key; "": none
   Devices devices_;
-  bool measured_ = false;  // by NVML
-  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now(), looked_{}, divided_{};
+  std::string no_devices_ = "its driver has no GPU";  // or why none are known
+  bool measured_ = false;                             // by NVML
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now(), looked_{}, divided_{}, told_{};
+  std::mutex metrics_mutex_;
+  std::string metrics_text_;  // under it
+  std::unique_ptr<status::MetricsEndpoint> metrics_endpoint_;
 };
 
 }  // namespace olpager::gpunode

@@ -91,6 +91,7 @@ class Daemon {
  public:
   explicit Daemon(const DaemonOptions& options)
       : options_(options),
+        reader_(options_.proc, options_.cgroup),
         threads_(std::max(4u, std::thread::hardware_concurrency())),
         allowed_(tbb::global_control::max_allowed_parallelism, threads_ + 1),
         arena_(static_cast<int>(threads_), 0) {
@@ -103,15 +104,15 @@ class Daemon {
     if (const int status = size(); status != 0) return status;
     if (const int status = network(); status != 0) return status;
     if (const int status = fill(); status != 0) return status;
+    if (ended_) return 0;  // nothing is lent
     if (const int status = open(); status != 0) return status;
-    const int64_t next = watch();
-    return next < 0 ? 128 + static_cast<int>(-next) : end();
+    watch();
+    return end();
   }
 
  private:
   int size() {
-    MemoryReader reader(options_.proc, options_.cgroup);
-    const auto now = reader.read();
+    const auto now = reader_.read();
     if (!now.ok()) return refuse(now.error().message);
     const MemoryStatus& status = now.value();
     reserve_ =
@@ -182,17 +183,46 @@ class Daemon {
     Status status;
     {
       Progress progress(configured_);
-      status = store_->fill(kind_, [&](uint64_t bytes) { progress.there(bytes); });
+      status = store_->fill(kind_, [&](uint64_t bytes) {
+        progress.there(bytes);
+        return goOn();
+      });
     }
+    if (ended_) return 0;
     if (!status.ok()) {
       base::logError("%s", status.error().message.c_str());
       return 1;
     }
+    made_ = store_->figures().donated();
+    store_->setTarget(made_);
+    if (made_ < configured_) {
+      base::logWarn("%s of %s are made: there is room for no more (--reserve %s); the rest is when there is",
+                    base::formatSize(made_).c_str(), base::formatSize(configured_).c_str(),
+                    base::formatSize(reserve_).c_str());
+    }
     base::logInfo(
-        "%s in slabs of %s, made in %lld ms%s", base::formatSize(configured_).c_str(), base::formatSize(slab_).c_str(),
+        "%s in slabs of %s, made in %lld ms%s", base::formatSize(made_).c_str(), base::formatSize(slab_).c_str(),
         static_cast<long long>(bootMs() - begun),
         slabs.numa_node >= 0 ? base::format(", on NUMA node {} if it has room", slabs.numa_node).c_str() : "");
     return 0;
+  }
+
+  // Whether one slab more is to be made: no signal has come, and there is room (others may have taken what there was at
+  // the start). Any thread.
+  bool goOn() {
+    std::lock_guard lock(filling_mutex_);
+    if (ended_ || full_) return false;
+    if (waitForSignal(std::chrono::milliseconds(0)) != 0) {
+      ended_ = true;
+      return false;
+    }
+    // Not before each: slabs may be small. What is made meanwhile beyond the room is given back once pressure is watched.
+    const int64_t now = bootMs();
+    if (now - looked_ms_ < kLook.count()) return true;
+    looked_ms_ = now;
+    const auto status = reader_.read();
+    full_ = status.ok() && status.value().room() < reserve_ + slab_;
+    return !full_;
   }
 
   int open() {
@@ -207,11 +237,13 @@ class Daemon {
       service_ = std::make_unique<Service>(service, *store_, arena_, endpoint_->makeQueue());
     }
     if (!options_.prometheus.empty()) {
-      auto metrics = serveMetrics(options_.prometheus, [this] {
-        return metricsText(metricsOf(service_->figures(), store_->figures()), configured_);
+      auto served = status::serveMetrics(options_.prometheus, [this] {
+        auto metrics = metricsOf(service_->figures(), store_->figures());
+        metrics.insert(metrics.begin(), {"configured_bytes", "gauge", "What it may donate at most.", configured_});
+        return status::metricsText("olmemserver", metrics);
       });
-      if (!metrics.ok()) return refuse(metrics.error().message);
-      metrics_ = std::move(metrics.value());
+      if (!served.ok()) return refuse(served.error().message);
+      metrics_ = std::move(served.value());
       base::logInfo("figures at http://%s/metrics", metrics_->address().c_str());
     }
     for (const auto& listener : listeners_) {
@@ -228,32 +260,32 @@ class Daemon {
     return service_->accept(peer);
   }
 
+  // Its number; 0: none came in this time.
   int waitForSignal(std::chrono::milliseconds time) {
     const timespec limit{time.count() / 1000, time.count() % 1000 * 1'000'000};
-    return std::max(0, sigtimedwait(&ends_, nullptr, &limit));
+    const int signal = std::max(0, sigtimedwait(&ends_, nullptr, &limit));
+    if (signal != 0) base::logInfo("signal %d: ending", signal);
+    return signal;
   }
 
   // Until a signal: looks at the machine's memory.
-  int64_t watch() {
-    MemoryReader reader(options_.proc, options_.cgroup);
+  void watch() {
     PressureOptions pressure;
     pressure.reserve = reserve_;
     pressure.configured = configured_;
+    pressure.made = made_;
     pressure.slab = slab_;
     pressure.some = options_.pressure_some;
     pressure.full = options_.pressure_full;
     pressure.calm_ms = options_.calm_ms;
     PressurePolicy policy(pressure);
-    uint64_t target = configured_;
+    uint64_t target = made_;
     for (int64_t looked = 0;;) {
-      if (const int signal = waitForSignal(kLook); signal != 0) {
-        base::logInfo("signal %d: ending", signal);
-        return signal;
-      }
+      if (waitForSignal(kLook) != 0) return;
       const int64_t now = bootMs();
       if (now - looked < kPressureMs) continue;
       looked = now;
-      const auto status = reader.read();
+      const auto status = reader_.read();
       if (!status.ok()) {
         base::warnOnce("meminfo", "%s: pressure is not watched", status.error().message.c_str());
         continue;
@@ -312,17 +344,21 @@ class Daemon {
   }
 
   const DaemonOptions options_;
+  const MemoryReader reader_;
   const unsigned threads_;
   tbb::global_control allowed_;
   tbb::task_arena arena_;
   sigset_t ends_{};
-  uint64_t reserve_ = 0, slab_ = 0, configured_ = 0;
+  uint64_t reserve_ = 0, slab_ = 0, configured_ = 0, made_ = 0;
+  std::mutex filling_mutex_;  // the next three, while memory is made
+  bool ended_ = false, full_ = false;
+  int64_t looked_ms_ = 0;
   SlabKind kind_ = SlabKind::kPrivate;
   std::unique_ptr<SlabStore> store_;
   std::unique_ptr<transport::Endpoint> endpoint_;
   std::mutex service_mutex_;  // while it is being made
   std::unique_ptr<Service> service_;
-  std::unique_ptr<MetricsEndpoint> metrics_;
+  std::unique_ptr<status::MetricsEndpoint> metrics_;
   std::vector<std::unique_ptr<transport::Listener>> listeners_;
 };
 

@@ -1,11 +1,10 @@
 #include "memserver/server/pressure.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <cstdlib>
 #include <fstream>
-#include <sstream>
 
+#include "base/cgroup.h"
 #include "base/format.h"
 #include "base/size.h"
 
@@ -14,40 +13,13 @@ namespace {
 
 constexpr int64_t kStepMs = 10'000;
 
-std::string slurp(const std::string& path) {
+// Of /proc/meminfo, in bytes; none if there is no such line.
+std::optional<uint64_t> field(const std::string& path, const std::string& name) {
   std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-// The number behind `name` at the beginning of a line; none if there is no such line.
-std::optional<uint64_t> field(const std::string& text, const std::string& name) {
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with(name)) continue;
-    std::istringstream rest(line.substr(name.size()));
-    uint64_t value = 0;
-    if (rest >> value) return value;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(name)) return std::strtoull(line.c_str() + name.size(), nullptr, 10) * 1024;
   }
   return std::nullopt;
-}
-
-// "some avg10=1.23 ..."
-double average(const std::string& text, const std::string& kind) {
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t at = line.find("avg10=");
-    if (!line.starts_with(kind + " ") || at == std::string::npos) continue;
-    return std::strtod(line.c_str() + at + 6, nullptr);
-  }
-  return 0;
-}
-
-std::optional<uint64_t> number(const std::string& path) {
-  const std::string text = slurp(path);
-  if (text.empty() || text.starts_with("max")) return std::nullopt;
-  return std::strtoull(text.c_str(), nullptr, 10);
 }
 
 }  // namespace
@@ -58,38 +30,24 @@ uint64_t MemoryStatus::room() const {
   return free;
 }
 
-MemoryReader::MemoryReader(std::string proc, const std::string& cgroup) : proc_(std::move(proc)) {
-  if (cgroup == "none") return;
-  if (!cgroup.empty()) {
-    cgroup_ = cgroup;
-    return;
-  }
-  std::istringstream lines(slurp(proc_ + "/self/cgroup"));
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("0::")) cgroup_ = "/sys/fs/cgroup" + line.substr(3);
-  }
-}
+MemoryReader::MemoryReader(std::string proc, const std::string& cgroup)
+    : proc_(std::move(proc)),
+      cgroup_(cgroup.empty()     ? base::ownCgroup(proc_)
+              : cgroup == "none" ? ""
+                                 : cgroup) {}
 
 Result<MemoryStatus> MemoryReader::read() const {
   MemoryStatus status;
-  const std::string meminfo = slurp(proc_ + "/meminfo");
-  const auto total = field(meminfo, "MemTotal:"), available = field(meminfo, "MemAvailable:");
+  const auto total = field(proc_ + "/meminfo", "MemTotal:"), available = field(proc_ + "/meminfo", "MemAvailable:");
   if (!total || !available) return Error{base::format("{}/meminfo can't be read", proc_)};
-  status.total = *total * 1024;
-  status.available = *available * 1024;
-  const std::string pressure = slurp(proc_ + "/pressure/memory");
-  status.some = average(pressure, "some");
-  status.full = average(pressure, "full");
-  if (cgroup_.empty()) return status;
-  const std::string own = slurp(cgroup_ + "/memory.pressure");
-  status.some = std::max(status.some, average(own, "some"));
-  status.full = std::max(status.full, average(own, "full"));
-  const auto max = number(cgroup_ + "/memory.max"), high = number(cgroup_ + "/memory.high");
-  if (max || high) status.limit = std::min(max.value_or(UINT64_MAX), high.value_or(UINT64_MAX));
-  status.current = number(cgroup_ + "/memory.current").value_or(0);
-  status.current -= std::min(status.current, field(slurp(cgroup_ + "/memory.stat"), "inactive_file ").value_or(0));
-  const std::string events = slurp(cgroup_ + "/memory.events");
-  status.throttled = field(events, "high ").value_or(0) + field(events, "max ").value_or(0);
+  status.total = *total;
+  status.available = *available;
+  const base::CgroupMemory group = base::cgroupMemory(cgroup_);
+  status.some = std::max(group.some, base::pressureAverage(proc_ + "/pressure/memory", "some"));
+  status.full = std::max(group.full, base::pressureAverage(proc_ + "/pressure/memory", "full"));
+  status.limit = group.limit;
+  status.current = group.current;
+  status.throttled = group.throttled;
   return status;
 }
 
@@ -110,8 +68,8 @@ PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint
     const uint64_t room = *status.limit - std::min(*status.limit, status.current);
     const uint64_t margin = std::min(options_.reserve, *status.limit / 16);
     if (room < margin) {
-      want(margin - room, base::format("the cgroup is at {} of its {}", base::formatSize(status.current),
-                                       base::formatSize(*status.limit)));
+      want(margin - room, base::format("the cgroup, or one above it, is at {} of its {}",
+                                       base::formatSize(status.current), base::formatSize(*status.limit)));
     }
   }
   const bool throttled = looked_ && status.throttled > throttled_;

@@ -1,7 +1,6 @@
 // How short of memory the machine is, and what a memserver should do about it.
 //
-// Read: /proc/meminfo, /proc/pressure/memory, and of the cgroup (version 2) memory.max, memory.high, memory.current,
-// memory.stat, memory.events, memory.pressure; what is not there is not counted.
+// Read: /proc/meminfo, /proc/pressure/memory, and what the cgroup and those above it leave (base/cgroup.h).
 //
 // Policy, decided anew each second. What is wanted back is the most of:
 //   - what is missing to the reserve, of the machine's available memory;
@@ -14,6 +13,7 @@
 // Thread-safety: one caller at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -24,10 +24,10 @@ namespace olpager::memserver {
 
 struct MemoryStatus {
   uint64_t total = 0, available = 0;  // of the machine
-  double some = 0, full = 0;          // PSI, per cent of the last 10 s: the worse of the machine's and the cgroup's
-  std::optional<uint64_t> limit;      // of the cgroup: the lower of max and high
-  uint64_t current = 0;               // its use, less file pages that can go
-  uint64_t throttled = 0;             // how often it reached its limit
+  double some = 0, full = 0;          // PSI, per cent of the last 10 s: the worst of the machine's and the cgroups'
+  std::optional<uint64_t> limit;      // of the cgroup with the least room, as the next two (base::CgroupMemory)
+  uint64_t current = 0;
+  uint64_t throttled = 0;  // of all
   /// What more could be used now.
   uint64_t room() const;
 };
@@ -41,12 +41,13 @@ class MemoryReader {
 
  private:
   const std::string proc_;
-  std::string cgroup_;  // a folder, or ""
+  const std::string cgroup_;  // a folder, or ""
 };
 
 struct PressureOptions {
   uint64_t reserve = 0;
-  uint64_t configured = 0;  // what to donate at most
+  uint64_t configured = 0;     // what to donate at most
+  uint64_t made = UINT64_MAX;  // of it, what there is at first
   uint64_t slab = 0;
   double some = 20, full = 5;
   uint32_t calm_ms = 30'000;
@@ -54,7 +55,8 @@ struct PressureOptions {
 
 class PressurePolicy {
  public:
-  explicit PressurePolicy(const PressureOptions& options) : options_(options), target_(options.configured) {}
+  explicit PressurePolicy(const PressureOptions& options)
+      : options_(options), target_(std::min(options.configured, options.made)) {}
   struct Decision {
     uint64_t target = 0;  // what to donate
     std::string why;      // "": nothing presses

@@ -145,11 +145,20 @@ void Service::takeCompletions() {
 void Service::hand(const SessionPtr& session, Completion completion) {
   working_.fetch_add(1);
   session->inbox.push(std::move(completion));
-  if (session->queued.fetch_add(1) == 0) arena_.enqueue([this, session] { work(session); });
+  if (session->queued.fetch_add(1) == 0) giveTurn(session);
+}
+
+// Through a queue of our own: the arena's is not in order.
+void Service::giveTurn(const SessionPtr& session) {
+  turns_.push(session);
+  arena_.enqueue([this] {
+    SessionPtr next;
+    if (turns_.try_pop(next)) work(next);
+  });
 }
 
 void Service::work(const SessionPtr& session) {
-  for (;;) {
+  for (unsigned done = 0; done < kTurn; ++done) {
     Completion completion;
     if (!session->inbox.try_pop(completion)) return;  // not while `queued` is above 0
     process(session, completion);
@@ -158,6 +167,7 @@ void Service::work(const SessionPtr& session) {
     working_.fetch_sub(1);
     if (last) return;
   }
+  giveTurn(session);  // others wait
 }
 
 void Service::process(const SessionPtr& session, Completion& completion) {
@@ -176,8 +186,10 @@ void Service::process(const SessionPtr& session, Completion& completion) {
     return;
   }
   if (completion.kind != Completion::Kind::kMessage) return;
-  const std::string wrong = message(session, completion.message);
-  if (wrong.empty()) return;
+  if (const std::string wrong = message(session, completion.message); !wrong.empty()) closeFor(session, wrong);
+}
+
+void Service::closeFor(const SessionPtr& session, const std::string& wrong) {
   base::logWarn("session %llu of %s (%s): %s; it is closed", static_cast<unsigned long long>(session->number),
                 session->peer.node.c_str(), keyText(session->peer.key_name), wrong.c_str());
   {
@@ -187,12 +199,22 @@ void Service::process(const SessionPtr& session, Completion& completion) {
   session->link->close("it broke the protocol: " + wrong);
 }
 
+// Who does not take what it asked for would never learn of it. A link that fails otherwise says so by itself.
+Outcome Service::tell(const SessionPtr& session, MessageClass klass, const std::vector<std::byte>& bytes) {
+  const Outcome outcome = session->link->send(klass, bytes);
+  if (outcome == Outcome::kTooLong) {
+    closeFor(session, base::format("it takes messages of {} bytes, and one of {} is for it",
+                                   session->link->maxMessageBytes(), bytes.size()));
+  }
+  return outcome;
+}
+
 std::string Service::message(const SessionPtr& session, const transport::Message& message) {
   if (status::isQuestion(message.bytes()) && message.messageClass() == MessageClass::kRequest) {
     const auto question = status::decodeQuestion(message.bytes());
     if (!question.ok()) return question.error().message;
     const auto told = status::encode({question.value().number, status(question.value().first, &session->peer)});
-    session->link->send(MessageClass::kReply, told);
+    tell(session, MessageClass::kReply, told);
     return "";
   }
   auto decoded = protocol::decode(message.bytes());
@@ -216,8 +238,7 @@ std::string Service::message(const SessionPtr& session, const transport::Message
   std::string wrong;
   protocol::Body reply = answer(session, request.body, wrong);
   if (!wrong.empty()) return wrong;
-  const auto bytes = protocol::encode({request.number, std::move(reply)});
-  session->link->send(MessageClass::kReply, bytes);  // a link that fails says so by itself
+  tell(session, MessageClass::kReply, protocol::encode({request.number, std::move(reply)}));
   return "";
 }
 
@@ -598,7 +619,7 @@ void Service::sendRecall(const SessionPtr& session, int64_t now) {
     return;
   }
   const auto bytes = protocol::encode({0, notice});
-  if (session->link->send(MessageClass::kNotice, bytes) != Outcome::kOk) return;  // a later look tries again
+  if (tell(session, MessageClass::kNotice, bytes) != Outcome::kOk) return;  // a later look tries again
   std::lock_guard lock(session->mutex);
   session->recall_told = number;
 }
@@ -620,7 +641,7 @@ void Service::take(const SessionPtr& session, uint64_t bytes) {
   arena_.enqueue([this, session, victims] {
     for (const LeaseId& id : victims) end(id, session.get(), session->peer.key_name, Cause::kRevoked);
     const auto notice = protocol::encode({0, protocol::Revoked{victims, "the memserver needed the memory"}});
-    session->link->send(MessageClass::kNotice, notice);  // who does not take it learns it from its next access
+    tell(session, MessageClass::kNotice, notice);  // who does not take it learns it from its next access
     working_.fetch_sub(1);
   });
 }
@@ -648,6 +669,7 @@ ServiceFigures Service::figures() const {
   const auto sessions = allSessions();
   std::lock_guard lock(mutex_);
   ServiceFigures figures = figures_;
+  figures.waiting = working_.load();
   for (const auto& session : sessions) {
     if (!session->greeted.load()) continue;
     ++figures.sessions;
@@ -667,7 +689,7 @@ status::Status Service::status(uint64_t first, const transport::PeerInfo* asker)
   told.uptime_ms = static_cast<uint64_t>(now - started_ms_);
   told.serving = lending_.load() ? 1 : 0;
   told.tiers.push_back({"RAM", store.donated(), store.lent, store.free});
-  for (const Metric& metric : metricsOf(figures(), store)) told.figures.push_back({metric.fullName(), metric.value});
+  told.figures = status::figuresOf(metricsOf(figures(), store));
   const auto sessions = allSessions();
   for (const auto& session : sessions) told.session_count += session->greeted.load();
   for (const auto& session : sessions) {

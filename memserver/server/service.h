@@ -10,7 +10,8 @@
 // zeroed, or replaced if the session had its memfd; only then it is lent again.
 //
 // Threads: one takes completions and hands each to its session's queue, which is worked off in order on the arena's threads, one
-// at a time for each session; one (the janitor) looks at the clocks. Both are the service's own.
+// at a time for each session, kTurn of them before the next session's turn; one (the janitor) looks at the clocks. Both are
+// the service's own.
 //
 // Locks, in this order: Lease::mutex -> Session::mutex -> Service::mutex_ -> the store's. A lease's registration ends under
 // Lease::mutex: nobody else but who wants that very lease waits for it. Messages are sent without a lock.
@@ -39,6 +40,7 @@
 namespace olpager::memserver {
 
 inline constexpr uint32_t kEndMs = 2000;
+inline constexpr unsigned kTurn = 32;
 
 struct ServiceOptions {
   uint32_t lease_ms = 30'000;
@@ -57,6 +59,7 @@ struct ServiceFigures {
   uint64_t moved =
       0;  // bytes read and written by sessions through the daemon's threads; by shared memory they do it themselves
   uint64_t leases_granted = 0, leases_released = 0, leases_expired = 0, leases_revoked = 0, leases_moved = 0;
+  uint64_t waiting = 0;  // now: messages that have come and are not worked off, and leases that are being ended
   uint64_t requests = 0, refused = 0, broken = 0;
   uint64_t recalls = 0, recalled_bytes = 0;
 };
@@ -102,8 +105,12 @@ class Service {
 
   void takeCompletions();
   void hand(const SessionPtr& session, transport::Completion completion);
+  void giveTurn(const SessionPtr& session);
   void work(const SessionPtr& session);
   void process(const SessionPtr& session, transport::Completion& completion);
+  void closeFor(const SessionPtr& session, const std::string& wrong);
+  transport::Outcome tell(const SessionPtr& session, transport::MessageClass klass,
+                          const std::vector<std::byte>& bytes);
   std::string message(const SessionPtr& session, const transport::Message& message);
   protocol::Body answer(const SessionPtr& session, const protocol::Body& request, std::string& wrong);
   protocol::LeaseReply grant(const SessionPtr& session, uint64_t bytes);
@@ -133,6 +140,7 @@ class Service {
   const LeaseId instance_;
   const int64_t started_ms_;
 
+  tbb::concurrent_queue<SessionPtr> turns_;  // sessions with something in their queues that nobody works off
   tbb::concurrent_hash_map<LeaseId, LeasePtr, IdHash> leases_;
   tbb::concurrent_hash_map<const transport::Link*, SessionPtr, LinkHash> links_;
 

@@ -112,7 +112,7 @@ SlabStore::~SlabStore() {
   idle_.wait(lock, [&] { return tasks_ == 0; });
 }
 
-Status SlabStore::fill(SlabKind kind, const std::function<void(uint64_t)>& progress) {
+Status SlabStore::fill(SlabKind kind, const std::function<bool(uint64_t)>& more) {
   uint64_t slabs = 0;
   {
     std::lock_guard lock(mutex_);
@@ -124,6 +124,10 @@ Status SlabStore::fill(SlabKind kind, const std::function<void(uint64_t)>& progr
   arena_.execute([&] {
     tbb::parallel_for(tbb::blocked_range<uint64_t>(0, slabs, 1), [&](const tbb::blocked_range<uint64_t>& range) {
       for (uint64_t i = range.begin(); i != range.end() && !stop.load(); ++i) {
+        if (!more(figures().donated())) {
+          stop.store(true);
+          return;
+        }
         auto made = SlabMemory::make(options_, kind);
         if (!made.ok()) {
           std::lock_guard lock(why_mutex);
@@ -131,14 +135,9 @@ Status SlabStore::fill(SlabKind kind, const std::function<void(uint64_t)>& progr
           stop.store(true);
           return;
         }
-        uint64_t there = 0;
-        {
-          std::lock_guard lock(mutex_);
-          free_.push_back(std::move(made.value()));
-          figures_.free += options_.bytes;
-          there = figures_.donated();
-        }
-        progress(there);
+        std::lock_guard lock(mutex_);
+        free_.push_back(std::move(made.value()));
+        figures_.free += options_.bytes;
       }
     });
   });

@@ -74,9 +74,9 @@ class SlabStore {
   SlabStore(const SlabOptions& options, tbb::task_arena& arena, std::function<void()> freed);
   ~SlabStore();
 
-  /// Makes slabs up to the target, in parallel. `progress` is told the bytes that are there, from several threads. Stops at the
-  /// first that can't be made: the Error says why, what was made stays.
-  Status fill(SlabKind kind, const std::function<void(uint64_t)>& progress);
+  /// Makes slabs up to the target, in parallel. Before each of them `more` is told the bytes that are there, from several threads;
+  /// where it says false no more are begun. Stops at the first that can't be made: the Error says why. What was made stays.
+  Status fill(SlabKind kind, const std::function<bool(uint64_t)>& more);
   /// Makes one more if there are fewer than the target; false when there aren't or none can be made.
   bool grow(SlabKind kind);
 

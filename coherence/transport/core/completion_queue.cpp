@@ -112,6 +112,7 @@ void EventQueue::add(const std::shared_ptr<Pollable>& source) {
   event.data.ptr = source.get();
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->pollFd(), &event);
   // Who is waiting already has been counted for the others only: from the next wait on it takes part.
+  if (sources_.size() == kMaxPolled + 1) giveBack();  // nobody drives any of so many
 }
 
 void EventQueue::remove(Pollable* source) {
@@ -168,12 +169,17 @@ bool EventQueue::takeBack() {
   const bool quiet = waiters_ == 0 && checked_waits_ == waits_;
   checked_waits_ = waits_;
   if (!quiet) return true;
+  giveBack();
+  return false;
+}
+
+// Under sources_mutex_.
+void EventQueue::giveBack() {
   kept_ = false;
   for (auto& source : sources_) {
     source->leaveToWaiter(false);
     source->rearm();
   }
-  return false;
 }
 
 EventQueue::Sources EventQueue::sources() {
@@ -229,7 +235,8 @@ size_t EventQueue::wait(std::span<Completion> into, std::chrono::microseconds ti
       // By number: glibc has its name from 2.35 on only. Before Linux 5.11 milliseconds have to do.
       count = static_cast<int>(syscall(SYS_epoll_pwait2, epoll_.get(), events, 8, &limit, nullptr, size_t{0}));
       if (count < 0 && errno == ENOSYS)
-        count = epoll_wait(epoll_.get(), events, 8, static_cast<int>(std::min<int64_t>((left + 999) / 1000, INT32_MAX)));
+        count =
+            epoll_wait(epoll_.get(), events, 8, static_cast<int>(std::min<int64_t>((left + 999) / 1000, INT32_MAX)));
     }
     sleepers_.fetch_sub(1);
     for (int i = 0; i < count; ++i) {

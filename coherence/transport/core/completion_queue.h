@@ -87,6 +87,7 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
   void leaveWait(const Sources& driven);
   void leaveSources();
   bool takeBack();  // false: nothing left to check
+  void giveBack();
 };
 
 }  // namespace olpager::transport

@@ -9,9 +9,12 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import prometheus
 import sessions
 from sessions import LONG
 
@@ -370,6 +373,48 @@ def state(bench):
     assert gone["sessions"][0]["state"].startswith("ended: "), gone
 
 
+def metrics(bench):
+    """--prometheus serves what the gpunode does, in the format and under the names that olpagestat --node has; who drips holds up nothing."""
+    node, address = bench.node_with("--vram", "64MiB", "--sessions", "1", "--prometheus", "127.0.0.1:0", OL_SIM_DEVICES="2")
+    url = node.wait_log(r"figures at (\S+)").group(1)
+    client = bench.program(bench.options.holder, address)
+    assert client.ask("take 96") == "ok" and client.ask("work 2") == "ok"
+
+    def served(true):
+        end = time.monotonic() + LONG
+        while not true(told := prometheus.figures(url, "olgpunode")):
+            assert time.monotonic() < end, told
+            time.sleep(0.1)
+        return told
+
+    told = served(lambda told: told["calls_total"] > 10 and told['vram_pages_bytes{device="0"}'] > 32 * MIB)
+    assert (told["sessions"], told["sessions_total"], told["sessions_ended_total"], told["sessions_refused_total"]) == (1, 1, 0, 0), told
+    assert told['vram_bytes{device="0"}'] == told['vram_bytes{device="1"}'] == 256 * MIB, told
+    assert told['vram_pages_bytes{device="0"}'] <= told['vram_used_bytes{device="0"}'] <= 64 * MIB, told
+    assert told['vram_budget_bytes{device="0"}'] == 64 * MIB and told['vram_budget_bytes{device="1"}'] == 0, told
+    assert told["moved_bytes_total"] > 0 and told["host_tier_bytes"] > 0, told
+    shown = subprocess.run([bench.options.olpagestat, "--node", address, "--json"], check=True, capture_output=True, text=True,
+                           timeout=LONG, env=bench.env).stdout
+    assert set(json.loads(shown)["nodes"][0]["figures"]) == set(told), shown
+    assert prometheus.refused(url + "/more")
+    prometheus.Drip(url)
+    prometheus.figures(url, "olgpunode", timeout=5)
+    # olrun asks first, and is told there is no room: nobody was refused a session by that.
+    subprocess.run([bench.options.olrun, "--gpunode", address, "--check"], capture_output=True, timeout=LONG, env=bench.env)
+    client.process.kill()
+    told = served(lambda told: told["sessions"] == 0)
+    assert (told["sessions_total"], told["sessions_ended_total"], told["sessions_refused_total"]) == (1, 1, 0), told
+    assert told["calls_total"] > 10, "what ended sessions have done is forgotten"
+    for wrong in ("0.0.0.0:0", "nonsense"):
+        refused = subprocess.run([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--prometheus", wrong],
+                                 env=bench.env, capture_output=True, text=True, timeout=LONG)
+        assert refused.returncode == 2 and wrong in refused.stderr, refused
+    prometheus.Drip(url)
+    time.sleep(0.2)
+    node.process.send_signal(signal.SIGTERM)
+    assert node.process.wait(5) == 0
+
+
 def cache(bench):
     """A module is sent once for each key: the next session says its hash. What lies in the folder is not believed."""
     folder = os.path.join(bench.scratch.name, "cache")
@@ -445,7 +490,7 @@ def settings(bench):
         assert refused.returncode == 2 and why in refused.stderr, refused
 
 
-SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_idle, limits, state, cache, confined, settings]
+SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_idle, limits, state, metrics, cache, confined, settings]
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import prometheus
 
 LONG = 30  # seconds: what has to happen happens within
 MIB = 1 << 20
@@ -239,10 +240,14 @@ def verified(line):
     return tuple(int(n) for n in match.groups())
 
 
-def basic(rig):
+def with_metrics(rig):
     server = rig.server("--prometheus", "127.0.0.1:0")
     server.await_log("figures at ")
-    metrics = next(re.search(r"http://\S+", line).group(0) for line in server.log if "figures at " in line)
+    return server, next(re.search(r"http://\S+", line).group(0) for line in server.log if "figures at " in line)
+
+
+def basic(rig):
+    server, metrics = with_metrics(rig)
     first, second = rig.session("--label", "first program"), rig.session()
     assert first.ask(f"lease {3 * SLAB}") == "leased 3"
     assert second.ask(f"lease {2 * SLAB}") == "leased 2"
@@ -271,17 +276,27 @@ def basic(rig):
     assert rows["first program"]["bytes"] == [3 * SLAB] and rows["first program"]["transport"] == rig.args.transport, told
     table = rig.nodes("--once")
     assert "first program" in table and "20MiB of 64MiB in use, 44MiB free" in table, table
-    body = urllib.request.urlopen(metrics, timeout=LONG).read().decode()
-    assert f"olmemserver_lent_bytes {5 * SLAB}\n" in body and "olmemserver_sessions_connected" in body, body
-    try:
-        urllib.request.urlopen(metrics.replace("/metrics", "/secret"), timeout=LONG)
-        raise AssertionError("another page is served")
-    except urllib.error.HTTPError as error:
-        assert error.code == 404
+    served = prometheus.figures(metrics, "olmemserver")
+    assert (served["lent_bytes"], served["configured_bytes"], served["sessions_connected"]) == (5 * SLAB, 16 * SLAB, 2), served
+    assert set(served) - set(told["figures"]) == {"configured_bytes"} and set(told["figures"]) <= set(served), (served, told)
+    assert prometheus.refused(metrics.replace("/metrics", "/secret")), "another page is served"
     first.tell("quit")
     assert first.line() == "closed" and first.ended() == 0
     rig.await_state(lambda s: s["lent"] == 2 * SLAB and s["free"] == 14 * SLAB, "what the first had is free")
     assert verified(second.ask("verify 2")) == (2 * SLAB, 0, 0)
+
+
+def metrics(rig):
+    """Who drips a request, or sends none, holds up neither others nor the end."""
+    server, url = with_metrics(rig)
+    prometheus.Drip(url)
+    assert prometheus.figures(url, "olmemserver", timeout=5)["sessions"] == 0
+    prometheus.Drip(url)
+    time.sleep(0.2)
+    begun = time.monotonic()
+    server.send(signal.SIGTERM)
+    assert server.ended() == 0
+    assert time.monotonic() - begun < 5, "it waited for who asks for figures"
 
 
 def keys(rig):
@@ -496,6 +511,11 @@ def cgroup(rig):
     rig.await_state(lambda s: s["donated"] < now, "it was throttled: more is given back")
     line = rig.refused("--proc", proc, "--cgroup", rig.path("group"), "--listen", "127.0.0.1:0", memory=600 * MIB)
     assert "are available" in line, line
+    # A limit of the group above holds as well.
+    now = rig.state()["donated"]
+    rig.path("memory.max", f"{1024 * MIB}\n")
+    rig.path("memory.current", f"{1024 * MIB - 64 * MIB + 2 * SLAB}\n")
+    rig.await_state(lambda s: s["donated"] <= now - 2 * SLAB, "two slabs more are given back")
 
 
 def ends(rig):
@@ -614,6 +634,48 @@ def refusals(rig):
     assert asked.returncode == 1 and "127.0.0.1:1" in asked.stderr, asked
 
 
+def read_until(screen, text):
+    """What a terminal shows until this is there: it hands on what was written bit by bit."""
+    shown, until = "", time.monotonic() + LONG
+    while text not in shown and time.monotonic() < until:
+        if select.select([screen], [], [], 1)[0]:
+            shown += os.read(screen, 1 << 16).decode()
+    assert text in shown, shown
+    return shown
+
+
+def making(rig):
+    """While memory is made a signal ends it at once, and it stops where there is no room for more."""
+    def begun(*options):
+        screen, terminal = pty.openpty()
+        process = subprocess.Popen(rig.command("--listen", "127.0.0.1:0", "--huge", "off", *options, memory=1024 * MIB), text=True,
+                                   stdout=subprocess.PIPE, stderr=terminal)
+        os.close(terminal)
+        read_until(screen, "memory [")  # before the first slab
+        return process, screen
+
+    process, screen = begun()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LONG) == 0
+    read_until(screen, "signal 15: ending")
+    assert process.stdout.read() == "", "it went on to the end"
+    os.close(screen)
+
+    process, screen = begun("--proc", fake_proc(rig, available=4096 * MIB), "--cgroup", "none", "--calm-time", "1s")
+    try:
+        fake_proc(rig, available=64 * MIB)  # the reserve
+        read_until(screen, "there is room for no more")
+        rig.port = int(process.stdout.readline().rsplit(":", 1)[1])
+        made = rig.state()["donated"]
+        assert made < 1024 * MIB, made
+        fake_proc(rig, available=4096 * MIB)
+        rig.await_state(lambda s: s["donated"] > made, "it grows when there is room")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(screen)
+
+
 def progress(rig):
     """On a terminal a bar shows how much memory is there; elsewhere there is none."""
     screen, terminal = pty.openpty()
@@ -621,10 +683,7 @@ def progress(rig):
     os.close(terminal)
     try:
         assert process.stdout.readline().startswith("olmemserver: listening")
-        shown, until = "", time.monotonic() + LONG
-        while "\r\x1b[K" not in shown and time.monotonic() < until:  # a terminal hands on what was written bit by bit
-            if select.select([screen], [], [], 1)[0]:
-                shown += os.read(screen, 1 << 16).decode()
+        shown = read_until(screen, "\r\x1b[K")
         assert re.search(r"\rmemory \[[= ]{40}\] \S+ of 64MiB", shown), shown
         assert "\r\x1b[K" in shown, shown
         process.send_signal(signal.SIGTERM)
@@ -640,7 +699,7 @@ def progress(rig):
 
 
 SCENARIOS = {f.__name__: f for f in (basic, keys, quota, killed, stopped_session, stopped_long, stopped_server, restarted, pressure,
-                                     stall_figures, cgroup, ends, churn, refusals, progress)}
+                                     stall_figures, cgroup, ends, churn, refusals, progress, making, metrics)}
 
 
 def main():

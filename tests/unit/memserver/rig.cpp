@@ -27,7 +27,8 @@ void Server::start() {
   slabs.lock = false;
   store = std::make_unique<SlabStore>(slabs, arena, [] {});
   store->setTarget(bytes);
-  REQUIRE(store->fill(choice == Choice::kShm ? SlabKind::kShared : SlabKind::kPrivate, [](uint64_t) {}).ok());
+  REQUIRE(
+      store->fill(choice == Choice::kShm ? SlabKind::kShared : SlabKind::kPrivate, [](uint64_t) { return true; }).ok());
   transport::Options transport_options = optionsFor(choice);
   transport_options.silent_ms = 0;
   auto made = transport::makeEndpoint(transport_options);

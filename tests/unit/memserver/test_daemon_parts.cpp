@@ -89,6 +89,17 @@ TEST_CASE("it grows again a slab at a time after calm, while there is room", "[p
   CHECK(policy.decide(status, donated, 200'000).target == 64 * kGiB);
 }
 
+TEST_CASE("what there was no room for at the start comes when there is room", "[pressure]") {
+  PressureOptions options = pressureOptions();
+  options.made = 10 * kGiB;
+  PressurePolicy policy(options);
+  MemoryStatus status = plenty();
+  status.available = 5 * kGiB;
+  CHECK(policy.decide(status, 10 * kGiB, 0).target == 10 * kGiB);
+  CHECK(policy.decide(plenty(), 10 * kGiB, 1000).target == 11 * kGiB);
+  CHECK(policy.decide(plenty(), 11 * kGiB, 2000).target == 12 * kGiB);
+}
+
 TEST_CASE("what was not released in time may stay once nothing presses", "[pressure]") {
   PressurePolicy policy(pressureOptions());
   MemoryStatus status = plenty();
@@ -171,6 +182,12 @@ TEST_CASE("memory is read as the system tells it", "[pressure]") {
   CHECK(status.value().current == 150000);
   CHECK(status.value().throttled == 5);
   CHECK(status.value().room() == 150000);
+  folder.write("memory.max", "90000\n");  // of the group above
+  folder.write("memory.current", "80000\n");
+  const auto under = MemoryReader((folder.path / "proc").string(), (folder.path / "group").string()).read();
+  REQUIRE(under.ok());
+  CHECK(under.value().room() == 10000);
+  CHECK(under.value().some == 12.5);
   const auto without = MemoryReader((folder.path / "proc").string(), "none").read();
   REQUIRE(without.ok());
   CHECK(!without.value().limit);
@@ -261,7 +278,7 @@ TEST_CASE("figures are in the format that Prometheus reads", "[metrics]") {
   SlabStore::Figures store;
   store.free = 10;
   store.lent = 20;
-  const std::string text = metricsText(metricsOf(service, store), 99);
+  const std::string text = status::metricsText("olmemserver", metricsOf(service, store));
   CHECK(text.find("# TYPE olmemserver_sessions gauge\nolmemserver_sessions 3\n") != std::string::npos);
   CHECK(text.find("\nolmemserver_links{transport=\"tcp\"} 2\nolmemserver_links{transport=\"shm\"} 1\n") !=
         std::string::npos);

@@ -377,6 +377,83 @@ TEST_CASE("who breaks the protocol is closed, others notice nothing", "[failures
   CHECK(session.read(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
 }
 
+TEST_CASE("who does not take its answer is closed, and what was lent with it ends", "[failures]") {
+  ServiceOptions options;
+  options.lease_ms = 500;
+  Server server(Choice::kTcp, 16 * kSlab, options);
+  auto narrow = optionsFor(Choice::kTcp);
+  narrow.limits.message_bytes = 256;  // enough to be greeted
+  auto endpoint = transport::makeEndpoint(narrow);
+  REQUIRE(endpoint.ok());
+  auto queue = endpoint.value()->makeQueue();
+  auto link = endpoint.value()->connect(server.address(), {transport::makeDomain(), queue, ""});
+  REQUIRE(link.ok());
+  for (const auto& bytes :
+       {protocol::encode({1, protocol::Hello{"narrow"}}), protocol::encode({2, protocol::Lease{16 * kSlab}})})
+    REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+  eventually([&] { return link.value()->state() == transport::LinkState::kDown; });
+  CHECK(link.value()->reason().find("it takes messages of 256 bytes") != std::string::npos);
+  eventually([&] { return server.service->lentBytes() == 0; });
+  CHECK(server.service->figures().leases_granted == 16);
+  CHECK(server.service->figures().broken == 1);
+}
+
+TEST_CASE("who sends without end leaves others their turn", "[failures][trust]") {
+  constexpr size_t kThreads = 4;  // of the arena
+  constexpr size_t kMany = 4, kFew = 8, kEach = 250;
+  std::atomic<size_t> held{0};
+  std::atomic<bool> go{false}, end{false};
+  Server server(Choice::kTcp);
+  const std::shared_ptr<void> opens(nullptr, [&](void*) { go = end = true; });
+  Session rig(server);
+  auto queue = rig.endpoint->makeQueue();
+  std::vector<transport::LinkPtr> many, few;
+  const auto ask = [&](const transport::LinkPtr& link, protocol::Body body) {
+    const auto bytes = protocol::encode({1, std::move(body)});
+    REQUIRE(link->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+  };
+  const auto hear = [&] {
+    transport::Completion completion;
+    do REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
+    while (completion.kind != transport::Completion::Kind::kMessage);
+    auto reply = protocol::decode(completion.message.bytes());
+    REQUIRE(reply.ok());
+    return reply.value().body;
+  };
+  for (size_t i = 0; i < kMany + kFew; ++i) {
+    auto link = rig.endpoint->connect(server.address(), {rig.domain, queue, ""});
+    REQUIRE(link.ok());
+    (i < kMany ? many : few).push_back(link.value());
+    ask(link.value(), protocol::Hello{"one of many"});
+    hear();
+  }
+  const auto waiting = [&](size_t count) { eventually([&] { return server.service->figures().waiting == count; }); };
+  waiting(0);
+  // One thread is at work, and not until everything has been said: by those who say little last.
+  for (size_t i = 0; i < kThreads; ++i) {
+    server.arena.enqueue([&, i] {
+      ++held;
+      while (!(i == 0 ? go : end)) std::this_thread::sleep_for(1ms);
+    });
+  }
+  eventually([&] { return held == kThreads; });
+  for (const auto& link : many) {
+    for (size_t i = 0; i < kEach; ++i) ask(link, protocol::Renew{});
+  }
+  waiting(kMany * kEach);
+  for (const auto& link : few) ask(link, protocol::Lease{kSlab});
+  waiting(kMany * kEach + kFew);
+  go = true;
+  // What was free when it was answered tells which of few had been.
+  size_t before = 0;
+  for (size_t i = 0; i < kMany * kEach + kFew; ++i) {
+    const auto body = hear();
+    const auto* renewed = std::get_if<protocol::RenewReply>(&body);
+    if (renewed != nullptr && renewed->capacity.free > server.bytes - kFew * kSlab) ++before;
+  }
+  CHECK(before == kMany * kTurn);
+}
+
 TEMPLATE_TEST_CASE("memory stays bounded over sessions that come and go", "[failures][long]", Tcp, Shm) {
   ServiceOptions options = shortLease(100);
   options.most_sessions = 256;

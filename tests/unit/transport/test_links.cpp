@@ -1,4 +1,5 @@
 // What every transport promises, on each of them.
+#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -243,6 +244,36 @@ TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why"
   pair.server.await(Kind::kDown);
   INFO((here_first ? pair.peer : pair.up)->reason());
   REQUIRE((here_first ? pair.peer : pair.up)->reason().find("enough") != std::string::npos);
+}
+
+TEMPLATE_TEST_CASE("a thread that waits for some links hears them when there are many", "[links]", Tcp, Shm) {
+  Pair pair(optionsFor(TestType::kChoice));
+  std::vector<LinkPtr> links = {pair.up};
+  std::atomic<size_t> heard{0};
+  std::atomic<bool> stop{false};
+  std::thread waiter([&] {
+    Completion one;
+    while (!stop) {
+      if (pair.server.queue->wait({&one, 1}, 50ms) != 0 && one.kind == Kind::kMessage) ++heard;
+      one = {};
+    }
+  });
+  const std::shared_ptr<void> joins(nullptr, [&](void*) {
+    stop = true;
+    waiter.join();
+  });
+  for (size_t all = 2; all <= 12; ++all) {
+    auto link = pair.client.endpoint->connect(pair.listener->address(), {pair.client.domain, pair.client.queue, ""});
+    REQUIRE(link.ok());
+    links.push_back(link.value());
+    for (const auto& each : links) REQUIRE(each->send(MessageClass::kNotice, bytesOf("hello")) == Outcome::kOk);
+    const auto end = std::chrono::steady_clock::now() + kLong;
+    while (heard < links.size()) {
+      REQUIRE(std::chrono::steady_clock::now() < end);
+      std::this_thread::sleep_for(1ms);
+    }
+    heard = 0;
+  }
 }
 
 TEMPLATE_TEST_CASE("a queue that nobody holds any more holds nothing", "[links]", Tcp, Shm) {

@@ -1,0 +1,84 @@
+#include "base/cgroup.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/catch.h"
+
+using namespace olpager::base;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Folders as those of /sys/fs/cgroup: a slice with a group in it.
+struct Groups {
+  Groups() {
+    char name[] = "/tmp/ol-cgroup-XXXXXX";
+    top = mkdtemp(name);
+    fs::create_directories(top / "slice/group");
+  }
+  ~Groups() { fs::remove_all(top); }
+  void write(const std::string& name, const std::string& text) const { std::ofstream(top / name) << text << '\n'; }
+  CgroupMemory read(const std::string& name = "slice/group") const { return cgroupMemory((top / name).string()); }
+  fs::path top;
+};
+
+}  // namespace
+
+TEST_CASE("what is in no cgroup, or in one without limits, has room") {
+  const Groups groups;
+  CHECK(cgroupMemory("").room() == UINT64_MAX);
+  CHECK(groups.read().room() == UINT64_MAX);
+  groups.write("slice/group/memory.max", "max");
+  groups.write("slice/group/memory.high", "max");
+  groups.write("slice/group/memory.current", "100");
+  CHECK(!groups.read().limit);
+}
+
+TEST_CASE("of a cgroup and those above it the one with the least room counts") {
+  const Groups groups;
+  groups.write("slice/group/memory.max", "1000");
+  groups.write("slice/group/memory.high", "900");
+  groups.write("slice/group/memory.current", "500");
+  groups.write("slice/group/memory.stat", "anon 300\nactive_file 60\ninactive_file 200");
+  CHECK(groups.read().limit == uint64_t{900});
+  CHECK(groups.read().current == 300);  // less file pages that can go
+  CHECK(groups.read().room() == 600);
+  groups.write("slice/memory.max", "5000");
+  groups.write("slice/memory.current", "4800");  // others are in it
+  CHECK(groups.read().limit == uint64_t{5000});
+  CHECK(groups.read().current == 4800);
+  CHECK(groups.read().room() == 200);
+  groups.write("memory.max", "10000");
+  groups.write("memory.current", "9900");
+  CHECK(groups.read().room() == 100);
+  groups.write("memory.current", "10100");
+  CHECK(groups.read().room() == 0);
+  groups.write("memory.current", "0");
+  CHECK(groups.read("slice/group/").room() == 200);
+  CHECK(groups.read("slice/group/not there").room() == 200);  // a path of the host's, seen in a container
+}
+
+TEST_CASE("stalls and times at a limit are those of the cgroup and of those above it") {
+  const Groups groups;
+  groups.write("slice/group/memory.pressure", "some avg10=1.50 avg60=9.00 total=1\nfull avg10=0.50 avg60=9.00 total=1");
+  groups.write("slice/memory.pressure", "some avg10=12.25 avg60=9.00 total=1\nfull avg10=0.25 avg60=9.00 total=1");
+  groups.write("slice/group/memory.events", "low 7\nhigh 2\nmax 3\noom 9");
+  groups.write("slice/memory.events", "low 7\nhigh 200\nmax 300\noom 9");  // with those of others below it
+  groups.write("slice/memory.events.local", "low 7\nhigh 20\nmax 30\noom 9");
+  const CgroupMemory all = groups.read();
+  CHECK(all.some == 12.25);
+  CHECK(all.full == 0.5);
+  CHECK(all.throttled == 55);
+}
+
+TEST_CASE("the own cgroup is the one of version 2") {
+  const Groups groups;
+  fs::create_directories(groups.top / "self");
+  groups.write("self/cgroup", "12:memory:/old\n0::/slice/group");
+  CHECK(ownCgroup(groups.top.string()) == "/sys/fs/cgroup/slice/group");
+  groups.write("self/cgroup", "12:memory:/old");
+  CHECK(ownCgroup(groups.top.string()).empty());
+  CHECK(ownCgroup("/nowhere").empty());
+}

@@ -1,0 +1,130 @@
+#include "coherence/status/metrics.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "base/fd.h"
+#include "tests/catch.h"
+
+namespace olpager::status {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kSoon = 5s;  // a second, on a machine that does other things
+
+class Client {
+ public:
+  explicit Client(const std::string& address) : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in there{};
+    there.sin_family = AF_INET;
+    there.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    there.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+    REQUIRE(connect(socket_.get(), reinterpret_cast<sockaddr*>(&there), sizeof there) == 0);
+    const timeval limit{20, 0};
+    setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  }
+  bool say(const std::string& text) const {
+    return send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
+  }
+  // All that comes until the connection ends.
+  std::string hear() const {
+    std::string all;
+    char bytes[4096];
+    for (ssize_t got = 0; (got = recv(socket_.get(), bytes, sizeof bytes, 0)) > 0;)
+      all.append(bytes, static_cast<size_t>(got));
+    return all;
+  }
+
+ private:
+  const base::UniqueFd socket_;
+};
+
+std::unique_ptr<MetricsEndpoint> serve(std::function<std::string()> text) {
+  auto served = serveMetrics("127.0.0.1:0", std::move(text));
+  REQUIRE(served.ok());
+  return std::move(served).value();
+}
+
+// Sends a byte of a request now and then, until it is cut off.
+class Drip {
+ public:
+  explicit Drip(const std::string& address)
+      : client_(address), thread_([this] {
+          while (!stop_ && client_.say("a")) std::this_thread::sleep_for(100ms);
+        }) {}
+  ~Drip() {
+    stop_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  const Client client_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST_CASE("each figure has its help and type once, and the daemon's name") {
+  const std::vector<Metric> metrics = {{"sessions", "gauge", "Sessions.", 3},
+                                       {"links", "gauge", "Links.", 2, R"({transport="tcp"})"},
+                                       {"links", "gauge", "Links.", 1, R"({transport="shm"})"}};
+  CHECK(metricsText("oldaemon", metrics) ==
+        "# HELP oldaemon_sessions Sessions.\n# TYPE oldaemon_sessions gauge\noldaemon_sessions 3\n"
+        "# HELP oldaemon_links Links.\n# TYPE oldaemon_links gauge\noldaemon_links{transport=\"tcp\"} 2\n"
+        "oldaemon_links{transport=\"shm\"} 1\n");
+  CHECK(figuresOf(metrics) ==
+        std::vector<Figure>{{"sessions", 3}, {R"(links{transport="tcp"})", 2}, {R"(links{transport="shm"})", 1}});
+}
+
+TEST_CASE("figures are served, and nothing else, on loopback only") {
+  const auto endpoint = serve([] { return std::string("oldaemon_sessions 3\n"); });
+  const Client good(endpoint->address());
+  CHECK(good.say("GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"));
+  const std::string told = good.hear();
+  CHECK(told.starts_with("HTTP/1.1 200 OK\r\n"));
+  CHECK(told.ends_with("\r\n\r\noldaemon_sessions 3\n"));
+  const Client other(endpoint->address());
+  CHECK(other.say("GET /secret HTTP/1.1\r\n\r\n"));
+  CHECK(other.hear().starts_with("HTTP/1.1 404 "));
+  for (const char* wrong : {"0.0.0.0:0", "[::]:0", "nonsense", "127.0.0.1:port"}) CHECK(!serveMetrics(wrong, {}).ok());
+}
+
+TEST_CASE("who drips a request, or does not take the reply, does not hold up the next for long") {
+  // More than the sockets between the two take.
+  const auto endpoint = serve([] { return std::string(64 << 20, 'x'); });
+  const bool drips = GENERATE(true, false);
+  const Client deaf(endpoint->address());
+  std::unique_ptr<Drip> drip;
+  if (drips) {
+    drip = std::make_unique<Drip>(endpoint->address());
+  } else {
+    CHECK(deaf.say("GET /metrics HTTP/1.1\r\n\r\n"));
+  }
+  const auto begun = Clock::now();
+  const Client next(endpoint->address());
+  CHECK(next.say("GET /secret HTTP/1.1\r\n\r\n"));
+  CHECK(next.hear().starts_with("HTTP/1.1 404 "));
+  CHECK(Clock::now() - begun < kSoon);
+}
+
+TEST_CASE("the end waits for nobody who asks") {
+  auto endpoint = serve([] { return std::string(); });
+  const Drip drip(endpoint->address());
+  std::this_thread::sleep_for(200ms);  // it is being heard
+  const auto begun = Clock::now();
+  endpoint.reset();
+  CHECK(Clock::now() - begun < 700ms);
+}
+
+}  // namespace olpager::status
