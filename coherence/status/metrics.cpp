@@ -1,12 +1,8 @@
 #include "coherence/status/metrics.h"
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +13,7 @@
 
 #include "base/fd.h"
 #include "base/format.h"
+#include "coherence/transport/core/address.h"
 
 namespace olpager::status {
 namespace {
@@ -27,14 +24,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kRequest = 1s;          // the whole of it, and its reply
 constexpr auto kNoDescriptor = 100ms;  // until a connection is tried to be taken again
 constexpr size_t kRequestBytes = 8 << 10;
-
-bool loopback(const sockaddr* address) {
-  if (address->sa_family == AF_INET) {
-    return (ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24) == 127;
-  }
-  return address->sa_family == AF_INET6 &&
-         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
-}
 
 class Endpoint final : public MetricsEndpoint {
  public:
@@ -48,34 +37,21 @@ class Endpoint final : public MetricsEndpoint {
   const std::string& address() const override { return address_; }
 
   olpager::Status open(const std::string& address) {
-    const size_t colon = address.rfind(':');
-    if (colon == std::string::npos) return Error{base::format("{}: host:port is wanted", address)};
-    std::string host = address.substr(0, colon);
-    if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_STREAM;
-    addrinfo* found = nullptr;
-    if (const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); error != 0) {
-      return Error{base::format("{}: {}", address, gai_strerror(error))};
-    }
-    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> freed(found, freeaddrinfo);
-    if (!loopback(found->ai_addr)) {
+    const auto found = transport::resolve(address, true);
+    if (!found.ok()) return found.error();
+    transport::SocketAddress at = found.value().front();
+    if (!at.loopback()) {
       return Error{
           base::format("{}: figures are served on loopback only, in the clear; put a proxy in front", address)};
     }
-    listener_ = base::UniqueFd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    listener_ = transport::makeSocket(at.family());
     const int on = 1;
     setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (!listener_ || bind(listener_.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-        listen(listener_.get(), 16) != 0) {
+    if (!listener_ || bind(listener_.get(), at.get(), at.length) != 0 || listen(listener_.get(), 16) != 0) {
       return Error{base::format("{}: {}", address, std::strerror(errno))};
     }
-    sockaddr_storage bound{};
-    socklen_t length = sizeof bound;
-    getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound), &length);
-    const auto port = bound.ss_family == AF_INET ? reinterpret_cast<sockaddr_in*>(&bound)->sin_port
-                                                 : reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port;
-    address_ = base::format("{}:{}", address.substr(0, colon), ntohs(port));
+    getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&at.storage), &at.length);
+    address_ = at.text();
     end_ = base::UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!end_) return Error{base::format("eventfd: {}", std::strerror(errno))};
     thread_ = std::thread([this] { serve(); });

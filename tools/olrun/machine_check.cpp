@@ -16,6 +16,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/cgroup.h"
 #include "base/fd.h"
 #include "base/format.h"
 #include "base/size.h"
@@ -145,15 +146,17 @@ void checkLimits(Findings& findings) {
 
 void checkMemory(Findings& findings, const base::Settings& settings) {
   const uint64_t available = availableMemory();
-  const uint64_t limit = cgroupMemoryLimit();
-  const uint64_t base_bytes = limit != 0 ? std::min(available, limit) : available;
+  const base::CgroupMemory group = base::cgroupMemory(base::ownCgroup());
+  const uint64_t base_bytes = std::min(available, group.room());
   uint64_t host = base_bytes / 10 * 8;
   if (settings.host.bytes != 0) host = settings.host.bytes;
   if (settings.host.percent != 0)
     host = static_cast<uint64_t>(static_cast<double>(base_bytes) * settings.host.percent / 100);
   findings.push_back({base_bytes < host || host < base::kSettingsPageBytes ? Kind::kGap : Kind::kGood, "RAM",
                       base::format("{} available, {}; host tier {}", formatSize(available),
-                                   limit == 0 ? std::string("no cgroup limit") : "cgroup limit " + formatSize(limit),
+                                   group.limit ? base::format("{} left of the cgroup limit of {}",
+                                                              formatSize(group.room()), formatSize(*group.limit))
+                                               : std::string("no cgroup limit"),
                                    formatSize(host)) +
                           (base_bytes < host ? ", more than there is; lower --host" : "")});
   const uint64_t huge = numberIn("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
@@ -206,33 +209,6 @@ uint64_t availableMemory() {
     if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) return kib << 10;
   }
   return 0;
-}
-
-uint64_t cgroupMemoryLimit() {
-  uint64_t smallest = 0;
-  const auto take = [&](const fs::path& file) {
-    const uint64_t limit = numberIn(file);  // "max" reads as 0; version 1 writes a number near 2^63 for none
-    if (limit != 0 && limit < (1ull << 60) && (smallest == 0 || limit < smallest)) smallest = limit;
-  };
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const bool unified = controllers.empty();
-    if (!unified && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
-    const fs::path root = unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
-    const char* const file = unified ? "memory.max" : "memory.limit_in_bytes";
-    // A limit of any group above holds too. In a container the path may be the host's: the root still is ours.
-    fs::path group = root / fs::path(line.substr(second + 1)).relative_path();
-    while (true) {
-      take(group / file);
-      if (group == root || !group.has_relative_path()) break;
-      group = group.parent_path();
-    }
-  }
-  return smallest;
 }
 
 std::vector<Finding> checkMachine(const base::Settings& settings, const std::string& library,

@@ -20,8 +20,6 @@ struct Finding {
 std::vector<Finding> checkMachine(const base::Settings& settings, const std::string& library,
                                   const std::string& link_folder, const std::string& driver);
 
-/// The smallest memory limit of this process's cgroup and those above it, in bytes; 0 for none. (Versions 1 and 2.)
-uint64_t cgroupMemoryLimit();
 
 /// MemAvailable of /proc/meminfo in bytes; 0 unknown.
 uint64_t availableMemory();

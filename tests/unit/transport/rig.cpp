@@ -127,14 +127,17 @@ LinkPtr Pair::connect(const std::string& replaces) {
   return link.value();
 }
 
-RawPeer::RawPeer(const std::string& address, int receive_buffer) {
-  const auto to = resolve(address, false).value().front();
-  const auto connect = [&] {
-    base::UniqueFd fd(socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (receive_buffer != 0) setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
-    REQUIRE(::connect(fd.get(), to.get(), to.length) == 0);
-    return fd;
-  };
+namespace {
+
+base::UniqueFd connectBlocking(const SocketAddress& to, int receive_buffer = 0) {
+  base::UniqueFd fd(socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (receive_buffer != 0) setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
+  REQUIRE(connect(fd.get(), to.get(), to.length) == 0);
+  return fd;
+}
+
+// Opens a link without a key; the acceptor's Hello.
+wire::Hello sayHello(const base::UniqueFd& fd, const wire::Hello& own) {
   struct {
     wire::Preamble preamble;
     wire::Header header;
@@ -142,63 +145,51 @@ RawPeer::RawPeer(const std::string& address, int receive_buffer) {
   } opening;
   opening.header.frame = wire::Frame::kHello;
   opening.header.length = sizeof opening.hello;
-  opening.hello.lanes = 1;
-  opening.hello.choice = static_cast<uint8_t>(Choice::kTcp);
-  opening.hello.message_bytes = 4096;
-  opening.hello.slices = opening.hello.requests = opening.hello.notices = opening.hello.stream = 16;
-  control = connect();
-  REQUIRE(send(control.get(), &opening, sizeof opening, MSG_NOSIGNAL) == sizeof opening);
+  opening.hello = own;
+  REQUIRE(send(fd.get(), &opening, sizeof opening, MSG_NOSIGNAL) == sizeof opening);
   wire::Header header;
-  REQUIRE(recv(control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
-  REQUIRE(recv(control.get(), &hello, sizeof hello, MSG_WAITALL) == sizeof hello);
-  lane = connect();
+  wire::Hello theirs;
+  REQUIRE(recv(fd.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
+  REQUIRE(recv(fd.get(), &theirs, sizeof theirs, MSG_WAITALL) == sizeof theirs);
+  return theirs;
+}
+
+// Makes the connection the first lane of the link with that Hello.
+void showTicket(const base::UniqueFd& fd, const wire::Hello& hello) {
   struct {
     wire::Preamble preamble;
     wire::Ticket ticket;
-  } ticket;
-  ticket.preamble.kind = wire::Preamble::Kind::kLane;
-  std::memcpy(ticket.ticket.link_id, hello.link_id, sizeof hello.link_id);
-  Secret secret;
-  std::memcpy(secret.data(), hello.secret, sizeof hello.secret);
-  const Secret proof = mac(secret, {reinterpret_cast<const uint8_t*>(&ticket.ticket), offsetof(wire::Ticket, mac)});
-  std::memcpy(ticket.ticket.mac, proof.data(), proof.size());
-  REQUIRE(send(lane.get(), &ticket, sizeof ticket, MSG_NOSIGNAL) == sizeof ticket);
+  } opening;
+  opening.preamble.kind = wire::Preamble::Kind::kLane;
+  opening.ticket = makeTicket(deriveSecrets(Stream(), hello).value(), linkIdOf(hello.link_id), 0);
+  REQUIRE(send(fd.get(), &opening, sizeof opening, MSG_NOSIGNAL) == sizeof opening);
   wire::TicketReply reply;
-  REQUIRE(recv(lane.get(), &reply, sizeof reply, MSG_WAITALL) == sizeof reply);
+  REQUIRE(recv(fd.get(), &reply, sizeof reply, MSG_WAITALL) == sizeof reply);
+}
+
+}  // namespace
+
+RawPeer::RawPeer(const std::string& address, int receive_buffer) {
+  const auto to = resolve(address, false).value().front();
+  wire::Hello own;
+  own.lanes = 1;
+  own.choice = static_cast<uint8_t>(Choice::kTcp);
+  own.message_bytes = 4096;
+  own.slices = own.requests = own.notices = own.stream = 16;
+  control = connectBlocking(to, receive_buffer);
+  hello = sayHello(control, own);
+  lane = connectBlocking(to, receive_buffer);
+  showTicket(lane, hello);
+  wire::Header header;
   REQUIRE(recv(control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
   REQUIRE(header.frame == wire::Frame::kReady);
 }
 
 RawShmPeer::RawShmPeer(const std::string& address) {
-  const auto connect = [](const SocketAddress& to) {
-    base::UniqueFd fd(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-    REQUIRE(::connect(fd.get(), to.get(), to.length) == 0);
-    return fd;
-  };
-  struct {
-    wire::Preamble preamble;
-    wire::Header header;
-    wire::Hello hello;
-  } opening;
-  opening.hello = EndpointCore(optionsFor(Choice::kShm)).hello();
-  opening.header.frame = wire::Frame::kHello;
-  opening.header.length = sizeof opening.hello;
-  const base::UniqueFd first = connect(resolve(address, false).value().front());
-  REQUIRE(send(first.get(), &opening, sizeof opening, MSG_NOSIGNAL) == sizeof opening);
-  wire::Header header;
-  wire::Hello hello;
-  REQUIRE(recv(first.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
-  REQUIRE(recv(first.get(), &hello, sizeof hello, MSG_WAITALL) == sizeof hello);
-  socket = connect(unixAddress(hello.unix_path).value());
-  struct {
-    wire::Preamble preamble;
-    wire::Ticket ticket;
-  } ticket;
-  ticket.preamble.kind = wire::Preamble::Kind::kLane;
-  ticket.ticket = makeTicket(deriveSecrets(Stream(), hello).value(), linkIdOf(hello.link_id), 0);
-  REQUIRE(send(socket.get(), &ticket, sizeof ticket, MSG_NOSIGNAL) == sizeof ticket);
-  wire::TicketReply reply;
-  REQUIRE(recv(socket.get(), &reply, sizeof reply, MSG_WAITALL) == sizeof reply);
+  const base::UniqueFd first = connectBlocking(resolve(address, false).value().front());
+  const wire::Hello hello = sayHello(first, EndpointCore(optionsFor(Choice::kShm)).hello());
+  socket = connectBlocking(unixAddress(hello.unix_path).value());
+  showTicket(socket, hello);
   uint32_t offer[2] = {};  // the version, the message length that the rings are made for
   base::UniqueFd fds[3];
   REQUIRE(waitFor(socket.get(), POLLIN, nowMs() + 5000));
