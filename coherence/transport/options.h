@@ -36,7 +36,7 @@ struct Options {
   uint32_t io_threads = 0;              // of the endpoint, shared by its links; 0: by the number of processors
   uint32_t slice_bytes = 256 << 10;     // at most this much of prefetch and write-back is in a demand's way
   uint32_t demand_window = 16 << 20;    // asked for and not yet here
-  uint32_t prefetch_window = 16 << 20;  // at most: it adapts, so that about one slice waits somewhere on the path
+  uint32_t prefetch_window = 16 << 20;  // at most: it adapts, so that little waits somewhere on the path (core/scheduler.h)
   uint32_t write_window = 16 << 20;
   uint32_t operations = 1024;  // outstanding reads and writes of one link
   uint32_t requests = 256;     // messages of the class that the peer may send before one is taken

@@ -18,8 +18,9 @@ namespace olpager::transport {
 constexpr size_t index(Class klass) { return static_cast<size_t>(klass); }
 constexpr size_t index(MessageClass klass) { return static_cast<size_t>(klass); }
 
-/// How much of a background class may be under way so that about one slice of it waits somewhere on the path, no more: its
-/// slices' time from being asked for to being answered, against the shortest lately seen, tells how much waits.
+/// How much of a background class may be under way so that little of it waits somewhere on the path: its slices' time from being
+/// asked for to being answered, against the shortest lately seen, tells how much waits. Little: what goes through in 0.5 to 1 ms (in
+/// less, what the system is late by now and then would pass for waiting), but no more than one to two slices, no less than a quarter.
 class BackgroundWindow {
  public:
   BackgroundWindow(uint64_t least, uint64_t most, uint64_t slice)
@@ -39,17 +40,19 @@ class BackgroundWindow {
     shortest_us_ = std::min(shortest_us_, took_us);
     const uint32_t base = std::min(shortest_us_, before_us_);
     const uint64_t waiting = window_ - window_ * base / took_us;
+    const uint64_t little = std::clamp<uint64_t>(window_ * kLittleUs / took_us, slice_ / 4, slice_);
     // By about one slice in the time of a whole window.
     const uint64_t step = std::max<uint64_t>(1, slice_ * bytes / window_);
-    if (waiting < slice_) {
+    if (waiting < little) {
       window_ = std::min(most_, window_ + step);
-    } else if (waiting > 2 * slice_) {
+    } else if (waiting > 2 * little) {
       window_ = std::max(least_, window_ - std::min(window_, step));
     }
   }
 
  private:
   static constexpr int64_t kForgetUs = 5'000'000;
+  static constexpr uint64_t kLittleUs = 500;
   const uint64_t least_, most_, slice_;
   uint64_t window_;
   uint32_t shortest_us_ = UINT32_MAX, before_us_ = UINT32_MAX;
