@@ -51,7 +51,7 @@ const char* linkKindName(LinkKind kind) {
 LinkCore::LinkCore(LinkSetup setup)
     : setup_(std::move(setup)),
       scheduler_({setup_.options.demand_window, setup_.options.prefetch_window, setup_.options.write_window,
-                  setup_.options.slice_bytes / 2, setup_.options.slice_bytes, setup_.peer_hello.slices}),
+                  setup_.options.slice_bytes, setup_.options.slice_bytes, setup_.peer_hello.slices}),
       operations_(setup_.options.operations) {
   free_.reserve(operations_.size());
   for (uint32_t slot = 0; slot < operations_.size(); ++slot) {
