@@ -261,7 +261,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.reply.session = session.id;
   // A client gives up before its worker does: what it could still resume is still there.
   session.reply.grace_ms = options_.grace_ms * 2 / 3;
-  session.number = next_number_++;
+  session.number = next_number_;
   session.process = request.process;
   session.slot = request.slot;
   session.slots = request.slots;
@@ -275,6 +275,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
     base::logError("%s", spawned.error().message.c_str());
     return refuse(client, spawned.error().message);
   }
+  ++next_number_;
   base::logInfo("session %016llx: %s of %s%s%s, worker %d", static_cast<unsigned long long>(session.id),
                 session.program.c_str(), session.peer.c_str(), session.key_name.empty() ? "" : " with key ",
                 session.key_name.c_str(), session.pid);

@@ -54,8 +54,9 @@ constexpr int64_t kRenewMs = 500;    // at most, between renewals
 constexpr int64_t kTickMs = 100;     // at most, between looks at the clock
 constexpr int64_t kFirstRetryMs = 100, kLastRetryMs = 2000;
 constexpr int64_t kGoodbyeMs = 1000;
-constexpr uint32_t kMostAttempts = 20;        // of one transfer that takes its link down each time, for a lease time
-constexpr uint64_t kMostMemory = 1ull << 48;  // that a memserver is believed to have
+constexpr uint32_t kFewAttempts = 3, kMostAttempts = 20;  // of one transfer that takes its link down each time
+constexpr int64_t kMostPatienceMs = 120'000;              // with it, where the lease time is longer
+constexpr uint64_t kMostMemory = 1ull << 48;              // that a memserver is believed to have
 constexpr uint32_t kConnectMs = 2000;
 constexpr int64_t kSpeedWindowUs = 100'000;
 
@@ -225,7 +226,8 @@ class ClientCore final : public Client {
   int64_t heard_ms_ = 0;
   int64_t greeting_until_ms_ = 0;
   int64_t retry_at_ms_ = 0, retry_ms_ = 0;
-  bool useful_ = false;  // something was moved or renewed over the link
+  bool useful_ = false;    // something was moved or renewed over the link
+  bool troubled_ = false;  // it ended with a transfer that has seen several end
   int64_t looked_ms_ = 0;
   bool attempt_failed_ = false;  // since the link went down
   bool stalled_ = false;
@@ -534,7 +536,9 @@ void ClientCore::transferEnded(const Completion& completion) {
       waiting_[static_cast<size_t>(transfer.klass)].push_front(id);
       // Others may get through, and their lease lives: what waits for this one is not to wait for ever.
       if (transfer.attempts++ == 0) transfer.failed_ms = bootMs();
-      if (transfer.attempts >= kMostAttempts && bootMs() - transfer.failed_ms >= static_cast<int64_t>(lease_ms_))
+      troubled_ = troubled_ || transfer.attempts > kFewAttempts;
+      if (transfer.attempts >= kMostAttempts &&
+          bootMs() - transfer.failed_ms >= std::min<int64_t>(lease_ms_, kMostPatienceMs))
         lose(lock, slab, "the connection fails at each attempt to use it");
     }
   } else {
@@ -830,10 +834,12 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   changed_.notify_all();
 }
 
-// At once after a connection that was of use; later and later as long as they are not.
+// At once after a connection that was of use, or soon, if it may end by the same transfer again; later and later as long as they are
+// of none.
 void ClientCore::retryLater() {
-  retry_ms_ = useful_ ? 0 : std::clamp(retry_ms_ * 2, kFirstRetryMs, kLastRetryMs);
-  useful_ = false;
+  const int64_t soon = troubled_ ? kFirstRetryMs : 0;
+  retry_ms_ = useful_ ? soon : std::clamp(retry_ms_ * 2, kFirstRetryMs, kLastRetryMs);
+  useful_ = troubled_ = false;
   retry_at_ms_ = bootMs() + retry_ms_;
 }
 

@@ -154,6 +154,7 @@ void EventQueue::leaveSources() {
   if (streak_ >= kStreak && !busy) {
     if (kept_) return;
     kept_ = true;
+    if (std::exchange(checking_, true)) return;
     sources_.front()->reactor().everyMillisecond([weak = weak_from_this()] {
       const auto self = weak.lock();
       return self && self->takeBack();
@@ -168,8 +169,9 @@ bool EventQueue::takeBack() {
   std::lock_guard lock(sources_mutex_);
   const bool quiet = waiters_ == 0 && checked_waits_ == waits_;
   checked_waits_ = waits_;
-  if (!quiet) return true;
-  giveBack();
+  if (kept_ && !quiet) return true;
+  if (kept_) giveBack();
+  checking_ = false;
   return false;
 }
 

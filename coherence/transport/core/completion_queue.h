@@ -78,9 +78,10 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
 
   std::mutex sources_mutex_;  // before any link's locks
   std::vector<std::shared_ptr<Pollable>> sources_;
-  uint32_t waiters_ = 0;  // threads in wait(), under sources_mutex_
-  bool kept_ = false;     // nobody waits, and yet the connections are the waiters'
-  uint32_t streak_ = 0;   // waits that began at once after the one before
+  uint32_t waiters_ = 0;   // threads in wait(), under sources_mutex_
+  bool kept_ = false;      // nobody waits, and yet the connections are the waiters'
+  bool checking_ = false;  // takeBack() is called each millisecond
+  uint32_t streak_ = 0;    // waits that began at once after the one before
   uint64_t waits_ = 0, checked_waits_ = 0;
   std::chrono::steady_clock::time_point left_{};
   void enterWait(std::chrono::steady_clock::time_point now);

@@ -247,7 +247,7 @@ size_t Acceptor::places() const {
 }
 
 // Where all places are taken, of those who have proved nothing: first from a source that has more than its share of them,
-// then who is silent, then the oldest. Who knows what to say has said it before it is the oldest, however many come.
+// then who is silent, then the oldest. Who knows what to say has said it before it is the oldest.
 bool Acceptor::makeRoom() {
   if (shakes_.size() < places()) return true;
   const auto rank = [&](const Handshake& shake) {

@@ -37,22 +37,25 @@ class Dialogue {
     for (bool first = true;; first = false) {
       const auto step = session.value()->handshake();
       if (step == TlsSession::Step::kDone) break;
-      if (step == TlsSession::Step::kFailed) {
+      const bool failed = step == TlsSession::Step::kFailed;
+      if (!failed && !waitFor(stream_.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT, deadline_ms_)) {
+        return Error{"the handshake was not finished in time"};
+      }
+      // Who refuses before it has looked at the key says why in the clear, maybe before it was asked, and ends the connection.
+      if (first && refused()) return expect(wire::Frame::kReady, nullptr, 0);
+      if (failed) {
         return Error{
             base::format("the handshake with key {} failed: {} (is it the same key there, and does it use one?)",
                          identity, session.value()->error())};
       }
-      if (!waitFor(stream_.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT, deadline_ms_)) {
-        return Error{"the handshake was not finished in time"};
-      }
-      // Who refuses before it has looked at the key says why in the clear.
-      auto said = wire::Frame::kReady;
-      if (first && recv(stream_.fd(), &said, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && said == wire::Frame::kGoodbye) {
-        return expect(wire::Frame::kReady, nullptr, 0);
-      }
     }
     stream_.startTls(std::move(session.value()));
     return {};
+  }
+  /// A Goodbye is there, unread.
+  bool refused() const {
+    auto said = wire::Frame::kReady;
+    return recv(stream_.fd(), &said, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && said == wire::Frame::kGoodbye;
   }
   /// A frame of this kind and this payload, or what the peer says instead.
   Status expect(wire::Frame frame, void* payload, size_t length) {

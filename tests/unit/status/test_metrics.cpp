@@ -6,6 +6,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -119,12 +120,16 @@ TEST_CASE("who drips a request, or does not take the reply, does not hold up the
 }
 
 TEST_CASE("the end waits for nobody who asks") {
-  auto endpoint = serve([] { return std::string(); });
-  const Drip drip(endpoint->address());
-  std::this_thread::sleep_for(200ms);  // it is being heard
-  const auto begun = Clock::now();
-  endpoint.reset();
-  CHECK(Clock::now() - begun < 700ms);
+  auto quickest = Clock::duration::max();
+  for (int i = 0; i < 5 && quickest >= 500ms; ++i) {  // a machine may do other things
+    auto endpoint = serve([] { return std::string(); });
+    const Drip drip(endpoint->address());
+    std::this_thread::sleep_for(200ms);  // it is being heard
+    const auto begun = Clock::now();
+    endpoint.reset();
+    quickest = std::min(quickest, Clock::now() - begun);
+  }
+  CHECK(quickest < 500ms);  // else the rest of a second
 }
 
 }  // namespace olpager::status

@@ -56,11 +56,11 @@ void ask(const RawPeer& peer, const RegionPtr& region) {
 
 TEST_CASE("a peer that is stopped while its window is full keeps its link", "[hosts]") {
   Pair pair(patient());
-  RawPeer peer(pair.listener->address(), 4096);
-  const LinkPtr link = pair.server.await(Kind::kUp).link;
   Buffer buffer(kSlices * wire::kMaxSlice);
   buffer.fill(5);
   const RegionPtr region = pair.server.add(buffer, kRemoteRead);
+  RawPeer peer(pair.listener->address(), 4096);
+  const LinkPtr link = pair.server.await(Kind::kUp).link;
   ask(peer, region);
   std::this_thread::sleep_for(std::chrono::milliseconds(4 * kDeadMs));
   INFO(link->reason());
@@ -74,20 +74,23 @@ TEST_CASE("a peer that is stopped while its window is full keeps its link", "[ho
     REQUIRE(recv(peer.lane.get(), got.data(), got.size(), MSG_WAITALL) == static_cast<ssize_t>(got.size()));
     REQUIRE(std::memcmp(got.data(), buffer.base + header.offset, got.size()) == 0);
   }
-  // It was asked whether it lives, and not again and again.
+  // It was asked whether it lives, and not again and again. (Where this took long to begin, once before it asked for anything.)
   char pings[4 * sizeof(wire::Header)];
-  REQUIRE(recv(peer.control.get(), pings, sizeof pings, 0) == sizeof(wire::Header));
+  const ssize_t got_pings = recv(peer.control.get(), pings, sizeof pings, 0);
+  REQUIRE((got_pings == sizeof(wire::Header) || got_pings == 2 * sizeof(wire::Header)));
   REQUIRE(link->state() == LinkState::kUp);
 }
 
 TEST_CASE("a host that is gone is found in its time", "[hosts]") {
   const auto when = GENERATE(When::kIdle, When::kBytesOnTheWay, When::kWindowFull);
   INFO("when: " << static_cast<int>(when));
-  Pair pair(patient());
-  RawPeer peer(pair.listener->address(), 4096);
-  const LinkPtr link = pair.server.await(Kind::kUp).link;
+  Options options = patient();
+  if (when == When::kIdle) options.ping_ms = 600'000;  // a ping would be on its way
+  Pair pair(options);
   Buffer buffer(kSlices * wire::kMaxSlice);
   const RegionPtr region = pair.server.add(buffer, kRemoteRead);
+  RawPeer peer(pair.listener->address(), 4096);
+  const LinkPtr link = pair.server.await(Kind::kUp).link;
   if (when == When::kBytesOnTheWay) vanish(peer.lane);
   if (when != When::kIdle) ask(peer, region);
   if (when == When::kWindowFull) {
@@ -100,7 +103,8 @@ TEST_CASE("a host that is gone is found in its time", "[hosts]") {
   REQUIRE(pair.server.await(Kind::kDown).link == link);
   CHECK(std::chrono::steady_clock::now() - begin < 6s);
   INFO(link->reason());
-  if (when == When::kBytesOnTheWay) CHECK(link->reason().find("acknowledged nothing") != std::string::npos);
-  CHECK(link->reason().find("closed the connection") == std::string::npos);
+  const bool unacknowledged = link->reason().find("acknowledged nothing") != std::string::npos;
+  const bool timed_out = link->reason().find("timed out") != std::string::npos;  // by the system, for its own probes
+  CHECK((unacknowledged || (timed_out && when != When::kBytesOnTheWay)));
   CHECK(pair.up->state() == LinkState::kUp);
 }

@@ -311,6 +311,7 @@ TEST_CASE("what a write has failed with is told to who reads", "[transport]") {
   const linger now{1, 0};
   REQUIRE(setsockopt(peer.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now) == 0);
   peer.reset();
+  REQUIRE(waitFor(fd.value().get(), POLLIN, nowMs() + 5000));  // it has heard of it
   Stream stream(std::move(fd.value()), nullptr);
   char byte = 0;
   const iovec part{&byte, 1};

