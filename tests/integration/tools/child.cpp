@@ -64,18 +64,4 @@ Outcome runChild(const std::vector<std::string>& arguments, const std::vector<st
   return outcome;
 }
 
-TemporaryFolder::TemporaryFolder() {
-  char name[] = "/tmp/ol-tools-XXXXXX";
-  path = mkdtemp(name);
-}
-
-TemporaryFolder::~TemporaryFolder() { fs::remove_all(path); }
-
-std::string TemporaryFolder::write(const std::string& name, const std::string& text) const {
-  const fs::path file = fs::path(path) / name;
-  fs::create_directories(file.parent_path());
-  std::ofstream(file) << text;
-  return file.string();
-}
-
 }  // namespace olpager::test

@@ -18,15 +18,4 @@ struct Outcome {
 Outcome runChild(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {},
                  const std::string& folder = {});
 
-/// A folder under /tmp that goes with this object.
-struct TemporaryFolder {
-  std::string path;
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  /// Writes a file below it, making folders on the way; returns its path.
-  std::string write(const std::string& name, const std::string& text) const;
-};
-
 }  // namespace olpager::test

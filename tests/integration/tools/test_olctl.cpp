@@ -5,6 +5,7 @@
 
 #include "tests/catch.h"
 #include "tests/integration/tools/child.h"
+#include "tests/temporary_folder.h"
 
 using namespace olpager::test;
 

@@ -2,7 +2,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -13,6 +12,7 @@
 #include "pager/counters/files.h"
 #include "tests/catch.h"
 #include "tests/integration/tools/child.h"
+#include "tests/temporary_folder.h"
 
 using namespace olpager;
 using namespace olpager::pager;

@@ -1,27 +1,14 @@
 #include "base/locate.h"
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-
 #include "tests/catch.h"
+#include "tests/temporary_folder.h"
 
 using namespace olpager::base;
-namespace fs = std::filesystem;
 
 namespace {
-struct Tree {
-  fs::path root;
-  Tree() {
-    char name[] = "/tmp/ol-locate-XXXXXX";
-    root = mkdtemp(name);
-  }
-  ~Tree() { fs::remove_all(root); }
-  std::string file(const std::string& path) const {
-    fs::create_directories((root / path).parent_path());
-    std::ofstream(root / path) << "x";
-    return (root / path).string();
-  }
+
+struct Tree : olpager::test::TemporaryFolder {
+  std::string file(const std::string& name) const { return write(name, "x"); }
 };
 }  // namespace
 
@@ -35,7 +22,7 @@ TEST_CASE("libraries are found in the build tree", "[base][locate]") {
   tree.file("interpose/olpager-lib/libcuda.so.1");
   CHECK(locateLibrary(olrun, "libolpager.so") == library);
   CHECK(locateLibrary(library, "libolsimcuda.so") == sim);
-  CHECK(locateLinkFolder(olrun) == (tree.root / "interpose/olpager-lib").string());
+  CHECK(locateLinkFolder(olrun) == tree.path + "/interpose/olpager-lib");
 }
 
 TEST_CASE("libraries are found below an installation's prefix", "[base][locate]") {
@@ -44,7 +31,7 @@ TEST_CASE("libraries are found below an installation's prefix", "[base][locate]"
   const auto library = tree.file("lib/libolpager.so");
   tree.file("lib/olpager/libcuda.so.1");
   CHECK(locateLibrary(olrun, "libolpager.so") == library);
-  CHECK(locateLinkFolder(olrun) == (tree.root / "lib/olpager").string());
+  CHECK(locateLinkFolder(olrun) == tree.path + "/lib/olpager");
 }
 
 TEST_CASE("a library above neither is not taken", "[base][locate]") {

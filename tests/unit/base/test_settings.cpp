@@ -1,31 +1,19 @@
 #include "base/settings.h"
 
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "tests/catch.h"
+#include "tests/temporary_folder.h"
 
 using namespace olpager::base;
 namespace fs = std::filesystem;
 
 namespace {
 
-struct Files {
-  fs::path root;
-  Files() {
-    char name[] = "/tmp/ol-settings-XXXXXX";
-    root = mkdtemp(name);
-  }
-  ~Files() { fs::remove_all(root); }
-  std::string write(const std::string& name, const std::string& text) const {
-    fs::create_directories((root / name).parent_path());
-    std::ofstream(root / name) << text;
-    return (root / name).string();
-  }
+struct Files : olpager::test::TemporaryFolder {
   SettingsSources sources(std::vector<std::string> environment) const {
-    environment.push_back("XDG_CONFIG_HOME=" + (root / "xdg").string());
-    return {.system_file = (root / "etc.toml").string(), .environment = std::move(environment)};
+    environment.push_back("XDG_CONFIG_HOME=" + path + "/xdg");
+    return {.system_file = path + "/etc.toml", .environment = std::move(environment)};
   }
 };
 
@@ -199,7 +187,7 @@ TEST_CASE("the working directory is never looked at", "[base][settings]") {
   files.write("olpager/olpager.toml", "nonsense");
   files.write(".config/olpager/olpager.toml", "nonsense");
   const auto back = fs::current_path();
-  fs::current_path(files.root);
+  fs::current_path(files.path);
   CHECK(failureOf({.system_file = "/nowhere", .environment = {"XDG_CONFIG_HOME=.", "HOME=."}}).empty());
   fs::current_path(back);
 }

@@ -1,26 +1,16 @@
 #include "base/toml_file.h"
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-
 #include "tests/catch.h"
+#include "tests/temporary_folder.h"
 
 using namespace olpager::base;
-namespace fs = std::filesystem;
 
 namespace {
 
 struct File {
-  fs::path folder;
+  olpager::test::TemporaryFolder folder;
   std::string path;
-  explicit File(const std::string& text) {
-    char name[] = "/tmp/ol-toml-XXXXXX";
-    folder = mkdtemp(name);
-    path = (folder / "file.toml").string();
-    std::ofstream(path) << text;
-  }
-  ~File() { fs::remove_all(folder); }
+  explicit File(const std::string& text) : path(folder.write("file.toml", text)) {}
   std::string failure() const {
     const auto read = readTomlFile(path, true);
     return read.ok() ? "" : read.error().message;
@@ -79,8 +69,7 @@ TEST_CASE("what can't be read is an error, what is not there only where it has t
   CHECK(readTomlFile(file.path + ".none", true).error().message ==
         file.path + ".none: can't be read: No such file or directory");
   // A folder can be opened.
-  CHECK(readTomlFile(file.folder.string(), false).error().message ==
-        file.folder.string() + ": can't be read: Is a directory");
+  CHECK(readTomlFile(file.folder.path, false).error().message == file.folder.path + ": can't be read: Is a directory");
 }
 
 TEST_CASE("a text without quotes is told so", "[base][toml]") {

@@ -19,6 +19,7 @@
 #include "pager/counters/files.h"
 #include "pager/counters/trace.h"
 #include "tests/catch.h"
+#include "tests/temporary_folder.h"
 
 using namespace olpager;
 using namespace olpager::pager;
@@ -26,15 +27,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Folder {
-  fs::path root;
+struct Folder : olpager::test::TemporaryFolder {
+  fs::path root = path;
   Folder() {
-    char name[] = "/tmp/ol-counters-XXXXXX";
-    root = mkdtemp(name);
     setenv("XDG_RUNTIME_DIR", root.c_str(), 1);
     unsetenv("OL_COUNTERS_KEEP");
   }
-  ~Folder() { fs::remove_all(root); }
   std::string olpager() const { return (root / "olpager").string(); }
   size_t files() const {
     size_t count = 0;

@@ -3,13 +3,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "gpunode/worker/module_cache.h"
 #include "tests/catch.h"
+#include "tests/temporary_folder.h"
 
 namespace {
 
@@ -17,19 +17,8 @@ namespace fs = std::filesystem;
 using olpager::calls::Digest;
 using olpager::calls::digestOf;
 using olpager::gpunode::ModuleCache;
+using olpager::test::TemporaryFolder;
 using Bytes = std::vector<std::byte>;
-
-struct Folder {
-  Folder() {
-    char name[] = "/tmp/olpager-cache-XXXXXX";
-    path = mkdtemp(name);
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  std::string path;
-};
 
 Bytes image(size_t bytes, uint32_t seed) {
   std::mt19937 random(seed);
@@ -50,7 +39,7 @@ fs::path fileIn(const std::string& folder) { return fs::directory_iterator(folde
 }  // namespace
 
 TEST_CASE("an image comes back by its hash, also to another session of the key", "[cache]") {
-  const Folder folder;
+  const TemporaryFolder folder;
   ModuleCache cache, later;
   REQUIRE(cache.open(folder.path + "/key-a", 1 << 20).ok());
   const Bytes one = image(5000, 1);
@@ -65,7 +54,7 @@ TEST_CASE("an image comes back by its hash, also to another session of the key",
 }
 
 TEST_CASE("another key's images are not found", "[cache]") {
-  const Folder folder;
+  const TemporaryFolder folder;
   ModuleCache one, other;
   REQUIRE(one.open(folder.path + "/key-a", 1 << 20).ok());
   REQUIRE(other.open(folder.path + "/key-b", 1 << 20).ok());
@@ -74,7 +63,7 @@ TEST_CASE("another key's images are not found", "[cache]") {
 }
 
 TEST_CASE("a file that holds something else is not given out, and goes", "[cache]") {
-  const Folder folder;
+  const TemporaryFolder folder;
   ModuleCache cache;
   const std::string place = folder.path + "/key-a";
   REQUIRE(cache.open(place, 1 << 20).ok());
@@ -98,7 +87,7 @@ TEST_CASE("a file that holds something else is not given out, and goes", "[cache
 }
 
 TEST_CASE("a link in the folder is not followed", "[cache]") {
-  const Folder folder;
+  const TemporaryFolder folder;
   ModuleCache cache;
   const std::string place = folder.path + "/key-a";
   REQUIRE(cache.open(place, 1 << 20).ok());
@@ -111,7 +100,7 @@ TEST_CASE("a link in the folder is not followed", "[cache]") {
 }
 
 TEST_CASE("what was not used for longest goes first", "[cache]") {
-  const Folder folder;
+  const TemporaryFolder folder;
   ModuleCache cache;
   const std::string place = folder.path + "/key-a";
   REQUIRE(cache.open(place, 10'000).ok());
@@ -136,7 +125,7 @@ TEST_CASE("what was not used for longest goes first", "[cache]") {
 }
 
 TEST_CASE("a folder that is open to others, or not there, is not used", "[cache]") {
-  const Folder folder;
+  const TemporaryFolder folder;
   ModuleCache cache;
   REQUIRE(mkdir((folder.path + "/open").c_str(), 0755) == 0);
   REQUIRE(chmod((folder.path + "/open").c_str(), 0755) == 0);

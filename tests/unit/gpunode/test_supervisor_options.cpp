@@ -1,19 +1,16 @@
 // What olgpunode takes from its file of options.
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 
 #include "gpunode/supervisor/options.h"
 #include "tests/catch.h"
+#include "tests/temporary_folder.h"
 
 using namespace olpager;
 using namespace olpager::gpunode;
-namespace fs = std::filesystem;
 
 TEST_CASE("a file of options means what the command line does", "[options]") {
-  char name[] = "/tmp/olpager-options-XXXXXX";
-  const fs::path folder = mkdtemp(name);
-  const std::string path = (folder / "olgpunode.toml").string();
+  const test::TemporaryFolder folder;
+  const std::string path = folder.path + "/olgpunode.toml";
   const auto read = [&](SupervisorOptions& options, const char* text) {
     std::ofstream(path, std::ios::trunc) << text;
     const Status status = applyFile(options, path, true);
@@ -29,9 +26,7 @@ TEST_CASE("a file of options means what the command line does", "[options]") {
   CHECK(read(options, "vram = 'much'\n").starts_with(path + ":1: vram: "));
   CHECK(read(options, "\nnothing = 3\n") == path + ":2: nothing: unknown option 'nothing'");
   CHECK(read(options, "[vram]\nhost = 1\n").starts_with(path + ":1: vram: a text, a whole number"));
-  CHECK(applyFile(options, folder.string(), false).error().message ==
-        folder.string() + ": can't be read: Is a directory");
+  CHECK(applyFile(options, folder.path, false).error().message == folder.path + ": can't be read: Is a directory");
   CHECK(applyFile(options, path + ".none", false).ok());
   CHECK(!applyFile(options, path + ".none", true).ok());
-  fs::remove_all(folder);
 }

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <filesystem>
 #include <thread>
 
 #include "base/fd.h"
@@ -20,6 +19,7 @@
 #include "coherence/transport/core/scheduler.h"
 #include "coherence/transport/shm/channel.h"
 #include "coherence/transport/tcp/stream.h"
+#include "tests/temporary_folder.h"
 #include "tests/unit/transport/rig.h"
 
 using namespace olpager;
@@ -251,8 +251,8 @@ base::UniqueFd oldSocket(const std::string& path, bool listens) {
 }  // namespace
 
 TEST_CASE("sockets of processes that were killed are removed, and no others", "[transport]") {
-  char name[] = "/tmp/ol-sockets-XXXXXX";
-  const std::string folder = mkdtemp(name);
+  const olpager::test::TemporaryFolder temporary;
+  const std::string& folder = temporary.path;
   const std::string dead = newSocketPath(folder), live = newSocketPath(folder), silent = newSocketPath(folder),
                     fresh = newSocketPath(folder), file = newSocketPath(folder), link = newSocketPath(folder),
                     other = folder + "/other.sock";
@@ -276,12 +276,11 @@ TEST_CASE("sockets of processes that were killed are removed, and no others", "[
   CHECK(accept4(listening.get(), nullptr, nullptr, SOCK_NONBLOCK) == -1);
   CHECK(errno == EAGAIN);
   removeDeadSockets(folder + "/none");
-  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("a path where a killed process listened can be listened at again, a live one's can't", "[transport]") {
-  char name[] = "/tmp/ol-sockets-XXXXXX";
-  const std::string folder = mkdtemp(name), path = folder + "/mine.sock";
+  const olpager::test::TemporaryFolder folder;
+  const std::string path = folder.path + "/mine.sock";
   oldSocket(path, true).reset();
   const auto refuseAll = [](const PeerInfo&) -> Result<Accepted> { return Error{"not here"}; };
   auto first = makeEndpoint({}), second = makeEndpoint({});
@@ -293,7 +292,6 @@ TEST_CASE("a path where a killed process listened can be listened at again, a li
   REQUIRE(!refused.ok());
   CHECK(refused.error().message.find("in use") != std::string::npos);
   CHECK(isThere(path));
-  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("what a write has failed with is told to who reads", "[transport]") {

@@ -9,11 +9,11 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
-#include <filesystem>
 #include <fstream>
 #include <thread>
 
 #include "coherence/transport/core/endpoint.h"
+#include "tests/temporary_folder.h"
 #include "tests/unit/transport/rig.h"
 
 using namespace olpager;
@@ -40,16 +40,6 @@ Options keyed(const std::vector<std::pair<std::string, uint8_t>>& keys, Tls tls,
   options.connect_ms = 3000;
   return options;
 }
-
-struct Folder {
-  Folder() {
-    char name[] = "/tmp/olpager-test-XXXXXX";
-    REQUIRE(mkdtemp(name) != nullptr);
-    path = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::string path;
-};
 
 /// A server that accepts everything, and raw sockets to it.
 struct Target {
@@ -103,7 +93,7 @@ TEST_CASE("a port is a number up to 65535", "[trust]") {
 }  // namespace
 
 TEST_CASE("key files", "[trust]") {
-  const Folder folder;
+  const olpager::test::TemporaryFolder folder;
   const std::string path = folder.path + "/key";
   REQUIRE(createKeyFile(path, "box-1").ok());
   struct stat about {};
