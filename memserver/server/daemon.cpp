@@ -28,6 +28,7 @@ namespace olpager::memserver {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr auto kTouchWait = std::chrono::milliseconds(5);
 constexpr int64_t kPressureMs = 1000;
 constexpr uint64_t kLeastReserve = 1ull << 30;
 
@@ -183,9 +184,10 @@ class Daemon {
     Status status;
     {
       Progress progress(configured_);
+      FillPolicy policy(reserve_, slab_);
       status = store_->fill(kind_, [&](uint64_t bytes) {
         progress.there(bytes);
-        return goOn();
+        return goOn(policy);
       });
     }
     if (ended_) return 0;
@@ -208,21 +210,16 @@ class Daemon {
   }
 
   // Whether one slab more is to be made: no signal has come, and there is room (others may have taken what there was at
-  // the start). Any thread.
-  bool goOn() {
-    std::lock_guard lock(filling_mutex_);
-    if (ended_ || full_) return false;
-    if (waitForSignal(std::chrono::milliseconds(0)) != 0) {
-      ended_ = true;
-      return false;
+  // the start). Any thread, one at a time.
+  bool goOn(FillPolicy& policy) {
+    for (auto pause = std::chrono::milliseconds(0);; pause = kTouchWait) {
+      if (waitForSignal(pause) != 0) {
+        ended_ = true;
+        return false;
+      }
+      const auto answer = policy.next(store_->untouched(), [this] { return reader_.read(); });
+      if (answer != FillPolicy::Answer::kWait) return answer == FillPolicy::Answer::kMake;
     }
-    // Not before each: slabs may be small. What is made meanwhile beyond the room is given back once pressure is watched.
-    const int64_t now = bootMs();
-    if (now - looked_ms_ < kLook.count()) return true;
-    looked_ms_ = now;
-    const auto status = reader_.read();
-    full_ = status.ok() && status.value().room() < reserve_ + slab_;
-    return !full_;
   }
 
   int open() {
@@ -350,9 +347,7 @@ class Daemon {
   tbb::task_arena arena_;
   sigset_t ends_{};
   uint64_t reserve_ = 0, slab_ = 0, configured_ = 0, made_ = 0;
-  std::mutex filling_mutex_;  // the next three, while memory is made
-  bool ended_ = false, full_ = false;
-  int64_t looked_ms_ = 0;
+  bool ended_ = false;  // by a signal, while memory was made
   SlabKind kind_ = SlabKind::kPrivate;
   std::unique_ptr<SlabStore> store_;
   std::unique_ptr<transport::Endpoint> endpoint_;

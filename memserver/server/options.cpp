@@ -214,7 +214,7 @@ const std::vector<DaemonKey>& daemonKeys() {
          o.proc = text;
          return Status();
        }},
-      {"cgroup", "Folder of the cgroup (version 2) to watch, with those above it, or none", "the own",
+      {"cgroup", "Folder of the cgroup to watch, with those above it, or none", "the own",
        [](DaemonOptions& o, std::string_view text) {
          o.cgroup = text;
          return Status();

@@ -51,6 +51,21 @@ Result<MemoryStatus> MemoryReader::read() const {
   return status;
 }
 
+FillPolicy::Answer FillPolicy::next(uint64_t untouched, const std::function<Result<MemoryStatus>()>& read) {
+  if (allowed_ < slab_) {
+    const auto status = read();
+    // What can't be read does not end it: it could be read a moment ago.
+    const uint64_t room = status.ok() ? status.value().room() : UINT64_MAX;
+    const uint64_t taken = reserve_ + untouched;
+    const uint64_t left = room - std::min(room, taken);
+    // Some of `untouched` may have been touched since, and then counts twice: only without any it is certain.
+    if (left < slab_) return untouched == 0 ? Answer::kFull : Answer::kWait;
+    allowed_ = std::min(left, std::max(slab_, kFillLook));
+  }
+  allowed_ -= slab_;
+  return Answer::kMake;
+}
+
 PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint64_t donated, int64_t now_ms) {
   uint64_t wanted = 0;
   Decision decision;
@@ -74,6 +89,7 @@ PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint
   }
   const bool throttled = looked_ && status.throttled > throttled_;
   throttled_ = status.throttled;
+  if (!looked_ && target_ < options_.configured) pressed_ms_ = now_ms;  // there was no room for the rest
   looked_ = true;
   const bool psi = status.some >= options_.some || status.full >= options_.full;
   if (throttled || psi) {

@@ -8,13 +8,15 @@
 //   - a sixteenth of what is donated, while PSI is above its thresholds or the cgroup was throttled at its limit since the last
 //     look; not more often than each 10 s, the time over which PSI's figures are averaged.
 // The target falls at once, to what is donated less what is wanted. With nothing wanted for the calm time it rises, a slab at a time,
-// to what was configured, as long as twice a slab more than the reserve is available.
+// to what was configured, as long as twice a slab more than the reserve is available. At the start what there was no room for waits for the
+// calm time as well.
 //
 // Thread-safety: one caller at a time.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -42,6 +44,25 @@ class MemoryReader {
  private:
   const std::string proc_;
   const std::string cgroup_;  // a folder, or ""
+};
+
+inline constexpr uint64_t kFillLook = 64ull << 20;
+/// Whether memory that is being made leaves the reserve free. Others take memory meanwhile: room is looked at again after every
+/// kFillLook bytes, or slab, that are begun.
+class FillPolicy {
+ public:
+  enum class Answer : uint8_t {
+    kMake,  // one slab more; it is counted as begun
+    kWait,  // not while so much is being touched: ask again
+    kFull
+  };
+  FillPolicy(uint64_t reserve, uint64_t slab) : reserve_(reserve), slab_(slab) {}
+  /// `untouched`: of what has been begun; read before `read` is called, so that nothing is counted by neither.
+  Answer next(uint64_t untouched, const std::function<Result<MemoryStatus>()>& read);
+
+ private:
+  const uint64_t reserve_, slab_;
+  uint64_t allowed_ = 0;  // bytes that may be begun before the next look
 };
 
 struct PressureOptions {

@@ -52,6 +52,7 @@ struct Service::Session {
   std::atomic<int64_t> renewed_ms{0};
   std::atomic<int64_t> down_ms{0};  // 0: connected
   std::atomic<bool> ending{false};  // its time is over
+  std::atomic<bool> closed{false};  // by the service; its kDown comes
 
   // Until then it is not counted or shown: it may be somebody who only asks for the state.
   std::atomic<bool> greeted{false};
@@ -189,7 +190,9 @@ void Service::process(const SessionPtr& session, Completion& completion) {
   if (const std::string wrong = message(session, completion.message); !wrong.empty()) closeFor(session, wrong);
 }
 
+// Once: until its kDown is handled there is more of it to look at.
 void Service::closeFor(const SessionPtr& session, const std::string& wrong) {
+  if (session->closed.exchange(true)) return;
   base::logWarn("session %llu of %s (%s): %s; it is closed", static_cast<unsigned long long>(session->number),
                 session->peer.node.c_str(), keyText(session->peer.key_name), wrong.c_str());
   {
@@ -210,6 +213,7 @@ Outcome Service::tell(const SessionPtr& session, MessageClass klass, const std::
 }
 
 std::string Service::message(const SessionPtr& session, const transport::Message& message) {
+  session->renewed_ms.store(bootMs());
   if (status::isQuestion(message.bytes()) && message.messageClass() == MessageClass::kRequest) {
     const auto question = status::decodeQuestion(message.bytes());
     if (!question.ok()) return question.error().message;
@@ -220,7 +224,6 @@ std::string Service::message(const SessionPtr& session, const transport::Message
   auto decoded = protocol::decode(message.bytes());
   if (!decoded.ok()) return decoded.error().message;
   const protocol::Message& request = decoded.value();
-  session->renewed_ms.store(bootMs());
   if (std::holds_alternative<protocol::Goodbye>(request.body)) {
     base::logInfo("session %llu of %s says goodbye", static_cast<unsigned long long>(session->number),
                   session->peer.node.c_str());
@@ -565,6 +568,14 @@ void Service::runClocks(const SessionPtr& session, int64_t now) {
       endSession(session, Cause::kExpired);
       working_.fetch_sub(1);
     });
+    return;
+  }
+  // What waits here for its turn is not its fault.
+  if (!session->greeted.load() && session->queued.load() == 0 &&
+      now - session->renewed_ms.load() >= options_.greet_ms && !session->closed.exchange(true)) {
+    base::logInfo("a link of %s (%s) is closed: it has neither greeted nor asked for %u ms", session->peer.node.c_str(),
+                  keyText(session->peer.key_name), options_.greet_ms);
+    session->link->close("it has neither greeted nor asked");
     return;
   }
   sendRecall(session, now);

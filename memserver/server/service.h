@@ -41,6 +41,9 @@ namespace olpager::memserver {
 
 inline constexpr uint32_t kEndMs = 2000;
 inline constexpr unsigned kTurn = 32;
+/// A link that is no session holds the place of one, and no figure shows it: it has this long to greet, or to ask for the state, and to ask again.
+/// Sessions greet as soon as they are connected; who asks less often connects anew.
+inline constexpr uint32_t kGreetMs = 10'000;
 
 struct ServiceOptions {
   uint32_t lease_ms = 30'000;
@@ -48,6 +51,7 @@ struct ServiceOptions {
   std::map<std::string, uint64_t> key_quotas;  // bytes for all sessions of a key
   bool hard_recall = false;                    // take what was recalled and not released
   uint32_t most_sessions = 1024;
+  uint32_t greet_ms = kGreetMs;
 };
 
 /// Counted since the start, but what is said to be now.

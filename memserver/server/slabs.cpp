@@ -25,7 +25,7 @@
 namespace olpager::memserver {
 namespace {
 
-constexpr uint64_t kGrain = 4ull << 20;  // zeroed by one thread at a time
+constexpr uint64_t kGrain = 4ull << 20;  // zeroed by one thread at a time; touched before it is said
 
 // On a boundary of huge pages.
 std::byte* mapAligned(uint64_t bytes, int fd) {
@@ -50,7 +50,7 @@ std::byte* mapAligned(uint64_t bytes, int fd) {
 }
 
 // By the kernel where it can say that there is no memory; else by hand.
-bool touch(std::byte* base, uint64_t bytes) {
+bool touchPiece(std::byte* base, uint64_t bytes) {
   int result = 0;
   do {
     result = madvise(base, bytes, MADV_POPULATE_WRITE);
@@ -62,9 +62,19 @@ bool touch(std::byte* base, uint64_t bytes) {
   return true;
 }
 
+bool touch(std::byte* base, uint64_t bytes, const std::function<void(uint64_t)>& touched) {
+  for (uint64_t at = 0; at < bytes; at += kGrain) {
+    const uint64_t piece = std::min(kGrain, bytes - at);
+    if (!touchPiece(base + at, piece)) return false;
+    if (touched) touched(piece);
+  }
+  return true;
+}
+
 }  // namespace
 
-Result<SlabPtr> SlabMemory::make(const SlabOptions& options, SlabKind kind) {
+Result<SlabPtr> SlabMemory::make(const SlabOptions& options, SlabKind kind,
+                                 const std::function<void(uint64_t)>& touched) {
   SlabPtr slab(new SlabMemory);
   slab->kind_ = kind;
   const auto failed = [&](const char* what) {
@@ -91,7 +101,7 @@ Result<SlabPtr> SlabMemory::make(const SlabOptions& options, SlabKind kind) {
       base::warnOnce("mbind", "memory can't be bound to NUMA node %d: %s", options.numa_node, std::strerror(errno));
     }
   }
-  if (!touch(slab->base_, slab->bytes_)) return failed("touching it");
+  if (!touch(slab->base_, slab->bytes_, touched)) return failed("touching it");
   if (options.lock && mlock(slab->base_, slab->bytes_) != 0) {
     base::warnOnce("mlock", "memory can't be locked and may be swapped out: %s (raise the limit: ulimit -l)",
                    std::strerror(errno));
@@ -118,18 +128,29 @@ Status SlabStore::fill(SlabKind kind, const std::function<bool(uint64_t)>& more)
     std::lock_guard lock(mutex_);
     slabs = (figures_.target - std::min(figures_.target, figures_.donated())) / options_.bytes;
   }
-  std::mutex why_mutex;
+  std::mutex ask_mutex, why_mutex;
   std::string why;
   std::atomic<bool> stop{false};
   arena_.execute([&] {
     tbb::parallel_for(tbb::blocked_range<uint64_t>(0, slabs, 1), [&](const tbb::blocked_range<uint64_t>& range) {
       for (uint64_t i = range.begin(); i != range.end() && !stop.load(); ++i) {
-        if (!more(figures().donated())) {
-          stop.store(true);
-          return;
+        {
+          // One at a time: who asks next is told of what this one begins.
+          std::lock_guard asking(ask_mutex);
+          if (stop.load()) return;
+          if (!more(figures().donated())) {
+            stop.store(true);
+            return;
+          }
+          untouched_.fetch_add(options_.bytes);
         }
-        auto made = SlabMemory::make(options_, kind);
+        uint64_t left = options_.bytes;
+        auto made = SlabMemory::make(options_, kind, [&](uint64_t bytes) {
+          left -= bytes;
+          untouched_.fetch_sub(bytes);
+        });
         if (!made.ok()) {
+          untouched_.fetch_sub(left);
           std::lock_guard lock(why_mutex);
           why = made.error().message;
           stop.store(true);

@@ -40,7 +40,9 @@ struct SlabOptions {
 /// Mapped and touched; unmapped with it. Memory of a memfd goes back to the system even while others map it.
 class SlabMemory {
  public:
-  static Result<std::unique_ptr<SlabMemory>> make(const SlabOptions& options, SlabKind kind);
+  /// `touched` is told the bytes that have been touched since it was told last.
+  static Result<std::unique_ptr<SlabMemory>> make(const SlabOptions& options, SlabKind kind,
+                                                  const std::function<void(uint64_t)>& touched = {});
   ~SlabMemory();
   SlabMemory(const SlabMemory&) = delete;
   SlabMemory& operator=(const SlabMemory&) = delete;
@@ -74,9 +76,11 @@ class SlabStore {
   SlabStore(const SlabOptions& options, tbb::task_arena& arena, std::function<void()> freed);
   ~SlabStore();
 
-  /// Makes slabs up to the target, in parallel. Before each of them `more` is told the bytes that are there, from several threads;
-  /// where it says false no more are begun. Stops at the first that can't be made: the Error says why. What was made stays.
+  /// Makes slabs up to the target, in parallel. Before each of them `more` is told the bytes that are there, from several threads,
+  /// one at a time; where it says false no more are begun. Stops at the first that can't be made: the Error says why. What was made stays.
   Status fill(SlabKind kind, const std::function<bool(uint64_t)>& more);
+  /// Bytes of what fill() has begun that are not touched yet: the system counts them as available.
+  uint64_t untouched() const { return untouched_.load(); }
   /// Makes one more if there are fewer than the target; false when there aren't or none can be made.
   bool grow(SlabKind kind);
 
@@ -102,6 +106,7 @@ class SlabStore {
   std::deque<SlabPtr> free_;
   Figures figures_;  // free is counted from free_
   uint64_t making_ = 0;
+  std::atomic<uint64_t> untouched_{0};
   uint64_t tasks_ = 0;
 };
 

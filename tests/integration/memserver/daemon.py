@@ -5,6 +5,7 @@ a stopped and a restarted daemon, recalls, the end.
 daemon.py --server OLMEMSERVER --session SESSION --olctl OLCTL --olpagestat OLPAGESTAT SCENARIO [tcp|shm]
 """
 import argparse
+import errno
 import json
 import os
 import pty
@@ -644,30 +645,70 @@ def read_until(screen, text):
     return shown
 
 
-def making(rig):
-    """While memory is made a signal ends it at once, and it stops where there is no room for more."""
-    def begun(*options):
-        screen, terminal = pty.openpty()
-        process = subprocess.Popen(rig.command("--listen", "127.0.0.1:0", "--huge", "off", *options, memory=1024 * MIB), text=True,
-                                   stdout=subprocess.PIPE, stderr=terminal)
-        os.close(terminal)
-        read_until(screen, "memory [")  # before the first slab
-        return process, screen
+class Gate:
+    """A file that is read when the test says so: until then who opens it waits."""
 
-    process, screen = begun()
+    def __init__(self, path):
+        self.path = path
+        self.pipe = path + ".gate"  # a second name, for when the first is a file's
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.mkfifo(self.pipe)
+        os.link(self.pipe, path)
+
+    def await_reader(self):
+        """Returns when somebody has opened it and waits for what is in it."""
+        writers = []
+
+        def opened():
+            try:
+                writers.append(os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK))
+            except OSError as error:
+                assert error.errno == errno.ENXIO, error  # nobody reads
+            return writers
+
+        eventually(opened, f"a reader of {self.path}")
+        return os.fdopen(writers[0], "w")
+
+
+def making(rig):
+    """While memory is made a signal ends it before the next slab, and it stops where there is no room for more."""
+    group = rig.path("group")
+
+    def held(*options):
+        """Begun, and held where it looks for room before its first slab; what the cgroup says is the test's to write."""
+        gate = Gate(rig.path("group/memory.max"))
+        screen, terminal = pty.openpty()
+        process = subprocess.Popen(rig.command("--listen", "127.0.0.1:0", "--huge", "off", "--proc", fake_proc(rig, available=4096 * MIB),
+                                               "--cgroup", group, *options, memory=1024 * MIB),
+                                   text=True, stdout=subprocess.PIPE, stderr=terminal)
+        os.close(terminal)
+        with gate.await_reader() as file:  # what there may be at most
+            file.write("max\n")
+        read_until(screen, "memory [")
+        file = gate.await_reader()
+        os.unlink(gate.pipe)
+        rig.path("group/memory.max", "max\n")  # from the next look on
+        return process, screen, file
+
+    process, screen, file = held()
     process.send_signal(signal.SIGTERM)
+    file.write("max\n")
+    file.close()
     assert process.wait(LONG) == 0
     read_until(screen, "signal 15: ending")
     assert process.stdout.read() == "", "it went on to the end"
     os.close(screen)
+    os.unlink(rig.path("group/memory.max"))
 
-    process, screen = begun("--proc", fake_proc(rig, available=4096 * MIB), "--cgroup", "none", "--calm-time", "1s")
+    process, screen, file = held("--calm-time", "1s")
     try:
-        fake_proc(rig, available=64 * MIB)  # the reserve
+        fake_proc(rig, available=64 * MIB)  # the reserve: others have taken the rest since it looked
+        file.write("max\n")
+        file.close()
         read_until(screen, "there is room for no more")
         rig.port = int(process.stdout.readline().rsplit(":", 1)[1])
         made = rig.state()["donated"]
-        assert made < 1024 * MIB, made
+        assert 0 < made <= 64 * MIB, made  # it looks again after that much
         fake_proc(rig, available=4096 * MIB)
         rig.await_state(lambda s: s["donated"] > made, "it grows when there is room")
     finally:

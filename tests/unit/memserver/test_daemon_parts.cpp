@@ -89,15 +89,65 @@ TEST_CASE("it grows again a slab at a time after calm, while there is room", "[p
   CHECK(policy.decide(status, donated, 200'000).target == 64 * kGiB);
 }
 
-TEST_CASE("what there was no room for at the start comes when there is room", "[pressure]") {
+TEST_CASE("what there was no room for at the start comes after the calm time when there is room", "[pressure]") {
   PressureOptions options = pressureOptions();
   options.made = 10 * kGiB;
   PressurePolicy policy(options);
+  for (int64_t now = 0; now < 30'000; now += 1000) CHECK(policy.decide(plenty(), 10 * kGiB, now).target == 10 * kGiB);
   MemoryStatus status = plenty();
   status.available = 5 * kGiB;
-  CHECK(policy.decide(status, 10 * kGiB, 0).target == 10 * kGiB);
-  CHECK(policy.decide(plenty(), 10 * kGiB, 1000).target == 11 * kGiB);
-  CHECK(policy.decide(plenty(), 11 * kGiB, 2000).target == 12 * kGiB);
+  CHECK(policy.decide(status, 10 * kGiB, 30'000).target == 10 * kGiB);
+  CHECK(policy.decide(plenty(), 10 * kGiB, 31'000).target == 11 * kGiB);
+  CHECK(policy.decide(plenty(), 11 * kGiB, 32'000).target == 12 * kGiB);
+}
+
+TEST_CASE("making memory stops at the reserve, with what is begun counted as taken", "[pressure]") {
+  using Answer = FillPolicy::Answer;
+  FillPolicy policy(4 * kGiB, kGiB);
+  MemoryStatus status = plenty();
+  status.available = 7 * kGiB;
+  const auto next = [&](uint64_t untouched) { return policy.next(untouched, [&] { return status; }); };
+  // Nothing of what is begun has been touched: the system shows all of it as available.
+  CHECK(next(0) == Answer::kMake);
+  CHECK(next(kGiB) == Answer::kMake);
+  CHECK(next(2 * kGiB) == Answer::kMake);
+  CHECK(next(3 * kGiB) == Answer::kWait);
+  status.available = 4 * kGiB;  // all are touched
+  CHECK(next(0) == Answer::kFull);
+  status.available = 40 * kGiB;
+  status.limit = 10 * kGiB;  // the cgroup's room counts likewise
+  status.current = 5 * kGiB;
+  CHECK(next(0) == Answer::kMake);
+  CHECK(next(kGiB) == Answer::kWait);
+  CHECK(next(kGiB / 2) == Answer::kWait);
+  status.current = 5 * kGiB + kGiB - 1;
+  CHECK(next(0) == Answer::kFull);
+}
+
+TEST_CASE("while memory is made room is looked at again after some of it, also where slabs are small", "[pressure]") {
+  using Answer = FillPolicy::Answer;
+  constexpr uint64_t kSmall = 4 * kMiB;
+  FillPolicy policy(kGiB, kSmall);
+  MemoryStatus status;
+  status.available = 8 * kGiB;
+  unsigned looks = 0;
+  const auto next = [&](uint64_t untouched) {
+    return policy.next(untouched, [&] {
+      ++looks;
+      return status;
+    });
+  };
+  constexpr uint64_t kEach = kFillLook / kSmall;
+  for (uint64_t i = 0; i < 10 * kEach; ++i) REQUIRE(next(i * kSmall) == Answer::kMake);
+  CHECK(looks == 10);
+  status.available = kGiB + 3 * kSmall;  // others have taken the rest
+  for (int i = 0; i < 3; ++i) CHECK(next(0) == Answer::kMake);
+  CHECK(looks == 11);
+  status.available = kGiB;
+  CHECK(next(kSmall) == Answer::kWait);
+  CHECK(next(0) == Answer::kFull);
+  // What can't be read ends nothing.
+  CHECK(policy.next(0, [] { return Result<MemoryStatus>(Error{"gone"}); }) == Answer::kMake);
 }
 
 TEST_CASE("what was not released in time may stay once nothing presses", "[pressure]") {

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "base/sanitizer.h"
+#include "coherence/status/ask.h"
 #include "tests/unit/memserver/rig.h"
 
 namespace olpager::memserver::test {
@@ -396,6 +397,91 @@ TEST_CASE("who does not take its answer is closed, and what was lent with it end
   eventually([&] { return server.service->lentBytes() == 0; });
   CHECK(server.service->figures().leases_granted == 16);
   CHECK(server.service->figures().broken == 1);
+}
+
+TEST_CASE("who does not take a recall is closed once", "[failures]") {
+  constexpr size_t kThreads = 4;  // of the arena
+  std::atomic<size_t> held{0};
+  std::atomic<bool> end{false};
+  Server server(Choice::kTcp);
+  const std::shared_ptr<void> opens(nullptr, [&](void*) { end = true; });
+  auto narrow = optionsFor(Choice::kTcp);
+  narrow.limits.message_bytes = 256;
+  auto endpoint = transport::makeEndpoint(narrow);
+  REQUIRE(endpoint.ok());
+  auto queue = endpoint.value()->makeQueue();
+  auto link = endpoint.value()->connect(server.address(), {transport::makeDomain(), queue, ""});
+  REQUIRE(link.ok());
+  for (const auto& bytes :
+       {protocol::encode({1, protocol::Hello{"narrow"}}), protocol::encode({2, protocol::Lease{kSlab}})})
+    REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+  eventually([&] { return server.service->lentBytes() == kSlab && server.service->figures().waiting == 0; });
+  // Nobody is left to work off that it is down.
+  for (size_t i = 0; i < kThreads; ++i) {
+    server.arena.enqueue([&] {
+      ++held;
+      while (!end) std::this_thread::sleep_for(1ms);
+    });
+  }
+  eventually([&] { return held == kThreads; });
+  server.service->recall(kSlab, 60'000, std::string(300, 'x'));
+  eventually([&] { return link.value()->state() == transport::LinkState::kDown; });
+  std::this_thread::sleep_for(300ms);  // some looks at the clocks
+  CHECK(server.service->figures().broken == 1);
+}
+
+TEST_CASE("a link that neither greets nor asks for the state does not keep a session's place", "[failures][trust]") {
+  ServiceOptions options;
+  options.greet_ms = 1500;
+  options.most_sessions = 2;
+  Server server(Choice::kTcp, 4 * kSlab, options);
+  Session rig(server);
+  auto queue = rig.endpoint->makeQueue();
+  const auto connect = [&] { return rig.endpoint->connect(server.address(), {rig.domain, queue, ""}); };
+  auto silent = connect(), asking = connect();
+  REQUIRE(silent.ok());
+  REQUIRE(asking.ok());
+  eventually([&] { return !connect().ok(); });  // both are counted
+  const auto ask = [&] {
+    const auto bytes = status::encode(status::Question{1, 0});
+    return asking.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk;
+  };
+  // Every answer is taken, so that there is room for the next question.
+  const auto until = std::chrono::steady_clock::now() + 2250ms;
+  size_t answers = 0;
+  for (size_t asked = 0; std::chrono::steady_clock::now() < until;) {
+    if (asked == answers) {
+      REQUIRE(ask());
+      ++asked;
+    }
+    transport::Completion completion;
+    if (queue->wait({&completion, 1}, 50ms) == 1 && completion.kind == transport::Completion::Kind::kMessage) ++answers;
+    std::this_thread::sleep_for(10ms);
+  }
+  CHECK(silent.value()->state() == transport::LinkState::kDown);
+  CHECK(silent.value()->reason().find("neither greeted nor asked") != std::string::npos);
+  CHECK(asking.value()->state() == transport::LinkState::kUp);
+  CHECK(server.service->figures().broken == 0);
+  // A session that has greeted stays, with the place that has become free, and who asks now and then connects anew.
+  Session session(server);
+  eventually([&] {
+    auto connected = Client::connect(session.options, session);
+    if (connected.ok()) session.client = std::move(connected.value());
+    return session.client != nullptr;
+  });
+  eventually([&] { return asking.value()->state() == transport::LinkState::kDown; });
+  auto asker = status::Asker::make(optionsFor(Choice::kTcp), server.address());
+  REQUIRE(asker.ok());
+  for (const auto pause : {0ms, 2000ms}) {
+    std::this_thread::sleep_for(pause);
+    std::optional<Result<status::Told>> told;
+    eventually([&] {  // the place is free when it is worked off that the other is down
+      told.emplace(asker.value()->ask());
+      return told->ok();
+    });
+    CHECK(told->value().status.session_count == 1);
+  }
+  CHECK(session.client->figures().connects == 1);
 }
 
 TEST_CASE("who sends without end leaves others their turn", "[failures][trust]") {

@@ -222,6 +222,43 @@ TEST_CASE("slabs are zeros, come back as zeros, and go when they are too many", 
   CHECK(store.figures().returned == 4 * kSlab);
 }
 
+TEST_CASE("what is begun is counted until it is touched", "[slabs]") {
+  constexpr uint64_t kCount = 16;
+  tbb::global_control threads(tbb::global_control::max_allowed_parallelism, 4);
+  tbb::task_arena arena(4, 0);
+  SlabOptions options;
+  options.bytes = 2 * kSlab;
+  options.lock = false;
+  SlabStore store(options, arena, [] {});
+  uint64_t most = 0;
+  eventually([&] {  // one thread may have made all of it
+    store.setTarget(0);
+    store.setTarget(kCount * options.bytes);
+    uint64_t begun = 0;  // no lock: asked one at a time
+    bool more_than_begun = false;
+    const auto more = [&](uint64_t there) {
+      const uint64_t untouched = store.untouched();
+      most = std::max(most, untouched);
+      more_than_begun = more_than_begun || there + untouched > begun;
+      begun += options.bytes;
+      return true;
+    };
+    REQUIRE(store.fill(SlabKind::kPrivate, more).ok());
+    CHECK(begun == kCount * options.bytes);
+    CHECK(!more_than_begun);
+    CHECK(store.untouched() == 0);
+    return most != 0;
+  });
+  uint64_t told = 0;
+  REQUIRE(SlabMemory::make(options, SlabKind::kShared, [&](uint64_t bytes) { told += bytes; }).ok());
+  CHECK(told == options.bytes);
+  options.bytes = 1ull << 46;
+  SlabStore huge(options, arena, [] {});
+  huge.setTarget(options.bytes);
+  CHECK(!huge.fill(SlabKind::kPrivate, [](uint64_t) { return true; }).ok());
+  CHECK(huge.untouched() == 0);
+}
+
 TEST_CASE("more memory than there is can't be had, and is said", "[slabs]") {
   SlabOptions options;
   options.bytes = 1ull << 46;
