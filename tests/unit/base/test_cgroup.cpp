@@ -1,27 +1,16 @@
 #include "base/cgroup.h"
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-
 #include "tests/catch.h"
+#include "tests/temporary_folder.h"
 
 using namespace olpager::base;
-namespace fs = std::filesystem;
 
 namespace {
 
 // Folders as those of /sys/fs/cgroup: a slice with a group in it.
-struct Groups {
-  Groups() {
-    char name[] = "/tmp/ol-cgroup-XXXXXX";
-    top = mkdtemp(name);
-    fs::create_directories(top / "slice/group");
-  }
-  ~Groups() { fs::remove_all(top); }
-  void write(const std::string& name, const std::string& text) const { std::ofstream(top / name) << text << '\n'; }
-  CgroupMemory read(const std::string& name = "slice/group") const { return cgroupMemory((top / name).string()); }
-  fs::path top;
+struct Groups : olpager::test::TemporaryFolder {
+  Groups() { write("slice/group/cgroup.procs", ""); }
+  CgroupMemory read(const std::string& name = "slice/group") const { return cgroupMemory(path + "/" + name); }
 };
 
 }  // namespace
@@ -102,10 +91,9 @@ TEST_CASE("stalls are those of the own cgroup, and of one above it that has a li
 
 TEST_CASE("the own cgroup is the one that counts memory") {
   const Groups groups;
-  fs::create_directories(groups.top / "self");
   const auto own = [&](const std::string& text) {
     groups.write("self/cgroup", text);
-    return ownCgroup(groups.top.string());
+    return ownCgroup(groups.path);
   };
   CHECK(own("0::/slice/group") == "/sys/fs/cgroup/slice/group");
   CHECK(own("12:memory:/old\n0::/slice/group") == "/sys/fs/cgroup/memory/old");

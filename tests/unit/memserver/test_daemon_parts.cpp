@@ -1,12 +1,10 @@
 // What the daemon decides by itself: how much to donate under pressure, what its options mean.
-#include <filesystem>
-#include <fstream>
-
 #include "coherence/status/ask.h"
 #include "memserver/server/metrics.h"
 #include "memserver/server/options.h"
 #include "memserver/server/pressure.h"
 #include "memserver/server/query.h"
+#include "tests/temporary_folder.h"
 #include "tests/unit/memserver/rig.h"
 
 namespace olpager::memserver::test {
@@ -29,21 +27,6 @@ MemoryStatus plenty() {
   status.available = 40 * kGiB;
   return status;
 }
-
-class Folder {
- public:
-  Folder() {
-    char name[] = "/tmp/olmemserver-parts-XXXXXX";
-    REQUIRE(mkdtemp(name) != nullptr);
-    path = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  void write(const std::string& name, const std::string& text) const {
-    std::filesystem::create_directories((path / name).parent_path());
-    std::ofstream(path / name) << text;
-  }
-  std::filesystem::path path;
-};
 
 }  // namespace
 
@@ -212,7 +195,7 @@ TEST_CASE("nothing that presses makes the target wrap around", "[pressure]") {
 }
 
 TEST_CASE("memory is read as the system tells it", "[pressure]") {
-  Folder folder;
+  olpager::test::TemporaryFolder folder;
   folder.write("proc/meminfo", "MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n");
   folder.write("proc/pressure/memory",
                "some avg10=12.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=3.25 avg60=0 total=1\n");
@@ -222,7 +205,7 @@ TEST_CASE("memory is read as the system tells it", "[pressure]") {
   folder.write("group/memory.stat", "anon 5\nactive_file 1\ninactive_file 50000\n");
   folder.write("group/memory.events", "low 0\nhigh 2\nmax 3\noom 0\n");
   folder.write("group/memory.pressure", "some avg10=1.00 total=1\nfull avg10=9.00 total=1\n");
-  const auto status = MemoryReader((folder.path / "proc").string(), (folder.path / "group").string()).read();
+  const auto status = MemoryReader(folder.path + "/proc", folder.path + "/group").read();
   REQUIRE(status.ok());
   CHECK(status.value().total == 1024 * 1024);
   CHECK(status.value().available == 512 * 1024);
@@ -234,14 +217,14 @@ TEST_CASE("memory is read as the system tells it", "[pressure]") {
   CHECK(status.value().room() == 150000);
   folder.write("memory.max", "90000\n");  // of the group above
   folder.write("memory.current", "80000\n");
-  const auto under = MemoryReader((folder.path / "proc").string(), (folder.path / "group").string()).read();
+  const auto under = MemoryReader(folder.path + "/proc", folder.path + "/group").read();
   REQUIRE(under.ok());
   CHECK(under.value().room() == 10000);
   CHECK(under.value().some == 12.5);
-  const auto without = MemoryReader((folder.path / "proc").string(), "none").read();
+  const auto without = MemoryReader(folder.path + "/proc", "none").read();
   REQUIRE(without.ok());
   CHECK(!without.value().limit);
-  CHECK(!MemoryReader((folder.path / "nothing").string(), "none").read().ok());
+  CHECK(!MemoryReader(folder.path + "/nothing", "none").read().ok());
   CHECK(MemoryReader("/proc", "").read().ok());
 }
 
@@ -291,8 +274,8 @@ TEST_CASE("options say what is allowed", "[options]") {
 }
 
 TEST_CASE("a file of options means what the command line does", "[options]") {
-  Folder folder;
-  const std::string path = (folder.path / "olmemserver.toml").string();
+  olpager::test::TemporaryFolder folder;
+  const std::string path = folder.path + "/olmemserver.toml";
   const auto failure = [&](const char* text) {
     folder.write("olmemserver.toml", text);
     DaemonOptions options;
@@ -313,8 +296,7 @@ TEST_CASE("a file of options means what the command line does", "[options]") {
   CHECK(failure("\nslabs = 3\n") == path + ":2: slabs: 'slabs' is not known");
   CHECK(failure("[quotas]\nanna = true\n").starts_with(path + ":2: quotas: 'on' is not"));
   // A folder opens and can't be read: no options are not what it was meant to say.
-  CHECK(applyFile(options, folder.path.string(), false).error().message ==
-        folder.path.string() + ": can't be read: Is a directory");
+  CHECK(applyFile(options, folder.path, false).error().message == folder.path + ": can't be read: Is a directory");
   CHECK(applyFile(options, path + ".none", false).ok());
   CHECK(applyFile(options, path + ".none", true).error().message ==
         path + ".none: can't be read: No such file or directory");
