@@ -129,7 +129,8 @@ struct Revoked {
   std::string why;
   bool operator==(const Revoked&) const = default;
 };
-/// Notice of the session: it ends; everything of it can be freed at once.
+/// Notice of the session: it ends; everything of it can be freed at once. Of the memserver: it ends; everything that the
+/// session has there is gone.
 struct Goodbye {
   bool operator==(const Goodbye&) const = default;
 };

@@ -94,6 +94,8 @@ class Asked {
 
   /// Asks for what the closure needs by now.
   void ask() {
+    // An engine that knows what is wanted looks often enough: rung each time, the two would wake each other without end.
+    bool news = extents_ < closure_.needed.size() || held_ < closure_.regions.size();
     for (; extents_ < closure_.needed.size(); ++extents_)
       wantOf(*closure_.needed[extents_]->region->engine).extents.push_back(closure_.needed[extents_]);
     for (; held_ < closure_.regions.size(); ++held_) {
@@ -106,12 +108,14 @@ class Asked {
       Engine* const engine = closure_.mustScan(*region) ? closure_.engineOf(*region) : nullptr;
       if (engine == nullptr) continue;
       auto& to_scan = wantOf(*engine).to_scan;
-      if (std::find(to_scan.begin(), to_scan.end(), region) == to_scan.end()) to_scan.push_back(region);
+      if (std::find(to_scan.begin(), to_scan.end(), region) != to_scan.end()) continue;
+      to_scan.push_back(region);
+      news = true;
     }
     if (Engine* const engine = closure_.scannerOfVariables(); engine != nullptr) wantOf(*engine).scan_roots = true;
     for (auto& [engine, want] : wants_) {
       want.fetch = !closure_.fetched.empty();
-      engine->wake();
+      if (news) engine->wake();
     }
   }
   template <typename Visit>
@@ -212,7 +216,12 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
     if (!closure.fetched.empty() && in_vain) closure.used.fetchedInVain(state.launch_number.load());
     if (!closure.fetched.empty() && !in_vain) closure.used.fetchedInTime();
   }
-  if (lost) return CUDA_ERROR_ECC_UNCORRECTABLE;  // its memory is gone: never other bytes in its place
+  if (lost) {  // its memory is gone: never other bytes in its place
+    base::warnOnce(
+        "lost reach",
+        "a launch or copy is refused (CUDA_ERROR_ECC_UNCORRECTABLE): what it reaches was lost with a memserver");
+    return CUDA_ERROR_ECC_UNCORRECTABLE;
+  }
   if (refused) {
     tellRefused(state, closure);
     return CUDA_ERROR_OUT_OF_MEMORY;

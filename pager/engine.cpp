@@ -427,9 +427,9 @@ void Engine::run() {
       lock.lock();
     } else {
       idle_ = true;
-      if (!wants_.empty() && !broken_) {
+      if (!wants_.empty() && !broken_ && !hasNoPlace()) {
         wake_.wait_for(lock, kWantPause);
-      } else if (pool_.remote_moves > 0 && !broken_) {
+      } else if ((!wants_.empty() || pool_.remote_moves > 0) && !broken_) {
         wake_.wait_for(lock, kRemotePause);
       } else {
         wake_.wait_for(lock, kIdlePause);

@@ -21,6 +21,7 @@ constexpr uint64_t kMostReserve = 1ull << 30;      // host RAM kept free for wha
 constexpr uint64_t kMostSending = 256ull << 20;    // on its way at a time
 constexpr uint64_t kRetryNs = 1'000'000'000;       // after memservers had no room
 constexpr uint64_t kRefusalPauseNs = 100'000'000;  // after a receive got no memory
+constexpr uint64_t kNoHostNs = 2'000'000;          // after a receive found no host chunk, unless one was given back
 constexpr size_t kLooks = 4096;                    // extents
 constexpr unsigned kUpcoming = 1024;               // touches
 
@@ -114,22 +115,24 @@ void Engine::hurry(const Extent& extent) {
 
 bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
   if (extent.state != ExtentState::kRemote || pausing_ || nowNs() < refused_until_ns_) return false;
+  if (pool_.host_given == no_host_given_ && nowNs() < no_host_until_ns_) return false;
   const ContentHash hash = extent.hash;
   if (!pool_.remote->holds(remoteId(extent), hash)) {  // lost meanwhile: no host memory is needed to find out
     setState(extent, ExtentState::kLost);
     return true;
   }
-  setState(extent, ExtentState::kReceiving);  // the mutex may be released for a chunk
-  ++pool_.remote_moves;
-  pool_.receiving_bytes += extent.bytes();
-  if (!takeHost(extent, lock)) {
-    --pool_.remote_moves;
-    pool_.receiving_bytes -= extent.bytes();
+  setState(extent, ExtentState::kMoving);  // the mutex may be released for a chunk
+  if (const uint64_t given = pool_.host_given; !takeHost(extent, lock)) {
+    no_host_given_ = given;
+    no_host_until_ns_ = nowNs() + kNoHostNs;
     extent.hash = hash;
     extent.hash_valid = true;
     setState(extent, ExtentState::kRemote);
     return false;
   }
+  setState(extent, ExtentState::kReceiving);
+  ++pool_.remote_moves;
+  pool_.receiving_bytes += extent.bytes();
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
   pool_.remote->receive(remoteId(extent), reinterpret_cast<void*>(extent.host->alias), extent.bytes(), urgent);
   return true;

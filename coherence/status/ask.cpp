@@ -24,7 +24,7 @@ Result<std::unique_ptr<Asker>> Asker::make(transport::Options options, const std
 Asker::~Asker() { disconnect(); }
 
 void Asker::disconnect() {
-  if (link_) link_->close("it has been told");
+  if (link_) link_->close("its question is answered");
   link_.reset();
   queue_.reset();
 }

@@ -142,7 +142,7 @@ int Supervisor::run() {
     signalfd_siginfo got{};
     while (read(signals_.get(), &got, sizeof got) == sizeof got) {
       if (got.ssi_signo != SIGCHLD) {
-        base::logInfo("ending: %zu session(s) end with it", sessions_.size());
+        base::logInfo("ending: %zu session(s) end with it", running());
         return 0;
       }
     }

@@ -188,6 +188,8 @@ class ClientCore final : public Client {
   void loseAll(Lock& lock, const std::string& why);
   void noteCapacity(const protocol::Capacity& capacity);
   void happen(Event::Kind kind, const std::string& text, SlabId slab = 0, uint64_t bytes = 0, uint32_t deadline = 0);
+  /// Since the last renewal that was answered; then what is there is taken for lost. The memserver keeps it a little longer.
+  int64_t patience() const { return lease_ms_ - lease_ms_ / 10; }
   bool onAgent() const { return std::this_thread::get_id() == agent_.get_id(); }
 
   const ClientOptions options_;
@@ -599,7 +601,11 @@ void ClientCore::messageArrived(const Completion& completion) {
       }
     }
   }
-  if (!wrong.empty()) completion.link->close("the memserver broke the protocol: " + wrong);
+  if (!wrong.empty()) {
+    completion.link->close("the memserver broke the protocol: " + wrong);
+  } else if (decoded.ok() && std::holds_alternative<protocol::Goodbye>(decoded.value().body)) {
+    completion.link->close("the memserver has ended");
+  }
 }
 
 std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* request, protocol::Body& body) {
@@ -619,6 +625,10 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
         const auto slab = std::find_if(slabs_.begin(), slabs_.end(), [&](auto& s) { return s.second.lease == lease; });
         if (slab != slabs_.end()) lose(lock, slab->first, revoked->why);
       }
+      return "";
+    }
+    if (std::holds_alternative<Goodbye>(body)) {
+      loseAll(lock, "the memserver has ended");
       return "";
     }
     return base::format("a {} message that was not asked for", bodyName(body));
@@ -811,7 +821,13 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   const std::string reason = link->reason();
   Lock lock(mutex_);
   if (link != link_) return;  // it failed before it was this client's: connected() sees it
-  if (told_up_ && !closing_) happen(Event::Kind::kDown, base::format("disconnected: {}", reason));
+  if (told_up_ && !closing_) {
+    const int64_t left = std::max<int64_t>(0, renewed_ms_ + patience() - bootMs());
+    happen(
+        Event::Kind::kDown,
+        base::format("disconnected: {}{}", reason,
+                     slabs_.empty() ? "" : base::format("; what is there is waited for, {} s at most", left / 1000)));
+  }
   if (state_ == State::kGreeting) attempt_failed_ = true;
   if (figures_.connects == 0 && first_error_.empty()) {
     first_error_ = base::format("memserver {}: {}", options_.address, reason);
@@ -932,8 +948,6 @@ void ClientCore::tick() {
       for (auto& [number, made] : requests_) made.waits_since_ms += missed;
       greeting_until_ms_ += missed;
     }
-    const int64_t patience = lease_ms_ - lease_ms_ / 10;
-
     if (state_ == State::kGreeting && now >= greeting_until_ms_) {
       attempt_failed_ = true;
       drop = link_;
@@ -951,7 +965,7 @@ void ClientCore::tick() {
         stalled_ = false;
         happen(Event::Kind::kResumed, "it answers again");
       }
-      if (silent >= patience) {
+      if (silent >= patience()) {
         drop = link_;
         why = base::format("no answer for {} ms, most of its lease time", silent);
         loseAll(lock, why);
@@ -962,7 +976,7 @@ void ClientCore::tick() {
       });
       renew = !asked && now - last_renewal_ms_ >= period && !closing_;
       if (renew) last_renewal_ms_ = now;
-    } else if (!slabs_.empty() && attempt_failed_ && now - renewed_ms_ >= patience) {
+    } else if (!slabs_.empty() && attempt_failed_ && now - renewed_ms_ >= patience()) {
       loseAll(lock, base::format("not connected for {} ms, most of its lease time", now - renewed_ms_));
     }
     if (closing_) {

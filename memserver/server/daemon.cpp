@@ -331,6 +331,7 @@ class Daemon {
       sigwait(&now, &signal);
       _exit(128 + signal);
     }).detach();
+    service_->dismiss();
     if (second != 0) _exit(128 + second);
     listeners_.clear();
     metrics_.reset();

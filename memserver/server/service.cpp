@@ -21,6 +21,7 @@ using transport::MessageClass;
 using transport::Outcome;
 
 constexpr auto kJanitorPeriod = std::chrono::milliseconds(50);
+constexpr int64_t kDismissMs = 300;  // sessions have it to hang up
 
 int64_t bootMs() {
   timespec now{};
@@ -658,6 +659,19 @@ void Service::take(const SessionPtr& session, uint64_t bytes) {
 }
 
 void Service::stopLending() { lending_.store(false); }
+
+void Service::dismiss() {
+  stopLending();
+  const auto notice = protocol::encode({0, protocol::Goodbye{}});
+  std::vector<LinkPtr> told;
+  for (const auto& session : allSessions()) {
+    if (session->down_ms.load() != 0 || !session->greeted.load()) continue;
+    if (tell(session, MessageClass::kNotice, notice) == Outcome::kOk) told.push_back(session->link);
+  }
+  const auto listens = [](const LinkPtr& link) { return link->state() == transport::LinkState::kUp; };
+  for (const int64_t until = bootMs() + kDismissMs; bootMs() < until && std::any_of(told.begin(), told.end(), listens);)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
 
 uint64_t Service::lentBytes() const {
   uint64_t lent = 0;

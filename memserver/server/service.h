@@ -80,6 +80,9 @@ class Service {
   void recall(uint64_t bytes, uint32_t deadline_ms, const std::string& why);
   /// Lends nothing new from here on.
   void stopLending();
+  /// Tells every session that what it has here is gone, so that none waits for its lease to run out, and gives them a moment
+  /// to hang up. The last thing that is done with it.
+  void dismiss();
   uint64_t lentBytes() const;
   /// Wanted back and not yet released.
   uint64_t recalledBytes() const;

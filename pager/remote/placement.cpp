@@ -20,6 +20,7 @@ constexpr uint64_t kShare = 4;                // and of what there is this part:
 constexpr uint64_t kAhead = 128ull << 20;     // free here, or more is asked for
 constexpr uint64_t kKeepFree = 512ull << 20;  // more than that is given back
 constexpr uint64_t kQueueUnit = 64ull << 20;  // so much under way halves a memserver's attraction
+constexpr uint64_t kTurningRoom = kLargest;   // see isTurningRoom()
 
 }  // namespace
 
@@ -132,8 +133,53 @@ void Tier::freeFrames(Server& server, const Frames& frames) {
   for (const memserver::FrameRange& frame : frames) {
     if (!server.pool.free(frame) || server.pool.used(frame.slab) != 0) continue;
     const bool closed = server.closed.count(frame.slab) != 0;
-    if (closed || server.pool.freeBytes() > kKeepFree) releaseSlab(server, frame.slab);
+    if (closed ? !isTurningRoom(server, frame.slab) : server.pool.freeBytes() > kKeepFree)
+      releaseSlab(server, frame.slab);
   }
+}
+
+// Where a memserver wants everything back (it ends) and nobody else has room, the program goes on with what is there until that
+// is gone. For that some of it has to be free: without, nothing can change place any more. Whether the slab is part of that.
+bool Tier::isTurningRoom(const Server& server, SlabId slab) const {
+  const uint64_t used = server.pool.usedBytes();
+  const bool everything = server.turning || server.closed.size() == server.slabs.size();
+  return everything && used != 0 && server.pool.totalBytes() - used - server.slabs.at(slab) < kTurningRoom &&
+         !roomElsewhere(server);
+}
+
+bool Tier::roomElsewhere(const Server& server) const {
+  uint64_t room = 0;
+  for (const auto& other : servers_) {
+    if (other->index != server.index && other->usable()) room += other->pool.freeBytes() + canLease(*other);
+  }
+  return room >= std::min(kTurningRoom, server.pool.usedBytes());
+}
+
+// Closed slabs that nothing is in.
+void Tier::releaseEmpty(Server& server) {
+  const std::set<SlabId> closed = server.closed;
+  for (const SlabId slab : closed) {
+    if (server.pool.used(slab) == 0 && !isTurningRoom(server, slab)) releaseSlab(server, slab);
+  }
+}
+
+// Nobody has room for the copy: closed slabs with free frames are opened again, the freest first. False: that does not help.
+bool Tier::turn(Copy& copy) {
+  for (auto& server : servers_) {
+    if (!server->usable() || replicaAt(copy, server->index) != nullptr) continue;
+    bool opened = false;
+    while (server->pool.freeBytes() < copy.bytes) {
+      const auto freeOf = [&](SlabId slab) { return server->slabs.at(slab) - server->pool.used(slab); };
+      const auto freest = std::max_element(server->closed.begin(), server->closed.end(),
+                                           [&](SlabId a, SlabId b) { return freeOf(a) < freeOf(b); });
+      if (freest == server->closed.end() || freeOf(*freest) == 0) break;
+      server->pool.close(*freest, false);
+      server->closed.erase(freest);
+      server->turning = opened = true;
+    }
+    if (opened && server->pool.freeBytes() >= copy.bytes) return true;
+  }
+  return false;
 }
 
 void Tier::releaseSlab(Server& server, SlabId slab) {

@@ -432,6 +432,7 @@ void Tier::continueSend(uint64_t id) {
       parked_.insert(id);
       return;
     }
+    if (!begun && copy.attempts < kMostAttempts && turn(copy)) return continueSend(id);
     if (!begun) {
       parked_.erase(id);
       finish(id, true, Outcome::kNoRoom, copy.hash);

@@ -113,6 +113,9 @@ class Tier final : public RemoteTier {
     unsigned late_leases = 0;  // in a row: it has room and takes its time
     uint64_t reading = 0, writing = 0;  // bytes of passes
     uint64_t recalled = 0;
+    std::string recall_text;  // for the log; empty: said already that it can't be
+    int64_t recalled_at_ms = 0;
+    bool turning = false;     // closed slabs were opened again: see turn()
     uint64_t lost_bytes = 0;  // not yet in the log
     int64_t log_at_ms = 0;
   };
@@ -223,6 +226,10 @@ class Tier final : public RemoteTier {
   void addReplica(uint64_t id, Copy& copy, Replica replica);
   void removeReplica(uint64_t id, Copy& copy, unsigned server);
   void releaseSlab(Server& server, SlabId slab);
+  bool turn(Copy& copy);
+  bool roomElsewhere(const Server& server) const;
+  bool isTurningRoom(const Server& server, SlabId slab) const;
+  void releaseEmpty(Server& server);
   void look();
   uint64_t capacity() const;
   static Replica* replicaAt(Copy& copy, unsigned server);
@@ -239,7 +246,7 @@ class Tier final : public RemoteTier {
   void trouble(Server& server);
   void reconsider();
   void cut(Server& server);
-  void recall(Server& server, uint64_t bytes);
+  void recall(Server& server, uint64_t bytes, const std::string& text = "");
   void upkeep();
   bool evacuate(Server& server);
   bool startMove(uint64_t id, std::optional<unsigned> replaced);
@@ -248,6 +255,7 @@ class Tier final : public RemoteTier {
   void endMove(uint64_t number, bool keep);
   void noteLoss(Server& server, uint64_t bytes);
   void tellLosses(bool all);
+  void tellStuck(Server& server);
   void tellDegraded();
 
   const RemoteOptions options_;

@@ -20,7 +20,8 @@ constexpr int64_t kLossLogMs = 300;    // a memserver's slabs are lost one by on
 constexpr unsigned kTriesAtOnce = 64;  // copies looked at, where none can be moved
 constexpr uint64_t kLargestSlab = 16ull << 30;
 constexpr int64_t kNever = INT64_MAX;
-constexpr int64_t kDryMs = 1000;  // a memserver without room is not asked again so soon
+constexpr int64_t kDryMs = 1000;    // a memserver without room is not asked again so soon
+constexpr int64_t kStuckMs = 1500;  // nothing of what is wanted back could be moved for so long: it is said
 
 }  // namespace
 
@@ -75,7 +76,7 @@ void Tier::happened(Server& server, const Event& event) {
       slabLost(server, event.slab);
       break;
     case Event::Kind::kRecall:
-      recall(server, event.bytes);
+      recall(server, event.bytes, event.text);
       break;
     case Event::Kind::kCapacity:
       server.dry_until_ms = 0;
@@ -201,12 +202,14 @@ void Tier::reconsider() {
 
 // Slabs are closed, the emptiest first, until what they have is what is wanted. Those that can't be emptied stay closed and
 // lent as long as it is wanted.
-void Tier::recall(Server& server, uint64_t bytes) {
+void Tier::recall(Server& server, uint64_t bytes, const std::string& text) {
   if (bytes != 0 && server.recalled == 0) {
-    base::logInfo("remote memory: memserver %s wants %llu MiB back", server.address.c_str(),
-                  static_cast<unsigned long long>(bytes >> 20));
+    base::logInfo("remote memory: %s", text.c_str());
+    server.recall_text = text;
+    server.recalled_at_ms = monotonicMs();
   }
   server.recalled = bytes;
+  server.turning = false;
   if (bytes == 0) {
     for (const SlabId slab : server.closed) server.pool.close(slab, false);
     server.closed.clear();
@@ -221,10 +224,7 @@ void Tier::recall(Server& server, uint64_t bytes) {
     server.closed.insert(*slab);
     closing += server.slabs[*slab];
   }
-  const std::set<SlabId> closed = server.closed;
-  for (const SlabId slab : closed) {
-    if (server.pool.used(slab) == 0) releaseSlab(server, slab);
-  }
+  releaseEmpty(server);
 }
 
 // ---- moves
@@ -233,9 +233,12 @@ void Tier::upkeep() {
   upkeep_at_ms_ = kNever;
   bool waiting = false;
   for (auto& server : servers_) {
+    if (server->turning && roomElsewhere(*server)) recall(*server, server->recalled);
     while (moves_.size() < kMoves && evacuate(*server)) {
     }
-    waiting |= !server->closed.empty();
+    releaseEmpty(*server);
+    tellStuck(*server);
+    waiting |= server->recalled != 0;
   }
   // Round and round, so that one that can't be moved is in no other's way.
   unsigned tries = 0;
@@ -276,7 +279,8 @@ bool Tier::startMove(uint64_t id, std::optional<unsigned> replaced) {
   const auto from = std::find_if(copy.replicas.begin(), copy.replicas.end(),
                                  [&](const Replica& replica) { return servers_[replica.server]->usable(); });
   if (from == copy.replicas.end() || copy.bytes > kStagingBytes) return false;
-  auto place_for = place(copy, replaced);
+  const bool within = replaced && !servers_[*replaced]->turning;  // else there and back again for ever
+  auto place_for = place(copy, within ? replaced : std::nullopt);
   if (!place_for) return false;
   auto staging = std::make_unique<Staging>(domain_);
   if (staging->memory == nullptr) {
@@ -374,12 +378,26 @@ void Tier::tellLosses(bool all) {
   for (auto& server : servers_) {
     if (server->lost_bytes == 0 || (!all && monotonicMs() < server->log_at_ms)) continue;
     base::logError(
-        "memserver %s lost, with %.1f MiB that it alone held for this program: what of it is not in VRAM or host RAM "
-        "as "
-        "well is gone, and launches that need it are refused; OL_REPLICAS=2 keeps two copies",
+        "memserver %s lost. Of the %.1f MiB of this program that no other memserver had, what is not in VRAM or host "
+        "RAM as well is gone: launches that need it are refused (OL_REPLICAS=2 keeps two copies)",
         server->address.c_str(), static_cast<double>(server->lost_bytes) / (1 << 20));
     server->lost_bytes = 0;
   }
+}
+
+// What a memserver wants back can go nowhere: whose it is should know before it is lost.
+void Tier::tellStuck(Server& server) {
+  if (server.recalled == 0 || server.closed.empty() || server.recall_text.empty()) return;
+  const int64_t now = monotonicMs();
+  const bool moves = std::any_of(moves_.begin(), moves_.end(),
+                                 [&](const auto& entry) { return entry.second.replaced == server.index; });
+  if (moves) server.recalled_at_ms = now;
+  if (now - server.recalled_at_ms < kStuckMs) return;
+  base::logWarn(
+      "remote memory: %s, and %llu MiB that this program has there have nowhere else to go: they stay as long as "
+      "it does",
+      server.recall_text.c_str(), static_cast<unsigned long long>(server.pool.usedBytes() >> 20));
+  server.recall_text.clear();
 }
 
 void Tier::tellDegraded() {

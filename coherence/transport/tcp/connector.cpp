@@ -44,9 +44,7 @@ class Dialogue {
       // Who refuses before it has looked at the key says why in the clear, maybe before it was asked, and ends the connection.
       if (first && refused()) return expect(wire::Frame::kReady, nullptr, 0);
       if (failed) {
-        return Error{
-            base::format("the handshake with key {} failed: {} (is it the same key there, and does it use one?)",
-                         identity, session.value()->error())};
+        return Error{base::format("the handshake with key {} failed: {}", identity, session.value()->error())};
       }
     }
     stream_.startTls(std::move(session.value()));

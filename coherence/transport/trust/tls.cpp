@@ -34,6 +34,16 @@ std::string lastError() {
   const unsigned long code = ERR_peek_last_error();
   ERR_clear_error();
   if (code == 0) return "closed by the peer";
+  // What a key that does not fit comes out as: with TLS 1.3 at who accepts, and as that one's alert at who connects.
+  switch (ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0) {
+    case SSL_R_BINDER_DOES_NOT_VERIFY:
+    case SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER:
+      return "the peer's key of that name is another one";
+    case SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE:
+      return "the peer has no key of that name";
+    default:
+      break;
+  }
   const char* text = ERR_reason_error_string(code);
   return text == nullptr ? base::format("error {:x}", code) : text;
 }

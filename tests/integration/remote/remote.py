@@ -10,6 +10,8 @@ On loopback:
   killed    replicas = 2, one of three memservers is killed: the right result, without waiting for its lease, which outlasts the test
   stopped   likewise, stopped for good
   gone      replicas = 1, all memservers are killed: the right result, or a CUDA error and a line that names one
+  ended     all memservers are ended (SIGTERM), and wait: the right result, and they end with the program
+  dismissed likewise, and don't wait: the right result, or a CUDA error and a line that names one, before leases run out
   absent    a memserver that is not there: one line, and no program
 
 Each on a host of its own (hosts.py), with a key and TLS; one of three memservers
@@ -54,12 +56,12 @@ PATIENCE = 120  # seconds: what takes longer hangs
 class Memserver:
     """A daemon; its last lines are kept for a failed test."""
 
-    def __init__(self, run, number, host=None, transport="tcp", memory=192 * MIB, lease=LEASE):
+    def __init__(self, run, number, host=None, transport="tcp", memory=192 * MIB, lease=LEASE, more=()):
         self.host, self.proc = host, os.path.join(run.scratch, f"proc{number}")
         self.available(4096 * MIB)
         self.address = f"{host.address}:7070" if host else "127.0.0.1:0"  # alone on its host, else any port: start() has it
         self.command = [run.options.olmemserver, "--listen", self.address, "--memory", str(memory), "--transport", transport, "--proc",
-                        self.proc, "--reserve", "64MiB", "--cgroup", "none", "--calm-time", "1s", "--lease-time", f"{lease:g}s"]
+                        self.proc, "--reserve", "64MiB", "--cgroup", "none", "--calm-time", "1s", "--lease-time", f"{lease:g}s", *more]
         if host:
             self.command = host.command(*self.command, "--key", run.key)
         self.env = run.env
@@ -150,8 +152,8 @@ class Run:
         self.key = os.path.join(scratch, "key")
         self.servers = []
 
-    def on_loopback(self, count, transport="tcp", lease=LEASE):
-        self.servers += [Memserver(self, number, transport=transport, lease=lease) for number in range(count)]
+    def on_loopback(self, count, transport="tcp", lease=LEASE, more=()):
+        self.servers += [Memserver(self, number, transport=transport, lease=lease, more=more) for number in range(count)]
 
     def on_hosts(self, count=3, rate=None, memory=192 * MIB):
         subprocess.run([self.options.olctl, "keygen", "--name", "test", "--out", self.key], check=True, stdout=subprocess.DEVNULL)
@@ -263,6 +265,21 @@ def loopback_case(run, case):
     return is_right(end) or (case == "gone" and was_told(end, run.servers))
 
 
+def ended_case(run, case):
+    waits = case == "ended"
+    run.on_loopback(run.rng.choice([1, 1, 3]), run.rng.choice(["tcp", "auto"]), 10 * PATIENCE,
+                    ["--shutdown-timeout", f"{PATIENCE}s" if waits else "300ms"])
+    program = Program(run, run.servers, 1)
+    program.await_operation(run.moment(first=OPERATIONS // 2))  # it has all its memory by then
+    for server in run.servers:
+        server.process.terminate()
+        time.sleep(run.rng.uniform(0, 0.3))
+    end = program.finish()
+    if not waits:
+        return is_right(end) or was_told(end, run.servers)
+    return is_right(end) and all(server.process.wait(PATIENCE / 10) == 0 for server in run.servers)
+
+
 def host_case(run, case):
     run.on_hosts(rate="1gbit" if case == "shaped" else None)
     by_name = {event.__name__: event for event in HARMLESS + HARMFUL}
@@ -305,7 +322,7 @@ def behind_case(run):
     return max(late.values()) < 2
 
 
-LOOPBACK_CASES = ["spread", "shared", "killed", "stopped", "gone", "absent"]
+LOOPBACK_CASES = ["spread", "shared", "killed", "stopped", "gone", "absent", "ended", "dismissed"]
 HOST_CASES = ["host-" + name for name in ("killed", "paused", "stopped", "cut", "severed", "restarted", "recalled", "storm", "shaped",
                                                  "behind")]
 
@@ -332,6 +349,8 @@ def main():
                 good = behind_case(run)
             elif options.case in HOST_CASES:
                 good = host_case(run, options.case.removeprefix("host-"))
+            elif options.case in ("ended", "dismissed"):
+                good = ended_case(run, options.case)
             else:
                 good = loopback_case(run, options.case)
         finally:

@@ -300,6 +300,28 @@ TEST_CASE("a memserver that is gone is given up when its lease time is over", "[
   CHECK(!session.client->lease(kSlab).ok());
 }
 
+TEMPLATE_TEST_CASE("a memserver that ends says so: nobody waits for its lease time", "[failures]", Tcp, Shm) {
+  Server server(TestType::kChoice, 16 * kSlab, shortLease(600'000));
+  Session session(server), idle(server);
+  for (Session* one : {&session, &idle}) one->open();
+  const auto slabs = session.lease(3 * kSlab);
+  Buffer buffer(session.domain, kSlab);
+  buffer.fill(7);
+  REQUIRE(session.write(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
+  server.service->dismiss();
+  server.stop();
+  session.await(Event::Kind::kDown);
+  CHECK(session.client->slabs().empty());
+  CHECK(session.client->figures().slabs_lost == 3);
+  const transport::LocalRange range = buffer.range();
+  session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, 700);
+  CHECK(session.await(700) != TransferResult::kOk);
+  idle.await(Event::Kind::kDown);
+  // Started anew it is another one.
+  server.start();
+  eventually([&] { return session.client->lease(kSlab).ok(); });
+}
+
 TEST_CASE("leases run out only when the connection has been down for the lease time", "[failures]") {
   Server server(Choice::kTcp, 16 * kSlab, shortLease(1000));
   const auto wire = wireTo(server);

@@ -251,7 +251,7 @@ TEST_CASE("memory that is wanted back where there is no other is kept", "[failur
   auto random = seededRandom("kept");
   SentById all = sendSome(caller, random, 3, 4 * kMiB);
   eventually([&] { return a.service->lentBytes() == 4 * kSlab; });
-  a.service->recall(4 * kSlab, 300, "test");
+  a.service->recall(kSlab, 300, "test");
   eventually([&] { return a.service->lentBytes() == 3 * kSlab; });  // what was empty
   std::this_thread::sleep_for(500ms);
   CHECK(a.service->lentBytes() == 3 * kSlab);
@@ -263,6 +263,44 @@ TEST_CASE("memory that is wanted back where there is no other is kept", "[failur
   }
   Bytes more(4 * kMiB);
   eventually([&] { return caller.sent(9, more) == Outcome::kDone; });
+}
+
+TEST_CASE("a memserver that wants everything back is used on while nobody else has room", "[failures]") {
+  const unsigned replicas = GENERATE(1u, 2u);
+  Server a(Choice::kTcp, 8 * kSlab), b(Choice::kTcp, 2 * kSlab), c(Choice::kTcp, 2 * kSlab);
+  Caller caller({&a, &b, &c}, replicas);
+  auto random = seededRandom("used on");
+  SentById all = sendSome(caller, random, replicas == 1 ? 10 : 3, kSlab);
+  eventually([&] { return a.service->lentBytes() != 0; });
+  a.service->stopLending();
+  a.service->recall(a.service->lentBytes(), 60'000, "test");
+  // Everything changes, again and again: it finds a place as before.
+  for (unsigned round = 0; round < 6; ++round) {
+    for (auto& [id, sent] : all) {
+      sent->seed = random() | 1;
+      sent->bytes.fill(sent->seed);
+      INFO("round " << round << ", copy " << id);
+      REQUIRE(caller.sent(id, sent->bytes) == Outcome::kDone);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));  // upkeep
+  }
+  CHECK(a.service->lentBytes() != 0);
+  for (auto& [id, sent] : all) {
+    sent->bytes.clear();
+    REQUIRE(caller.received(id, sent->bytes) == Outcome::kDone);
+    CHECK(sent->bytes.holds(sent->seed));
+  }
+  // Once others have room it is left.
+  while (all.size() > 2) {
+    caller.tier->drop(all.begin()->first);
+    all.erase(all.begin());
+  }
+  eventually([&] { return a.service->lentBytes() == 0; });
+  for (auto& [id, sent] : all) {
+    sent->bytes.clear();
+    REQUIRE(caller.received(id, sent->bytes) == Outcome::kDone);
+    CHECK(sent->bytes.holds(sent->seed));
+  }
 }
 
 TEMPLATE_TEST_CASE("many copies from several threads, memservers coming and going", "[failures]", Tcp, Shm) {
@@ -342,6 +380,7 @@ TEMPLATE_TEST_CASE("a tier ends under load, also when a memserver is dead", "[fa
 TEST_CASE("a recall moves with the leases to a new connection, and ends there", "[failures]") {
   for (const bool ends_while_cut : {false, true}) {
     INFO("ends while cut " << ends_while_cut);
+    auto random = seededRandom("a recall moves");
     ServiceOptions service;
     service.lease_ms = 60'000;
     Server a(Choice::kTcp, 8 * kSlab, service);
@@ -360,7 +399,8 @@ TEST_CASE("a recall moves with the leases to a new connection, and ends there", 
       REQUIRE(caller.sent(id, *all.back()) == Outcome::kDone);
     }
     a.service->recall(8 * kSlab, 60'000, "test");
-    eventually([&] { return a.service->lentBytes() == 3 * kSlab; });  // what is used has no other place
+    eventually([&] { return a.service->recalledBytes() != 0; });
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));  // it has no other place
     wire->cut();
     if (ends_while_cut) a.service->recall(0, 0, "test");
     eventually([&] { return a.service->figures().leases_moved >= 3; });
