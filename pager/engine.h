@@ -406,7 +406,8 @@ class Engine {
   uint64_t unplaced_ = 0;                                // victims so far that found no place in host memory
   uint64_t no_place_until_ns_ = 0, no_place_given_ = 0;  // none of a pass did: no further pass before then, or
                                                          // before somebody gives a host chunk back
-  uint64_t no_host_until_ns_ = 0, no_host_given_ = 0;    // likewise of a receive
+  uint64_t no_host_until_ns_ = 0, no_host_given_ = 0;    // likewise of a receive,
+  uint64_t no_host_bytes_ = 0;                           // and of none that is as large as this one
   uint64_t demand_short_ = 0;                            // bytes that launches wait for and that found no chunk yet
   uint64_t ahead_bytes_ = 0;                             // prefetched and not used yet, in flight included
   uint64_t incoming_ = 0;                                // VRAM that batches and writes in flight will free

@@ -265,8 +265,9 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
     return true;
   };
   // In place is no help here: who uses the address does not come by again.
-  while (!there() && !want.failed && !want.in_place && !engine.broken() && !state.stopped)
+  while (!there() && !want.failed && !want.lost && !want.in_place && !engine.broken() && !state.stopped)
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
+  if (want.lost) return CUDA_ERROR_ECC_UNCORRECTABLE;
   return there() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 

@@ -115,14 +115,19 @@ void Engine::hurry(const Extent& extent) {
 
 bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
   if (extent.state != ExtentState::kRemote || pausing_ || nowNs() < refused_until_ns_) return false;
-  if (pool_.host_given == no_host_given_ && nowNs() < no_host_until_ns_) return false;
+  const bool short_of_host = pool_.host_given == no_host_given_ && nowNs() < no_host_until_ns_;
+  if (short_of_host && extent.bytes() >= no_host_bytes_) return false;
   const ContentHash hash = extent.hash;
   if (!pool_.remote->holds(remoteId(extent), hash)) {  // lost meanwhile: no host memory is needed to find out
     setState(extent, ExtentState::kLost);
     return true;
   }
   setState(extent, ExtentState::kMoving);  // the mutex may be released for a chunk
-  if (const uint64_t given = pool_.host_given; !takeHost(extent, lock)) {
+  const uint64_t given = pool_.host_given;
+  const bool taken = takeHost(extent, lock);
+  if (!taken || extent.region->dead) {
+    if (taken) return leaveHost(extent, hash), false;
+    no_host_bytes_ = short_of_host ? std::min(no_host_bytes_, extent.bytes()) : extent.bytes();
     no_host_given_ = given;
     no_host_until_ns_ = nowNs() + kNoHostNs;
     extent.hash = hash;

@@ -581,7 +581,7 @@ void ClientCore::messageArrived(const Completion& completion) {
   std::string wrong;
   {
     Lock lock(mutex_);
-    if (completion.link != link_) return;  // of a link that was given up
+    if (completion.link != link_ || state_ == State::kEnding) return;  // of a link that is given up
     heard_ms_ = bootMs();
     if (!decoded.ok()) {
       wrong = decoded.error().message;
@@ -629,6 +629,7 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
     }
     if (std::holds_alternative<Goodbye>(body)) {
       loseAll(lock, "the memserver has ended");
+      state_ = State::kEnding;
       return "";
     }
     return base::format("a {} message that was not asked for", bodyName(body));

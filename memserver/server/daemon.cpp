@@ -331,9 +331,9 @@ class Daemon {
       sigwait(&now, &signal);
       _exit(128 + signal);
     }).detach();
+    listeners_.clear();  // first: who is dismissed connects anew
     service_->dismiss();
     if (second != 0) _exit(128 + second);
-    listeners_.clear();
     metrics_.reset();
     service_.reset();
     endpoint_.reset();

@@ -663,14 +663,18 @@ void Service::stopLending() { lending_.store(false); }
 void Service::dismiss() {
   stopLending();
   const auto notice = protocol::encode({0, protocol::Goodbye{}});
-  std::vector<LinkPtr> told;
-  for (const auto& session : allSessions()) {
-    if (session->down_ms.load() != 0 || !session->greeted.load()) continue;
-    if (tell(session, MessageClass::kNotice, notice) == Outcome::kOk) told.push_back(session->link);
-  }
-  const auto listens = [](const LinkPtr& link) { return link->state() == transport::LinkState::kUp; };
-  for (const int64_t until = bootMs() + kDismissMs; bootMs() < until && std::any_of(told.begin(), told.end(), listens);)
+  std::set<uint64_t> told;
+  for (const int64_t until = bootMs() + kDismissMs;;) {
+    bool listens = false;
+    for (const auto& session : allSessions()) {
+      if (session->link->state() != transport::LinkState::kUp || !session->greeted.load()) continue;
+      listens = true;  // who has no room for a notice now is told later
+      if (told.count(session->number) == 0 && tell(session, MessageClass::kNotice, notice) == Outcome::kOk)
+        told.insert(session->number);
+    }
+    if (!listens || bootMs() >= until) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
 }
 
 uint64_t Service::lentBytes() const {

@@ -69,7 +69,7 @@ bool Tier::leaseMayHelp(const Copy& copy, uint64_t bytes) {
 
 // Who has half of all that is free, or more, is taken whenever it can be: else its room could not be used when two replicas need two
 // memservers. Otherwise: much room, little under way, fast.
-std::optional<Tier::Replica> Tier::place(const Copy& copy, std::optional<unsigned> also) {
+std::optional<Tier::Replica> Tier::place(const Copy& copy, std::optional<unsigned> also, bool to_stay) {
   struct Candidate {
     Server* server;
     double score;
@@ -84,14 +84,14 @@ std::optional<Tier::Replica> Tier::place(const Copy& copy, std::optional<unsigne
   for (auto& server : servers_) {
     const bool has = std::any_of(copy.replicas.begin(), copy.replicas.end(),
                                  [&](const Replica& replica) { return replica.server == server->index; });
-    if (!server->usable() || (has && also != server->index)) continue;
+    if (!server->usable() || (has && also != server->index) || (to_stay && server->leaving)) continue;
     const uint64_t room = server->pool.freeBytes() + canLease(*server);
     if (room < copy.bytes) continue;
     const auto speed = static_cast<double>(server->seen.write_bytes_per_s);
     double score = static_cast<double>(room) * (speed == 0 ? 1 : std::max(0.25, speed / static_cast<double>(fastest)));
     score /= 1 + static_cast<double>(server->writing) / static_cast<double>(kQueueUnit);
-    if (options_.replicas > 1 && room >= all - room) score *= 1e6;
-    if (also == server->index) score *= 1e-6;  // rather another one
+    if (options_.replicas > 1 && room >= all - room && !server->leaving) score *= 1e6;
+    if (also == server->index || server->leaving) score *= 1e-6;  // rather another one
     candidates.push_back({server.get(), score});
   }
   std::sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.score > b.score; });
@@ -132,52 +132,49 @@ bool Tier::allocate(Server& server, uint64_t bytes, Frames& frames) {
 void Tier::freeFrames(Server& server, const Frames& frames) {
   for (const memserver::FrameRange& frame : frames) {
     if (!server.pool.free(frame) || server.pool.used(frame.slab) != 0) continue;
-    const bool closed = server.closed.count(frame.slab) != 0;
-    if (closed ? !isTurningRoom(server, frame.slab) : server.pool.freeBytes() > kKeepFree)
+    const bool wanted = server.leaving || server.closed.count(frame.slab) != 0;
+    if (wanted ? !isTurningRoom(server, frame.slab) : server.pool.freeBytes() > kKeepFree)
       releaseSlab(server, frame.slab);
   }
+  if (server.leaving && server.pool.usedBytes() == 0) releaseEmpty(server);
 }
 
-// Where a memserver wants everything back (it ends) and nobody else has room, the program goes on with what is there until that
-// is gone. For that some of it has to be free: without, nothing can change place any more. Whether the slab is part of that.
-bool Tier::isTurningRoom(const Server& server, SlabId slab) const {
+// Where a memserver wants everything back (it ends), its copies move to others as far as these have room. With the rest the program
+// goes on where they are, until they are gone. For that some of it has to be free: without, nothing can change place any
+// more. Whether the slab is part of that.
+bool Tier::isTurningRoom(const Server& server, SlabId slab) {
   const uint64_t used = server.pool.usedBytes();
-  const bool everything = server.turning || server.closed.size() == server.slabs.size();
-  return everything && used != 0 && server.pool.totalBytes() - used - server.slabs.at(slab) < kTurningRoom &&
-         !roomElsewhere(server);
+  return server.leaving && used != 0 && server.pool.totalBytes() - used - server.slabs.at(slab) < kTurningRoom;
 }
 
-bool Tier::roomElsewhere(const Server& server) const {
-  uint64_t room = 0;
-  for (const auto& other : servers_) {
-    if (other->index != server.index && other->usable()) room += other->pool.freeBytes() + canLease(*other);
-  }
-  return room >= std::min(kTurningRoom, server.pool.usedBytes());
-}
-
-// Closed slabs that nothing is in.
+// Slabs that are wanted back and that nothing is in.
 void Tier::releaseEmpty(Server& server) {
-  const std::set<SlabId> closed = server.closed;
-  for (const SlabId slab : closed) {
-    if (server.pool.used(slab) == 0 && !isTurningRoom(server, slab)) releaseSlab(server, slab);
+  std::vector<SlabId> empty;
+  for (const auto& [slab, bytes] : server.slabs) {
+    if ((server.leaving || server.closed.count(slab) != 0) && server.pool.used(slab) == 0) empty.push_back(slab);
+  }
+  for (const SlabId slab : empty) {
+    if (!isTurningRoom(server, slab)) releaseSlab(server, slab);
   }
 }
 
-// Nobody has room for the copy: closed slabs with free frames are opened again, the freest first. False: that does not help.
+// Nobody has room for the copy: closed slabs of a memserver that wants everything back are opened again, the freest first. False:
+// that would not help.
 bool Tier::turn(Copy& copy) {
   for (auto& server : servers_) {
-    if (!server->usable() || replicaAt(copy, server->index) != nullptr) continue;
-    bool opened = false;
+    if (!server->leaving || !server->usable() || replicaAt(copy, server->index) != nullptr) continue;
+    if (server->pool.freeBytes() >= copy.bytes) continue;  // that was not it
+    const auto freeOf = [&](SlabId slab) { return server->slabs.at(slab) - server->pool.used(slab); };
+    uint64_t room = server->pool.freeBytes();
+    for (const SlabId slab : server->closed) room += freeOf(slab);
+    if (room < copy.bytes) continue;
     while (server->pool.freeBytes() < copy.bytes) {
-      const auto freeOf = [&](SlabId slab) { return server->slabs.at(slab) - server->pool.used(slab); };
       const auto freest = std::max_element(server->closed.begin(), server->closed.end(),
                                            [&](SlabId a, SlabId b) { return freeOf(a) < freeOf(b); });
-      if (freest == server->closed.end() || freeOf(*freest) == 0) break;
       server->pool.close(*freest, false);
       server->closed.erase(freest);
-      server->turning = opened = true;
     }
-    if (opened && server->pool.freeBytes() >= copy.bytes) return true;
+    return true;
   }
   return false;
 }
@@ -186,7 +183,8 @@ void Tier::releaseSlab(Server& server, SlabId slab) {
   const auto found = server.slabs.find(slab);
   if (found == server.slabs.end() || !server.pool.remove(slab)) return;
   const uint64_t bytes = found->second;
-  if (server.closed.erase(slab) != 0) server.recalled -= std::min(server.recalled, bytes);
+  server.closed.erase(slab);
+  noteReleased(server, bytes);
   server.slabs.erase(found);
   server.users.erase(slab);
   server.client->release(slab);

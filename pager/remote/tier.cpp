@@ -374,8 +374,10 @@ void Tier::startSend(Note& note) {
   for (size_t i = copy.replicas.size(); i-- > 0;) {
     Replica& replica = copy.replicas[i];
     const Server& server = *servers_[replica.server];
-    const bool leaving = std::any_of(replica.frames.begin(), replica.frames.end(),
-                                     [&](const auto& frame) { return server.closed.count(frame.slab) != 0; });
+    // Where everything is wanted back nobody else may have room.
+    const bool leaving =
+        !server.leaving && std::any_of(replica.frames.begin(), replica.frames.end(),
+                                       [&](const auto& frame) { return server.closed.count(frame.slab) != 0; });
     if (copy.bytes != note.bytes || !server.usable() || leaving) {
       removeReplica(note.id, copy, replica.server);
     } else {

@@ -113,9 +113,10 @@ class Tier final : public RemoteTier {
     unsigned late_leases = 0;  // in a row: it has room and takes its time
     uint64_t reading = 0, writing = 0;  // bytes of passes
     uint64_t recalled = 0;
+    bool leaving = false;     // everything is wanted back: see turn()
     std::string recall_text;  // for the log; empty: said already that it can't be
     int64_t recalled_at_ms = 0;
-    bool turning = false;     // closed slabs were opened again: see turn()
+    size_t evacuated = 0;     // of the copies that are to leave: so many have been tried, see evacuate()
     uint64_t lost_bytes = 0;  // not yet in the log
     int64_t log_at_ms = 0;
   };
@@ -219,16 +220,15 @@ class Tier final : public RemoteTier {
   uint64_t canLease(const Server& server) const;
   void wantLease(Server& server, uint64_t bytes);
   bool leaseMayHelp(const Copy& copy, uint64_t bytes);
-  /// Frames for a replica of the copy at a server that has none, or at `also`.
-  std::optional<Replica> place(const Copy& copy, std::optional<unsigned> also = std::nullopt);
+  /// Frames for a replica of the copy at a server that has none, or at `also`; `to_stay`: at none that wants everything back.
+  std::optional<Replica> place(const Copy& copy, std::optional<unsigned> also = std::nullopt, bool to_stay = false);
   bool allocate(Server& server, uint64_t bytes, Frames& frames);
   void freeFrames(Server& server, const Frames& frames);
   void addReplica(uint64_t id, Copy& copy, Replica replica);
   void removeReplica(uint64_t id, Copy& copy, unsigned server);
   void releaseSlab(Server& server, SlabId slab);
   bool turn(Copy& copy);
-  bool roomElsewhere(const Server& server) const;
-  bool isTurningRoom(const Server& server, SlabId slab) const;
+  static bool isTurningRoom(const Server& server, SlabId slab);
   void releaseEmpty(Server& server);
   void look();
   uint64_t capacity() const;
@@ -256,6 +256,7 @@ class Tier final : public RemoteTier {
   void noteLoss(Server& server, uint64_t bytes);
   void tellLosses(bool all);
   void tellStuck(Server& server);
+  void noteReleased(Server& server, uint64_t bytes);
   void tellDegraded();
 
   const RemoteOptions options_;

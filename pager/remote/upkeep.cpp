@@ -117,6 +117,7 @@ void Tier::slabLost(Server& server, SlabId slab) {
     server.lost_early.insert(slab);
     return;
   }
+  noteReleased(server, server.slabs[slab]);
   server.slabs.erase(slab);
   server.closed.erase(slab);
   for (auto& [number, move] : moves_) {
@@ -203,13 +204,13 @@ void Tier::reconsider() {
 // Slabs are closed, the emptiest first, until what they have is what is wanted. Those that can't be emptied stay closed and
 // lent as long as it is wanted.
 void Tier::recall(Server& server, uint64_t bytes, const std::string& text) {
-  if (bytes != 0 && server.recalled == 0) {
+  if (bytes > server.recalled) {
     base::logInfo("remote memory: %s", text.c_str());
     server.recall_text = text;
     server.recalled_at_ms = monotonicMs();
   }
   server.recalled = bytes;
-  server.turning = false;
+  server.leaving = bytes != 0 && bytes >= server.pool.totalBytes();
   if (bytes == 0) {
     for (const SlabId slab : server.closed) server.pool.close(slab, false);
     server.closed.clear();
@@ -233,7 +234,6 @@ void Tier::upkeep() {
   upkeep_at_ms_ = kNever;
   bool waiting = false;
   for (auto& server : servers_) {
-    if (server->turning && roomElsewhere(*server)) recall(*server, server->recalled);
     while (moves_.size() < kMoves && evacuate(*server)) {
     }
     releaseEmpty(*server);
@@ -251,18 +251,26 @@ void Tier::upkeep() {
   if (waiting || !under_.empty()) upkeep_at_ms_ = monotonicMs() + kUpkeepMs;
 }
 
+// The memserver has these again.
+void Tier::noteReleased(Server& server, uint64_t bytes) { server.recalled -= std::min(server.recalled, bytes); }
+
 // Begins with one copy that has frames in slabs that are wanted back. False: none can be moved now.
+// Round and round, so that those that can't be are in no other's way.
 bool Tier::evacuate(Server& server) {
   unsigned tries = 0;
-  for (const SlabId slab : server.closed) {
-    const auto users = server.users.find(slab);
-    if (users == server.users.end()) continue;
-    for (const uint64_t id : users->second) {
+  size_t passed = 0;
+  const size_t from = server.evacuated;
+  for (const auto& [slab, users] : server.users) {
+    if (!server.leaving && server.closed.count(slab) == 0) continue;
+    for (const uint64_t id : users) {
+      if (passed++ < server.evacuated) continue;
       if (tries++ >= kTriesAtOnce) return false;
       if (startMove(id, server.index)) return true;
+      ++server.evacuated;
     }
   }
-  return false;
+  server.evacuated = 0;
+  return from != 0 && evacuate(server);
 }
 
 bool Tier::startMove(uint64_t id, std::optional<unsigned> replaced) {
@@ -279,8 +287,7 @@ bool Tier::startMove(uint64_t id, std::optional<unsigned> replaced) {
   const auto from = std::find_if(copy.replicas.begin(), copy.replicas.end(),
                                  [&](const Replica& replica) { return servers_[replica.server]->usable(); });
   if (from == copy.replicas.end() || copy.bytes > kStagingBytes) return false;
-  const bool within = replaced && !servers_[*replaced]->turning;  // else there and back again for ever
-  auto place_for = place(copy, within ? replaced : std::nullopt);
+  auto place_for = place(copy, replaced, true);
   if (!place_for) return false;
   auto staging = std::make_unique<Staging>(domain_);
   if (staging->memory == nullptr) {
@@ -387,16 +394,16 @@ void Tier::tellLosses(bool all) {
 
 // What a memserver wants back can go nowhere: whose it is should know before it is lost.
 void Tier::tellStuck(Server& server) {
-  if (server.recalled == 0 || server.closed.empty() || server.recall_text.empty()) return;
+  if (server.recalled == 0 || server.recall_text.empty() || !server.usable()) return;
+  uint64_t bytes = server.leaving ? server.pool.usedBytes() : 0;
+  for (const SlabId slab : server.closed) bytes += server.leaving ? 0 : server.pool.used(slab);
   const int64_t now = monotonicMs();
-  const bool moves = std::any_of(moves_.begin(), moves_.end(),
-                                 [&](const auto& entry) { return entry.second.replaced == server.index; });
-  if (moves) server.recalled_at_ms = now;
+  if (bytes == 0 || !moves_.empty()) server.recalled_at_ms = now;
   if (now - server.recalled_at_ms < kStuckMs) return;
   base::logWarn(
-      "remote memory: %s, and %llu MiB that this program has there have nowhere else to go: they stay as long as "
-      "it does",
-      server.recall_text.c_str(), static_cast<unsigned long long>(server.pool.usedBytes() >> 20));
+      "remote memory: %s, and %.1f MiB that this program has there have nowhere else to go: they are used where "
+      "they are until they are lost",
+      server.recall_text.c_str(), static_cast<double>(bytes) / (1 << 20));
   server.recall_text.clear();
 }
 

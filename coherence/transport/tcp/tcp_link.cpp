@@ -296,11 +296,13 @@ void TcpLink::readControl(bool wait) {
     if (!control_.encrypted() && static_cast<size_t>(got) < part.iov_len) break;
   }
   setup_.queue->push(completions);  // before anybody else can receive what comes next
+  const bool is_lost = broken.empty() && got <= 0 && got != -EAGAIN;
+  const std::string why = is_lost ? control_.errorText(got) : "";  // stop() ends the stream under the lock
   lock.unlock();
   if (!broken.empty()) {
     fail("the peer broke the protocol: " + broken, true);
-  } else if (got <= 0 && got != -EAGAIN) {
-    fail(base::format("the connection is lost: {}", control_.errorText(got)));
+  } else if (is_lost) {
+    fail("the connection is lost: " + why);
   }
 }
 

@@ -39,7 +39,10 @@ class TlsSession {
   /// Of the client, once the handshake is done.
   const std::string& identity() const { return identity_; }
   /// Why it failed, for the log.
-  const std::string& error() const { return error_; }
+  std::string error() const {
+    std::lock_guard lock(mutex_);
+    return error_;
+  }
 
   /// As the system calls: bytes, 0 at the end, or a negative errno (-EAGAIN: later; -EPROTO: error()).
   ssize_t read(void* into, size_t length);
@@ -55,7 +58,7 @@ class TlsSession {
   friend struct Callbacks;
   ssize_t failure(int result);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   ssl_st* ssl_ = nullptr;
   std::string identity_;
   Secret key_{};

@@ -209,6 +209,18 @@ TEST_CASE("lost memory is refused, never replaced", "[pager][remote]") {
   }
   INFO(refused << " of " << kCount << " lost");
   CHECK(refused > 0);
+  // Who needs an address that stays does not wait for what is gone either.
+  unsigned unpinnable = 0;
+  for (const CUdeviceptr piece : pieces) {
+    const CUresult result = rig.pool().pin(piece);
+    if (result == CUDA_SUCCESS) {
+      REQUIRE(rig.pool().unpin(piece) == CUDA_SUCCESS);
+    } else {
+      CHECK(result == CUDA_ERROR_ECC_UNCORRECTABLE);
+      ++unpinnable;
+    }
+  }
+  CHECK(unpinnable >= refused);
   CHECK(right > 0);
   remote.tier->lost = false;
   for (const CUdeviceptr piece : pieces) rig.free(piece);  // also what is lost

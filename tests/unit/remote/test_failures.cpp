@@ -265,16 +265,10 @@ TEST_CASE("memory that is wanted back where there is no other is kept", "[failur
   eventually([&] { return caller.sent(9, more) == Outcome::kDone; });
 }
 
-TEST_CASE("a memserver that wants everything back is used on while nobody else has room", "[failures]") {
-  const unsigned replicas = GENERATE(1u, 2u);
-  Server a(Choice::kTcp, 8 * kSlab), b(Choice::kTcp, 2 * kSlab), c(Choice::kTcp, 2 * kSlab);
-  Caller caller({&a, &b, &c}, replicas);
-  auto random = seededRandom("used on");
-  SentById all = sendSome(caller, random, replicas == 1 ? 10 : 3, kSlab);
-  eventually([&] { return a.service->lentBytes() != 0; });
-  a.service->stopLending();
-  a.service->recall(a.service->lentBytes(), 60'000, "test");
-  // Everything changes, again and again: it finds a place as before.
+namespace {
+
+// Everything changes, again and again: it finds a place as before.
+void changeAll(Caller& caller, SentById& all, std::mt19937_64& random) {
   for (unsigned round = 0; round < 6; ++round) {
     for (auto& [id, sent] : all) {
       sent->seed = random() | 1;
@@ -284,23 +278,100 @@ TEST_CASE("a memserver that wants everything back is used on while nobody else h
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));  // upkeep
   }
-  CHECK(a.service->lentBytes() != 0);
+}
+
+void receiveAll(Caller& caller, SentById& all) {
   for (auto& [id, sent] : all) {
     sent->bytes.clear();
     REQUIRE(caller.received(id, sent->bytes) == Outcome::kDone);
     CHECK(sent->bytes.holds(sent->seed));
   }
+}
+
+void wantAll(Server& server) {
+  eventually([&] { return server.service->lentBytes() != 0; });
+  server.service->stopLending();
+  server.service->recall(server.service->lentBytes(), 60'000, "test");
+}
+
+}  // namespace
+
+TEST_CASE("a memserver that wants everything back is used on while nobody else has room", "[failures]") {
+  const unsigned replicas = GENERATE(1u, 2u);
+  Server a(Choice::kTcp, 8 * kSlab), b(Choice::kTcp, 2 * kSlab), c(Choice::kTcp, 2 * kSlab);
+  Caller caller({&a, &b, &c}, replicas);
+  auto random = seededRandom("used on");
+  SentById all = sendSome(caller, random, replicas == 1 ? 10 : 3, kSlab);
+  wantAll(a);
+  changeAll(caller, all, random);
+  // Also what comes anew, and what others have room for only in pieces.
+  Sent more(kSlab);
+  more.bytes.fill(more.seed = 77);
+  caller.tier->drop(all.begin()->first);
+  all.erase(all.begin());
+  REQUIRE(caller.sent(99, more.bytes) == Outcome::kDone);
+  receiveAll(caller, all);
   // Once others have room it is left.
+  caller.tier->drop(99);
   while (all.size() > 2) {
     caller.tier->drop(all.begin()->first);
     all.erase(all.begin());
   }
   eventually([&] { return a.service->lentBytes() == 0; });
-  for (auto& [id, sent] : all) {
-    sent->bytes.clear();
-    REQUIRE(caller.received(id, sent->bytes) == Outcome::kDone);
-    CHECK(sent->bytes.holds(sent->seed));
+  receiveAll(caller, all);
+}
+
+TEST_CASE("the last copies at a memserver that wants everything back keep their place", "[failures]") {
+  const unsigned copies = GENERATE(1u, 2u), replicas = GENERATE(1u, 2u);
+  CAPTURE(copies, replicas);
+  Server a(Choice::kTcp, 4 * kSlab), b(Choice::kTcp, 16 * kSlab);
+  // Nobody else; or one who has the other replica already.
+  Caller caller(replicas == 1 ? std::vector<const Server*>{&a} : std::vector<const Server*>{&a, &b}, replicas);
+  auto random = seededRandom("keep their place");
+  SentById all = sendSome(caller, random, copies, kSlab);
+  wantAll(a);
+  changeAll(caller, all, random);
+  CHECK(a.service->lentBytes() != 0);
+  CHECK(!caller.tier->figures().degraded);
+  receiveAll(caller, all);
+}
+
+TEST_CASE("memservers that all want everything back are used on, and nothing is moved to and fro", "[failures]") {
+  Server a(Choice::kTcp, 8 * kSlab), b(Choice::kTcp, 8 * kSlab);
+  Caller caller({&a, &b}, 1);
+  auto random = seededRandom("all want everything");
+  SentById all = sendSome(caller, random, 10, kSlab);
+  wantAll(a);
+  wantAll(b);
+  changeAll(caller, all, random);
+  std::this_thread::sleep_for(600ms);
+  const uint64_t before = caller.tier->figures().sent_bytes;
+  std::this_thread::sleep_for(1200ms);
+  CHECK(caller.tier->figures().sent_bytes == before);
+  receiveAll(caller, all);
+}
+
+TEST_CASE("what is wanted back in part is given back, also while what is there changes", "[failures]") {
+  Server a(Choice::kTcp, 8 * kSlab);
+  Caller caller({&a}, 1);
+  auto random = seededRandom("in part");
+  SentById all = sendSome(caller, random, 8, kSlab);
+  eventually([&] { return a.service->lentBytes() == 8 * kSlab; });
+  a.service->stopLending();
+  a.service->recall(2 * kSlab, 60'000, "test");
+  for (unsigned round = 0; round < 3; ++round) {
+    for (auto& [id, sent] : all) {
+      sent->bytes.fill(sent->seed = random() | 1);
+      if (caller.sent(id, sent->bytes) != Outcome::kDone) sent->seed = 0;  // what is closed is not used again
+    }
   }
+  while (all.size() > 2) {
+    caller.tier->drop(all.begin()->first);
+    all.erase(all.begin());
+  }
+  eventually([&] { return a.service->lentBytes() <= 6 * kSlab && a.service->recalledBytes() == 0; });
+  std::erase_if(all, [](const auto& one) { return one.second->seed == 0; });
+  receiveAll(caller, all);
 }
 
 TEMPLATE_TEST_CASE("many copies from several threads, memservers coming and going", "[failures]", Tcp, Shm) {
