@@ -73,7 +73,6 @@ class FakeRemote final : public RemoteTier {
     jobs_.erase(job);
   }
   bool holds(uint64_t id, const RemoteHash& hash) const override {
-    ++asked;
     std::lock_guard lock(mutex_);
     const auto found = copies_.find(id);
     if (found == copies_.end() || hashed(found->second.data(), found->second.size()) != hash) return false;
@@ -135,9 +134,8 @@ class FakeRemote final : public RemoteTier {
   }
 
   std::atomic<bool> no_room{false}, lost{false};
-  mutable std::atomic<uint64_t> asked{0};  // how often holds() was
-  std::atomic<bool> frozen{false};         // no transfer ends
-  std::atomic<bool> no_memory{false};      // for receives
+  std::atomic<bool> frozen{false};     // no transfer ends
+  std::atomic<bool> no_memory{false};  // for receives
   std::function<bool(uint64_t id)>
       forgets;  // set while nothing runs: a copy of which holds() was true is lost right then
   unsigned forgotten() const {
