@@ -124,15 +124,17 @@ bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
   }
   setState(extent, ExtentState::kMoving);  // the mutex may be released for a chunk
   const uint64_t given = pool_.host_given;
-  const bool taken = takeHost(extent, lock);
-  if (!taken || extent.region->dead) {
-    if (taken) return leaveHost(extent, hash), false;
+  if (!takeHost(extent, lock)) {
     no_host_bytes_ = short_of_host ? std::min(no_host_bytes_, extent.bytes()) : extent.bytes();
     no_host_given_ = given;
     no_host_until_ns_ = nowNs() + kNoHostNs;
     extent.hash = hash;
     extent.hash_valid = true;
     setState(extent, ExtentState::kRemote);
+    return false;
+  }
+  if (extent.region->dead) {  // nobody wants it any more
+    leaveHost(extent, hash);
     return false;
   }
   setState(extent, ExtentState::kReceiving);

@@ -395,8 +395,9 @@ void Tier::tellLosses(bool all) {
 // What a memserver wants back can go nowhere: whose it is should know before it is lost.
 void Tier::tellStuck(Server& server) {
   if (server.recalled == 0 || server.recall_text.empty() || !server.usable()) return;
-  uint64_t bytes = server.leaving ? server.pool.usedBytes() : 0;
-  for (const SlabId slab : server.closed) bytes += server.leaving ? 0 : server.pool.used(slab);
+  uint64_t bytes = 0;
+  for (const SlabId slab : server.closed) bytes += server.pool.used(slab);
+  if (server.leaving) bytes = server.pool.usedBytes();
   const int64_t now = monotonicMs();
   if (bytes == 0 || !moves_.empty()) server.recalled_at_ms = now;
   if (now - server.recalled_at_ms < kStuckMs) return;

@@ -34,7 +34,14 @@ std::string lastError() {
   const unsigned long code = ERR_peek_last_error();
   ERR_clear_error();
   if (code == 0) return "closed by the peer";
-  // What a key that does not fit comes out as: with TLS 1.3 at who accepts, and as that one's alert at who connects.
+  const char* text = ERR_reason_error_string(code);
+  return text == nullptr ? base::format("error {:x}", code) : text;
+}
+
+// What a key that does not fit comes out as: with TLS 1.3 at who accepts, and as that one's alert at who connects.
+std::string handshakeError() {
+  const unsigned long code = ERR_peek_last_error();
+  const std::string text = lastError();
   switch (ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0) {
     case SSL_R_BINDER_DOES_NOT_VERIFY:
     case SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER:
@@ -42,10 +49,8 @@ std::string lastError() {
     case SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE:
       return "the peer has no key of that name";
     default:
-      break;
+      return text;
   }
-  const char* text = ERR_reason_error_string(code);
-  return text == nullptr ? base::format("error {:x}", code) : text;
 }
 
 // A socket to OpenSSL, without the SIGPIPE that its own one can raise in the program that we live in.
@@ -213,7 +218,7 @@ TlsSession::Step TlsSession::handshake() {
     case SSL_ERROR_WANT_WRITE:
       return Step::kWrite;
     default: {
-      const std::string why = lastError();
+      const std::string why = handshakeError();
       if (error_.empty()) error_ = why;
       return Step::kFailed;
     }

@@ -34,6 +34,33 @@ SentById sendSome(Caller& caller, std::mt19937_64& random, uint64_t count, uint6
   return all;
 }
 
+void receiveAll(Caller& caller, SentById& all) {
+  for (auto& [id, sent] : all) {
+    sent->bytes.clear();
+    REQUIRE(caller.received(id, sent->bytes) == Outcome::kDone);
+    CHECK(sent->bytes.holds(sent->seed));
+  }
+}
+
+// Everything changes, again and again: it finds a place as before.
+void changeAll(Caller& caller, SentById& all, std::mt19937_64& random) {
+  for (unsigned round = 0; round < 6; ++round) {
+    for (auto& [id, sent] : all) {
+      sent->seed = random() | 1;
+      sent->bytes.fill(sent->seed);
+      INFO("round " << round << ", copy " << id);
+      REQUIRE(caller.sent(id, sent->bytes) == Outcome::kDone);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));  // upkeep
+  }
+}
+
+void wantAll(Server& server) {
+  eventually([&] { return server.service->lentBytes() != 0; });
+  server.service->stopLending();
+  server.service->recall(server.service->lentBytes(), 60'000, "test");
+}
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("two replicas outlive a memserver that dies at any moment", "[failures]", Tcp, Shm) {
@@ -76,11 +103,7 @@ TEMPLATE_TEST_CASE("two replicas outlive a memserver that dies at any moment", "
     server->stop();
     break;
   }
-  for (auto& [id, sent] : all) {
-    sent->bytes.clear();
-    REQUIRE(caller.received(id, sent->bytes) == Outcome::kDone);
-    CHECK(sent->bytes.holds(sent->seed));
-  }
+  receiveAll(caller, all);
   CHECK(caller.tier->figures().lost_bytes == 0);
   eventually([&] { return caller.tier->figures().degraded; });
 }
@@ -136,11 +159,7 @@ TEST_CASE("a memserver that is started again is used again", "[failures]") {
       const auto figures = caller.tier->figures();
       return figures.connected == 2 && !figures.degraded;
     });
-    for (auto& [id, sent] : all) {
-      sent->bytes.clear();
-      REQUIRE(caller.received(id, sent->bytes) == Outcome::kDone);
-      CHECK(sent->bytes.holds(sent->seed));
-    }
+    receiveAll(caller, all);
   }
   CHECK(caller.tier->figures().rebuilt_bytes >= 2 * 6 * 4 * kMiB);
   CHECK(caller.tier->figures().lost_bytes == 0);
@@ -236,11 +255,7 @@ TEST_CASE("memory that is wanted back is given back, and what is in it moved", "
   eventually([&] { return a.service->lentBytes() == 0; });
   eventually([&] { return caller.tier->figures().capacity_bytes < before; });
   a.stop();
-  for (auto& [id, sent] : all) {
-    sent->bytes.clear();
-    REQUIRE(caller.received(id, sent->bytes) == Outcome::kDone);
-    CHECK(sent->bytes.holds(sent->seed));
-  }
+  receiveAll(caller, all);
   CHECK(caller.tier->figures().lost_bytes == 0);
 }
 
@@ -256,45 +271,10 @@ TEST_CASE("memory that is wanted back where there is no other is kept", "[failur
   std::this_thread::sleep_for(500ms);
   CHECK(a.service->lentBytes() == 3 * kSlab);
   a.service->recall(0, 0, "test");
-  for (auto& [id, sent] : all) {
-    sent->bytes.clear();
-    REQUIRE(caller.received(id, sent->bytes) == Outcome::kDone);
-    CHECK(sent->bytes.holds(sent->seed));
-  }
+  receiveAll(caller, all);
   Bytes more(4 * kMiB);
   eventually([&] { return caller.sent(9, more) == Outcome::kDone; });
 }
-
-namespace {
-
-// Everything changes, again and again: it finds a place as before.
-void changeAll(Caller& caller, SentById& all, std::mt19937_64& random) {
-  for (unsigned round = 0; round < 6; ++round) {
-    for (auto& [id, sent] : all) {
-      sent->seed = random() | 1;
-      sent->bytes.fill(sent->seed);
-      INFO("round " << round << ", copy " << id);
-      REQUIRE(caller.sent(id, sent->bytes) == Outcome::kDone);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));  // upkeep
-  }
-}
-
-void receiveAll(Caller& caller, SentById& all) {
-  for (auto& [id, sent] : all) {
-    sent->bytes.clear();
-    REQUIRE(caller.received(id, sent->bytes) == Outcome::kDone);
-    CHECK(sent->bytes.holds(sent->seed));
-  }
-}
-
-void wantAll(Server& server) {
-  eventually([&] { return server.service->lentBytes() != 0; });
-  server.service->stopLending();
-  server.service->recall(server.service->lentBytes(), 60'000, "test");
-}
-
-}  // namespace
 
 TEST_CASE("a memserver that wants everything back is used on while nobody else has room", "[failures]") {
   const unsigned replicas = GENERATE(1u, 2u);
