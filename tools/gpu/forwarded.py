@@ -3,6 +3,7 @@ import argparse
 import os
 import re
 import signal
+import statistics
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -118,25 +119,33 @@ def toolkit(failed, transports=("shm", "tcp")):
     return action
 
 
-def workload(failed, argv, transports=("shm", "tcp"), env=None, options=(), same=lambda text: text):
-    """A program natively and forwarded over each transport: same(output) has to be equal. Says how long each took."""
+def spread(values, form):
+    """Their median; with several, the least and the most as well."""
+    middle = form.format(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} [{form.format(min(values))}..{form.format(max(values))}]"
+
+
+def workload(failed, argv, transports=("shm", "tcp"), env=None, options=(), same=lambda text: text, rounds=1):
+    """A program natively and forwarded over each transport, `rounds` times in turns: same(output) has to be equal. Says how long each took."""
     def action(context):
-        begin = time.monotonic()
-        native = context.run(argv, env)
-        said = [f"native {time.monotonic() - begin:.1f} s"]
-        figure = re.search(r"(s/\w+) ([0-9.]+)", native)
-        if figure:
-            said[0] += f" ({figure.group(2)} {figure.group(1)})"
+        took, figures, unit, native = {}, {}, "", None
         with Gpunode(context.build, context.log, options) as node:
-            for transport in transports:
+            for how in ("native", *transports) * rounds:
                 begin = time.monotonic()
-                out = run(context, node, argv, transport, env)
+                out = context.run(argv, env) if how == "native" else run(context, node, argv, how, env)
+                took.setdefault(how, []).append(time.monotonic() - begin)
+                native = native or out
                 if same(out) != same(native):
-                    raise failed(f"differs over {transport}: {out.split()[-6:]}, natively {native.split()[-6:]}")
-                said.append(f"{transport} {time.monotonic() - begin:.1f} s")
+                    raise failed(f"differs, {how}: {out.split()[-6:]}, natively {native.split()[-6:]}")
                 figure = re.search(r"(s/\w+) ([0-9.]+)", out)
                 if figure:
-                    said[-1] += f" ({figure.group(2)} {figure.group(1)})"
+                    unit = figure.group(1)
+                    figures.setdefault(how, []).append(float(figure.group(2)))
+        said = []
+        for how, seconds in took.items():
+            said.append(f"{how} {spread(seconds, '{:.1f}')} s")
+            if how in figures:
+                said[-1] += f" ({spread(figures[how], '{:.4f}')} {unit})"
         return "equal; " + ", ".join(said)
     return action
 
