@@ -45,9 +45,12 @@ int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   Nvrtc nvrtc{};
   void* library = nullptr;
-  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"}) {
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so"}) {
     if (library == nullptr) library = dlopen(name, RTLD_NOW);
   }
+  // A toolkit that the loader does not know: NVRTC looks for its builtins by name, which it finds loaded.
+  if (library == nullptr && dlopen("/usr/local/cuda/lib64/libnvrtc-builtins.so", RTLD_NOW | RTLD_GLOBAL) != nullptr)
+    library = dlopen("/usr/local/cuda/lib64/libnvrtc.so", RTLD_NOW);
   if (library == nullptr || !find(library, "nvrtcCreateProgram", nvrtc.create) ||
       !find(library, "nvrtcCompileProgram", nvrtc.compile) || !find(library, "nvrtcGetPTXSize", nvrtc.ptxSize) ||
       !find(library, "nvrtcGetPTX", nvrtc.ptx) || !find(library, "nvrtcDestroyProgram", nvrtc.destroy))
