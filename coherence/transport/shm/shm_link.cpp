@@ -21,6 +21,12 @@ constexpr uint32_t kInlineCopy = 64 << 10;  // copied by the caller's own thread
 constexpr int kSlicesInOneGo = 16;
 constexpr size_t kMostAsked = 64;  // askMemory() of one key that wait for their answers
 
+// A quarter of the processors; half of the threads where somebody has said how many there are.
+uint32_t mostPumps(const Options& options, size_t reactors) {
+  const uint32_t wanted = options.io_threads != 0 ? options.io_threads / 2 : std::thread::hardware_concurrency() / 4;
+  return std::clamp<uint32_t>(wanted, 1, static_cast<uint32_t>(reactors));
+}
+
 }  // namespace
 
 class ShmLink::BellSource final : public Reactor::Source, public Pollable {
@@ -58,8 +64,7 @@ ShmLink::ShmLink(LinkSetup setup, base::UniqueFd socket, std::unique_ptr<Channel
       channel_(std::move(channel)),
       reactors_(reactors),
       home_(reactors[setup_.id[0] % reactors.size()]),
-      most_pumps_(
-          std::clamp<uint32_t>(std::thread::hardware_concurrency() / 4, 1, static_cast<uint32_t>(reactors.size()))) {}
+      most_pumps_(mostPumps(setup_.options, reactors.size())) {}
 
 ShmLink::~ShmLink() = default;
 
@@ -128,8 +133,10 @@ void ShmLink::cleanUp() {
     maps_.clear();
   }
   std::vector<Completion> unanswered;
+  std::deque<Work> undone;  // its pins hold memory of the program's
   {
     std::lock_guard lock(maps_mutex_);
+    undone.swap(work_);
     for (const auto& [key, contexts] : memory_asked_) {
       for (const uint64_t context : contexts) {
         Completion& completion = unanswered.emplace_back();
@@ -148,29 +155,51 @@ void ShmLink::cleanUp() {
 
 // ---- operations
 
-// A short slice is copied here and now; the rest is for the reactors.
+// A short slice is copied here and now; the rest is for the pumps.
 void ShmLink::issue() {
   if (!enter()) return;
-  bool more = false;
   for (Slice slice; nextSlice(slice);) {
-    if (slice.bytes <= kInlineCopy) {
-      perform(slice);
-      continue;
+    if (slice.bytes > kInlineCopy) {
+      leaveToPumps(slice);
+      break;
     }
-    std::lock_guard lock(maps_mutex_);
-    deferred_.push_back(slice);
-    more = true;
-    break;
+    perform(slice);
   }
-  if (more) startPump();
   leave();
 }
 
-void ShmLink::startPump() {
-  if (pumps_.fetch_add(1) >= most_pumps_) {
-    pumps_.fetch_sub(1);
-    return;
+// Of what comes in from the peer: longer than who takes it should be kept from the next.
+bool ShmLink::isLong(uint64_t bytes) const { return bytes > kInlineCopy && most_pumps_ > 1; }
+
+void ShmLink::leaveToPumps(Work work) {
+  {
+    std::lock_guard lock(maps_mutex_);
+    work_.push_back(std::move(work));
   }
+  startPump();
+}
+
+bool ShmLink::nextWork(Work& work) {
+  {
+    std::lock_guard lock(maps_mutex_);
+    if (!work_.empty()) {
+      work = std::move(work_.front());
+      work_.pop_front();
+      return true;
+    }
+  }
+  Slice slice;
+  if (!nextSlice(slice)) return false;
+  work = slice;
+  return true;
+}
+
+// One more, unless there are enough: then one of those looks again after it has been taken off the count.
+void ShmLink::startPump() {
+  uint32_t now = pumps_.load();
+  do {
+    if (now >= most_pumps_) return;
+  } while (!pumps_.compare_exchange_weak(now, now + 1));
   auto self = std::static_pointer_cast<ShmLink>(shared_from_this());
   reactors_[next_pump_.fetch_add(1) % reactors_.size()]->post([self] { self->pump(); });
 }
@@ -179,39 +208,19 @@ void ShmLink::pump() {
   if (!enter()) return;
   bool idle = false;
   for (int i = 0; i < kSlicesInOneGo && state() == LinkState::kUp; ++i) {
-    Slice slice;
-    bool got = false;
-    {
-      std::lock_guard lock(maps_mutex_);
-      if (!deferred_.empty()) {
-        slice = deferred_.front();
-        deferred_.pop_front();
-        got = true;
-      }
-    }
-    if (!got && !nextSlice(slice)) {
-      idle = true;
-      break;
-    }
-    perform(slice);
+    Work work;
+    idle = !nextWork(work);
+    if (idle) break;
+    std::visit([&](auto& one) { perform(one); }, work);
     if (channel_->in.available() != 0) drive();
   }
   pumps_.fetch_sub(1);
   // What was posted while this one was counted has started no other.
-  Slice slice;
+  Work work;
   if (!idle) {
     startPump();
-  } else if (nextSlice(slice)) {
-    {
-      std::lock_guard lock(maps_mutex_);
-      deferred_.push_back(slice);
-    }
-    startPump();
-  } else {
-    std::unique_lock lock(maps_mutex_);
-    const bool left = !deferred_.empty();
-    lock.unlock();
-    if (left) startPump();
+  } else if (nextWork(work)) {
+    leaveToPumps(std::move(work));
   }
   leave();
 }
@@ -318,7 +327,22 @@ void ShmLink::bounce(const Slice& slice) {
   transmit(header, {}, {});
 }
 
+// The answer is taken: there comes no second one.
 void ShmLink::bounceAnswered(uint32_t number, Outcome outcome) {
+  bool copies = false;
+  {
+    std::lock_guard lock(maps_mutex_);
+    slots_[number].asked = false;
+    copies = outcome == Outcome::kOk && !slots_[number].slice.write && isLong(slots_[number].slice.bytes);
+  }
+  if (copies) {
+    leaveToPumps(Arrived{number});
+  } else {
+    finishBounce(number, outcome);
+  }
+}
+
+void ShmLink::finishBounce(uint32_t number, Outcome outcome) {
   Slice slice, next;
   bool more = false;
   {
@@ -332,14 +356,18 @@ void ShmLink::bounceAnswered(uint32_t number, Outcome outcome) {
   }
   {
     std::lock_guard lock(maps_mutex_);
-    slots_[number].used = slots_[number].asked = false;
+    slots_[number].used = false;
     if (!slot_waiting_.empty()) {
       next = slot_waiting_.front();
       slot_waiting_.pop_front();
       more = true;
     }
   }
-  if (more) bounce(next);
+  if (more && next.write && isLong(next.bytes)) {
+    leaveToPumps(next);
+  } else if (more) {
+    bounce(next);
+  }
   issue();
 }
 
@@ -596,20 +624,41 @@ std::string ShmLink::bounceAsked(const wire::Header& header) {
       setup_.domain->pin(header.key, header.offset, header.bytes, push ? kRemoteWrite : kRemoteRead, pin);
   if (outcome == Outcome::kBadRange)
     return base::format("a {} of memory that was never granted", push ? "write" : "read");
-  wire::Header answer = header;
-  answer.length = 0;
-  answer.frame = outcome == Outcome::kOk ? wire::Frame::kAck : wire::Frame::kRefuse;
-  answer.code = static_cast<uint32_t>(outcome);
-  answer.bytes = header.code;
-  if (outcome == Outcome::kOk) {
-    std::byte* here = pin->base + header.offset;
-    std::byte* slot = channel_->peerSlot(header.code);
-    std::memcpy(push ? here : slot, push ? slot : here, header.bytes);
-    countServed(header.bytes);
+  {
+    std::lock_guard lock(maps_mutex_);
+    if (peer_busy_[header.code]) return "a slot that is in use";
+    peer_busy_[header.code] = true;
   }
-  pin.reset();
-  transmit(answer, {}, {});
+  Asked asked{header, std::move(pin)};
+  if (asked.pin && isLong(header.bytes)) {
+    leaveToPumps(std::move(asked));
+  } else {
+    perform(asked);
+  }
   return "";
+}
+
+// Without a pin the memory has been taken back.
+void ShmLink::perform(Asked& asked) {
+  const wire::Header& question = asked.question;
+  wire::Header answer = question;
+  answer.length = 0;
+  answer.frame = asked.pin ? wire::Frame::kAck : wire::Frame::kRefuse;
+  answer.code = static_cast<uint32_t>(asked.pin ? Outcome::kOk : Outcome::kRevoked);
+  answer.bytes = question.code;
+  if (asked.pin) {
+    const bool push = question.frame == wire::Frame::kBouncePush;
+    std::byte* here = asked.pin->base + question.offset;
+    std::byte* slot = channel_->peerSlot(question.code);
+    std::memcpy(push ? here : slot, push ? slot : here, question.bytes);
+    countServed(question.bytes);
+  }
+  asked.pin.reset();
+  {
+    std::lock_guard lock(maps_mutex_);
+    peer_busy_[question.code] = false;
+  }
+  transmit(answer, {}, {});
 }
 
 void ShmLink::socketEvents() {
@@ -681,7 +730,7 @@ void ShmLink::settle(uint64_t key, Mapping::State state) {
     Mapping& mapping = maps_[key];
     mapping.state = state;
     waiting.swap(mapping.waiting);
-    for (const Slice& slice : waiting) deferred_.push_back(slice);
+    for (const Slice& slice : waiting) work_.emplace_back(slice);
   }
   if (!waiting.empty()) startPump();
 }

@@ -2,6 +2,9 @@
 // memory are copied once, by the side that reads or writes, from or to its own mapping of the other's memfd. Memory that
 // can't be mapped goes through slots of the channel: copied twice, counted, and told once (level info).
 //
+// Long copies are made by several threads at once, the pumps, which take them from work_. A slot is used -> asked (the peer has been told) ->
+// used (its answer is here, the bytes of a read are taken) -> free. A slot of the peer's is busy from its question to the answer.
+//
 // Mappings, under maps_mutex_: kAsked (kMap sent; slices wait in it) -> kMapped | kBounced | kRevoked. kMapped -> kRevoked
 // when the owner takes the key back; unmapped when no copy uses it any more.
 // askMemory() sends a kMap of its own. A key's answers are all the same, so that any of them serves whoever waits for one.
@@ -16,8 +19,10 @@
 #include <deque>
 #include <mutex>
 #include <unordered_map>
+#include <variant>
 
 #include "coherence/transport/core/link_core.h"
+#include "coherence/transport/core/region_entry.h"
 #include "coherence/transport/shm/channel.h"
 
 namespace olpager::transport {
@@ -57,6 +62,16 @@ class ShmLink final : public LinkCore, public KeyWatcher {
     bool asked = false;  // its answer may come: the bytes of a write are in it
     Slice slice;
   };
+  /// In this slot are the bytes of a read.
+  struct Arrived {
+    uint32_t slot;
+  };
+  /// The peer asks for a copy between its slot and memory of this side.
+  struct Asked {
+    wire::Header question;
+    Pin pin;
+  };
+  using Work = std::variant<Slice, Arrived, Asked>;
 
   uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const override;
   void issue() override;
@@ -68,12 +83,18 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   void leave();
   void cleanUp();
 
+  bool isLong(uint64_t bytes) const;
+  void leaveToPumps(Work work);
+  bool nextWork(Work& work);
   void startPump();
   void pump();
   void perform(const Slice& slice);
+  void perform(const Arrived& arrived) { finishBounce(arrived.slot, Outcome::kOk); }
+  void perform(Asked& asked);
   void copy(const Slice& slice, std::byte* there, bool bounced);
   void bounce(const Slice& slice);
   void bounceAnswered(uint32_t slot, Outcome outcome);
+  void finishBounce(uint32_t slot, Outcome outcome);
   void unmapIfIdle(Mapping& mapping);
 
   bool flush();  // out_mutex_ held
@@ -97,7 +118,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   const std::unique_ptr<Channel> channel_;
   const std::vector<Reactor*> reactors_;
   Reactor* const home_;
-  const uint32_t most_pumps_;  // threads that copy at the same time: a quarter of the processors
+  const uint32_t most_pumps_;  // threads that copy at the same time
   std::shared_ptr<BellSource> bell_;
   std::atomic<uint32_t> shares_{1};
   std::atomic<uint32_t> pumps_{0}, next_pump_{0};
@@ -113,9 +134,10 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   std::mutex maps_mutex_;
   std::unordered_map<uint64_t, Mapping> maps_;
   std::unordered_map<uint64_t, std::deque<uint64_t>>
-      memory_asked_;            // contexts of askMemory(), by key; a kMap was sent for each
-  std::deque<Slice> deferred_;  // taken from the scheduler by a caller who should not copy that much
+      memory_asked_;       // contexts of askMemory(), by key; a kMap was sent for each
+  std::deque<Work> work_;  // of the pumps: what somebody came by who should not copy that much
   std::array<Slot, Channel::kSlots> slots_;
+  std::array<bool, Channel::kSlots> peer_busy_{};
   std::deque<Slice> slot_waiting_;
   std::atomic<bool> told_bounced_{false};
 };

@@ -103,6 +103,12 @@ Options optionsFor(Choice choice) {
   return options;
 }
 
+Options anyThreads(Choice choice) {
+  Options options = optionsFor(choice);
+  options.io_threads = GENERATE(0u, 6u);
+  return options;
+}
+
 Pair::Pair(const Options& server_options, const Options& client_options)
     : server(server_options), client(client_options) {
   auto listening = server.endpoint->listen("127.0.0.1:0", [this](const PeerInfo&) -> Result<Accepted> {

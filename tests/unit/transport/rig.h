@@ -66,6 +66,8 @@ struct Side {
 };
 
 Options optionsFor(Choice choice);
+/// A test of its own with several threads that copy, also where there are few processors.
+Options anyThreads(Choice choice);
 
 struct Pair {
   explicit Pair(const Options& options) : Pair(options, options) {}

@@ -264,8 +264,7 @@ TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is sto
 
 TEMPLATE_TEST_CASE("a link that replaces another is up after it is down", "[faults]", Tcp, Shm) {
   auto random = seededRandom("replace");
-  Options options = optionsFor(TestType::kChoice);
-  Pair pair(options);
+  Pair pair(anyThreads(TestType::kChoice));
   Buffer there(8 << 20), here(8 << 20);
   const auto region = pair.server.add(there, kRemoteReadWrite);
   const auto local = pair.client.add(here, kLocalOnly);
@@ -285,21 +284,24 @@ TEMPLATE_TEST_CASE("a link that replaces another is up after it is down", "[faul
 
 TEMPLATE_TEST_CASE("memory that was taken back is not touched any more", "[faults]", Tcp, Shm) {
   auto random = seededRandom("revoke");
-  Pair pair(optionsFor(TestType::kChoice));
+  Pair pair(anyThreads(TestType::kChoice));
   Buffer here(8 << 20);
   here.fill(2);
   const auto local = pair.client.add(here, kLocalOnly);
-  const LocalRange all = wholeLocal(local);
   for (int round = 0; round < scaled(20); ++round) {
-    Buffer there(8 << 20);  // no memfd: what a peer has mapped is another matter (handedOut)
+    constexpr uint64_t kParts = 3, kPart = 8 << 20;
+    Buffer there(kParts * kPart);  // no memfd: what a peer has mapped is another matter (handedOut)
     auto region = pair.server.add(there, kRemoteReadWrite);
-    const RemoteRange range = whole(region);
-    for (int i = 0; i < 3; ++i) REQUIRE(pair.up->write({&all, 1}, range, Class::kDemand, 0) == Outcome::kOk);
+    for (uint64_t i = 0; i < kParts; ++i) {
+      const LocalRange from = wholeLocal(local);
+      REQUIRE(pair.up->write({&from, 1}, {region->key(), i * kPart, kPart}, Class::kDemand, 0) == Outcome::kOk);
+    }
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 5000));
     region.reset();
     there.fill(3);
-    for (int i = 0; i < 3; ++i) {
+    for (uint64_t i = 0; i < kParts; ++i) {
       const auto outcome = pair.client.await(Kind::kWrite).outcome;
+      INFO(pair.up->reason() << " / " << pair.peer->reason());
       REQUIRE((outcome == Outcome::kOk || outcome == Outcome::kRevoked));
     }
     REQUIRE(there.holds(3, 0, there.length));
@@ -388,11 +390,12 @@ TEST_CASE("frames full of noise end the link with a reason", "[faults][fuzz]") {
 TEMPLATE_TEST_CASE("many threads, many links, at once", "[faults]", Tcp, Shm) {
   auto random = seededRandom("threads");
   Options options = optionsFor(TestType::kChoice);
-  options.io_threads = 3;
+  const bool shared = GENERATE(true, false);
+  options.io_threads = 4;
   Pair pair(options);
   // A slot of its own for each operation under way, here and there.
   constexpr uint64_t kThreads = 3, kSlots = 10, kSlot = 256 << 10;
-  Buffer there(kThreads * kSlots * kSlot, true);
+  Buffer there(kThreads * kSlots * kSlot, shared);
   const auto region = pair.server.add(there, kRemoteReadWrite);
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> answered{0};

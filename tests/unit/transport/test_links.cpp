@@ -11,7 +11,7 @@ using namespace olpager::transport::test;
 
 TEMPLATE_TEST_CASE("reads and writes move the right bytes", "[links]", Tcp, Shm) {
   const bool shared = GENERATE(false, true);
-  Pair pair(optionsFor(TestType::kChoice));
+  Pair pair(anyThreads(TestType::kChoice));
   REQUIRE(pair.up->peer().kind == TestType::kKind);
   REQUIRE(pair.peer->peer().kind == TestType::kKind);
   Buffer there(8 << 20, shared), here(8 << 20);
@@ -215,7 +215,7 @@ TEMPLATE_TEST_CASE("what is wrong is refused where it is asked", "[links]", Tcp,
 }
 
 TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why", "[links]", Tcp, Shm) {
-  Pair pair(optionsFor(TestType::kChoice));
+  Pair pair(anyThreads(TestType::kChoice));
   Buffer there(32 << 20), here(32 << 20);
   const auto region = pair.server.add(there, kRemoteReadWrite);
   const auto local = pair.client.add(here, kLocalOnly);

@@ -81,6 +81,27 @@ TEST_CASE("a peer that asks for mappings and does not read the answers holds no 
   stillWorks(pair);
 }
 
+TEST_CASE("a peer that asks for a slot which is in use loses its link", "[peers]") {
+  Options options = optionsFor(Choice::kShm);
+  options.io_threads = 6;  // several threads copy
+  Pair pair(options);
+  RawShmPeer peer(pair.listener->address());
+  const LinkPtr link = pair.server.await(Kind::kUp).link;
+  Buffer buffer(Channel::kSlotBytes);  // no memfd
+  RegionPtr region = pair.server.add(buffer, kRemoteReadWrite);
+  wire::Header ask;
+  ask.frame = GENERATE(wire::Frame::kBouncePull, wire::Frame::kBouncePush);
+  ask.key = region->key().key;
+  ask.bytes = Channel::kSlotBytes;
+  for (int i = 0; i < 200; ++i) peer.channel->out.put(&ask, sizeof ask);  // all of slot 0
+  peer.channel->out.publish();
+  peer.channel->ringPeer();
+  REQUIRE(pair.server.await(Kind::kDown, 5s).link == link);
+  REQUIRE(link->reason().find("a slot that is in use") != std::string::npos);
+  region.reset();  // what was being copied, or waited for that, holds nobody up
+  stillWorks(pair);
+}
+
 TEST_CASE("a write that is answered before it was sent stays the transport's until it is", "[peers]") {
   Pair pair(optionsFor(Choice::kTcp));
   RawPeer peer(pair.listener->address(), 4096);
