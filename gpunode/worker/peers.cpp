@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "interpose/forward/session_protocol.h"
+
 namespace olpager::gpunode {
 namespace {
 
@@ -24,6 +26,7 @@ Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, const 
   network.choice = tcp ? transport::Choice::kTcp : transport::Choice::kAuto;
   network.tls = std::max(tls, options_.tls);
   network.connect_ms = kConnectMs;
+  forward::setLanes(network);  // bulk, as a session's link
   network.limits.links = 2;
   network.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
   auto endpoint = transport::makeEndpoint(network);

@@ -1,4 +1,6 @@
 // Links between workers: who may make one, what is said over it, and what becomes of a peer that says what makes no sense. Without a driver.
+#include <sys/resource.h>
+
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -152,6 +154,15 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     const auto out = sender->begin(9);
     REQUIRE(out != nullptr);
     CHECK(sender->begin(9) == nullptr);  // one user
+    // Who only looks whether there is something does not sleep on it.
+    rusage before{}, after{};
+    REQUIRE(getrusage(RUSAGE_THREAD, &before) == 0);
+    for (int look = 0; look < 1000; ++look) {
+      Event nothing;
+      REQUIRE_FALSE(sender->next(out, nothing, 0ms));
+    }
+    REQUIRE(getrusage(RUSAGE_THREAD, &after) == 0);
+    CHECK(after.ru_nvcsw - before.ru_nvcsw < 200);
     for (size_t i = 0; i < gpunode::Staging::kPieceBytes; ++i) from->bytes[i] = static_cast<std::byte>(i * 7 + 1);
     std::memset(into->bytes, 0, gpunode::Staging::kPieceBytes);
     // The offer is there before the copy is begun at the other end, and waits.
