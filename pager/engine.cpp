@@ -774,6 +774,7 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   fetching_.push_back({&extent, event, hash, image != nullptr, unchecked, nowNs()});
   fetching_bytes_ += extent.bytes();
   add(figures_->bytes_in, image != nullptr ? PackedImages::bytesOf(extent) : extent.bytes());
+  add(figures_->fetched_bytes, extent.bytes());
   if (ahead) {
     extent.prefetched = true;
     ++extent.region->ahead;

@@ -89,14 +89,15 @@ struct alignas(64) DeviceCounters {
   Counter prefetches_wasted;          // of these, evicted or freed unused
   Counter evictions_clean;            // extents dropped, equal to their lower copy
   Counter evictions_written;          // extents written to the host tier
-  Counter bytes_in;                   // host to VRAM
+  Counter bytes_in;                   // host to VRAM, as they crossed the bus: of packed images less than their pages
   Counter bytes_out;                  // VRAM to host
   Counter scans;                      // pages scanned for pointers
   Counter hashed_bytes;
   Counter remote_out;      // bytes that went to memservers, replicas not counted
   Counter remote_in;       // and came back
   Counter remote_dropped;  // bytes that left host RAM because memservers had them already
-  Counter reserved_movement[3];
+  Counter fetched_bytes;   // of the pages that came from host RAM into VRAM
+  Counter reserved_movement[2];
 
   alignas(64) WaitHistogram fault_wait;  // of launches and copies that waited: for extents fetched, on their
                                          // way already, or to be mapped in place

@@ -79,6 +79,7 @@ std::vector<std::string> environmentFor(With with, const Options& options, const
     // A bare name is found by the loader here and by the pager's own search there.
     if (options.driver.starts_with('/')) entries.push_back("OL_DRIVER=" + options.driver);
     entries.push_back("OL_VRAM=" + std::to_string(options.vram));
+    if (!options.pack) entries.push_back("OL_PACK=off");
     if (options.host != 0) entries.push_back("OL_HOST=" + std::to_string(options.host));
     if (!options.memservers.empty()) {
       entries.push_back("OL_MEMSERVER=" + options.memservers);

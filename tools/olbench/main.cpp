@@ -55,8 +55,9 @@ json swap(const Options& options) {
   const json copy = runChild(With::kNative, "copy", options);
   json run = runChild(With::kPager, "swap", options);
   const double limit = copy["gigabytes_per_second"].get<double>();
-  const double in = run["bytes_in"].get<double>() / run["seconds"].get<double>() / 1e9;
+  const double in = run["fetched_bytes"].get<double>() / run["seconds"].get<double>() / 1e9;
   run["in_gigabytes_per_second"] = in;
+  run["bus_in_gigabytes_per_second"] = run["bytes_in"].get<double>() / run["seconds"].get<double>() / 1e9;
   run["out_gigabytes_per_second"] = run["bytes_out"].get<double>() / run["seconds"].get<double>() / 1e9;
   run["walked_gigabytes_per_second"] = run["walked_bytes"].get<double>() / run["seconds"].get<double>() / 1e9;
   run["pinned_copy_gigabytes_per_second"] = limit;
@@ -105,10 +106,12 @@ void print(const json& result) {
                 base::formatSize(result["allocation"].get<uint64_t>()),
                 base::formatSize(result["vram"].get<uint64_t>()));
     base::print(
-        "in {:.1f} GB/s, out {:.1f} GB/s, walked {:.1f} GB/s; pinned copy {:.1f} GB/s; in / pinned copy {:.3f}\n",
-        run["in_gigabytes_per_second"].get<double>(), run["out_gigabytes_per_second"].get<double>(),
-        run["walked_gigabytes_per_second"].get<double>(), run["pinned_copy_gigabytes_per_second"].get<double>(),
-        run["share_of_limit"].get<double>());
+        "in {:.1f} GB/s ({:.1f} over the bus), out {:.1f} GB/s, walked {:.1f} GB/s; pinned copy {:.1f} GB/s; in / "
+        "pinned copy "
+        "{:.3f}\n",
+        run["in_gigabytes_per_second"].get<double>(), run["bus_in_gigabytes_per_second"].get<double>(),
+        run["out_gigabytes_per_second"].get<double>(), run["walked_gigabytes_per_second"].get<double>(),
+        run["pinned_copy_gigabytes_per_second"].get<double>(), run["share_of_limit"].get<double>());
     base::print("demand faults {}, useful prefetches {}, launches in place {}, first filling {:.2f} s\n",
                 run["demand_faults"].get<uint64_t>(), run["prefetches_useful"].get<uint64_t>(),
                 run["launches_in_place"].get<uint64_t>(), run["fill_seconds"].get<double>());
@@ -172,6 +175,7 @@ int run(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   app.add_flag("--write", options.write, "swap: the walk writes as well, so that evictions write back");
+  app.add_flag("!--no-pack", options.pack, "No page crosses the bus packed");
   app.add_flag("--paging", options.paging, "launch: twice the budget is allocated, so that memory is moving or parked");
   app.add_option("--child", child)->group("");
   auto* launch_command = app.add_subcommand("launch", "Time of a resident launch by number of pointers");

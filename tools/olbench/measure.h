@@ -22,6 +22,7 @@ struct Options {
   unsigned passes = 4;                       // timed walks through the working set
   bool write = false;                        // the walk writes what it reads
   bool paging = false;                       // launches while twice the budget is allocated
+  bool pack = true;                          // pages cross the bus packed where they pack
   std::string memservers;                    // addresses with commas between; "": none
   unsigned replicas = 1;                     // at them
   std::string gpunode;                       // of a forwarded child
@@ -40,8 +41,8 @@ std::vector<LaunchRow> launchRows(const Options& options);
 /// Nanoseconds of cuLaunchKernel by LaunchRow::key(): {"8": {"median": .., "p99": ..}, ...}.
 nlohmann::json measureLaunch(const Options& options);
 
-/// A cyclic walk through options.bytes: seconds, bytes walked, and by the pager's counters bytes in and out, also from and to
-/// memservers, and what launches waited.
+/// A cyclic walk through options.bytes: seconds, bytes walked, and by the pager's counters bytes in (of pages, and as they crossed the bus) and out, also from
+/// and to memservers, and what launches waited.
 nlohmann::json measureSwap(const Options& options);
 
 /// GB/s of a large copy from pinned host memory, nothing else going on: the link's limit.

@@ -78,6 +78,7 @@ nlohmann::json measureSwap(const Options& options) {
           {"fill_seconds", fill_seconds},
           {"walked_bytes", count * options.allocation * options.passes},
           {"bytes_in", valueOf(after.bytes_in) - valueOf(before.bytes_in)},
+          {"fetched_bytes", valueOf(after.fetched_bytes) - valueOf(before.fetched_bytes)},
           {"bytes_out", valueOf(after.bytes_out) - valueOf(before.bytes_out)},
           {"remote_in", valueOf(after.remote_in) - valueOf(before.remote_in)},
           {"remote_out", valueOf(after.remote_out) - valueOf(before.remote_out)},

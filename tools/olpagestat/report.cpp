@@ -217,6 +217,7 @@ nlohmann::ordered_json deviceJson(unsigned ordinal, const DeviceCounters& d) {
       {"evictions_clean", valueOf(d.evictions_clean)},
       {"evictions_written", valueOf(d.evictions_written)},
       {"bytes_in", valueOf(d.bytes_in)},
+      {"fetched_bytes", valueOf(d.fetched_bytes)},
       {"bytes_out", valueOf(d.bytes_out)},
       {"pages_scanned", valueOf(d.scans)},
       {"hashed_bytes", valueOf(d.hashed_bytes)},
