@@ -18,7 +18,8 @@ struct StreamCache {
   uint64_t generation = 0;
 };
 // The streams that a thread launches on in turns; in the order of their arrival, the oldest goes.
-constexpr unsigned kCachedStreams = 8;
+constexpr unsigned kCachedStreams =
+    8;  // few: a preloaded library takes of what all have for static thread-local storage
 struct StreamCaches {
   StreamCache entries[kCachedStreams];
   unsigned last = 0;  // where the thread's last launch was found
@@ -307,6 +308,11 @@ void StreamTable::streamDestroyed(const StreamKey& key) {
   call_ended_.wait(lock, [gone] { return gone->calls == 0; });
   gone->closing = false;
   gone->generation.fetch_add(1, std::memory_order_release);
+  // Others that went before: once their work is over their states serve again.
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    StreamState& before = *streams_[i];
+    if ((before.generation.load() & 1) == 0 && !before.marks.empty()) collect(before, lock);
+  }
 }
 
 void StreamTable::contextGone(CUcontext context) {

@@ -124,6 +124,7 @@ class StreamTable {
   bool quiet(uint64_t number);
   /// Every launch up to this number has completed.
   uint64_t completedFloor(uint64_t upper);
+  /// Calls the driver, which has to allow that to a thread while something captures.
   void streamDestroyed(const StreamKey& key);
   void contextGone(CUcontext context);
   /// Called before the driver begins to capture: when it returns, no mark is being recorded.
@@ -139,6 +140,11 @@ class StreamTable {
   uint64_t searches() {
     std::lock_guard lock(mutex_);
     return searches_;
+  }
+  /// States of streams that there are, in use or not.
+  size_t states() {
+    std::lock_guard lock(mutex_);
+    return streams_.size();
   }
   /// Contexts with per-thread streams whose launches nobody marked.
   std::vector<CUcontext> contextsToDrain();

@@ -489,24 +489,38 @@ bool isBase(const PoolState& state, CUdeviceptr address) {
 /// Frees what was freed in stream order and whose event has come, waiting for one of those until `until_ns`. True when
 /// something was freed.
 bool reapDeferred(PoolState& state, uint64_t until_ns, Lock& lock) {
-  constexpr size_t kLooks = 16;  // at a time: the others are behind them as a rule
+  constexpr size_t kStreams = 64, kOfEach = 16;  // at a time
   bool any = false;
   while ((!state.deferred.empty() || state.looking > 0) && !state.stopped) {
-    const auto end = state.deferred.begin() + static_cast<ptrdiff_t>(std::min(kLooks, state.deferred.size()));
-    std::vector<DeferredFree> pending(state.deferred.begin(), end), come;
-    come.reserve(pending.size());
-    state.deferred.erase(state.deferred.begin(), end);
+    // The first ones of each stream: what is behind one that has not come has not either. Of more streams others the next time.
+    std::vector<std::pair<StreamKey, std::deque<DeferredFree>>> pending;
+    auto at = state.deferred.upper_bound(state.deferred_last);
+    for (size_t streams = std::min(kStreams, state.deferred.size()); streams != 0; --streams) {
+      if (at == state.deferred.end()) at = state.deferred.begin();
+      auto& all = at->second;
+      const auto end = all.begin() + static_cast<ptrdiff_t>(std::min(kOfEach, all.size()));
+      pending.emplace_back(at->first, std::deque(all.begin(), end));
+      all.erase(all.begin(), end);
+      state.deferred_last = at->first;
+      at = all.empty() ? state.deferred.erase(at) : std::next(at);
+    }
+    std::vector<DeferredFree> come;
     ++state.looking;
     lock.unlock();
-    std::erase_if(pending, [&](const DeferredFree& entry) {
-      if (state.driver.cuEventQuery(entry.event) == CUDA_ERROR_NOT_READY) return false;
-      state.driver.cuEventDestroy_v2(entry.event);
-      come.push_back(entry);
-      return true;
-    });
+    for (auto& [stream, entries] : pending) {
+      while (!entries.empty() && state.driver.cuEventQuery(entries.front().event) != CUDA_ERROR_NOT_READY) {
+        state.driver.cuEventDestroy_v2(entries.front().event);
+        come.push_back(entries.front());
+        entries.pop_front();
+      }
+    }
     lock.lock();
     --state.looking;
-    state.deferred.insert(state.deferred.begin(), pending.begin(), pending.end());
+    for (const auto& [stream, entries] : pending) {
+      if (entries.empty()) continue;
+      auto& all = state.deferred[stream];
+      all.insert(all.begin(), entries.begin(), entries.end());
+    }
     for (const DeferredFree& entry : come) {
       state.deferred_addresses.erase(entry.address);
       freeQuiet(state, entry.address, lock);  // releases the mutex
@@ -667,6 +681,12 @@ CUresult Pool::free(CUdeviceptr address) {
   return result != CUDA_SUCCESS ? result : freed;
 }
 
+bool Pool::isAllocated(CUdeviceptr address) const {
+  if (state_->forked.load() || !contains(address)) return false;
+  Lock lock(state_->mutex);
+  return isBase(*state_, address);
+}
+
 CUresult Pool::freeAsync(CUdeviceptr address, const StreamKey& stream) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
@@ -685,7 +705,7 @@ CUresult Pool::freeAsync(CUdeviceptr address, const StreamKey& stream) {
     state.driver.cuEventDestroy_v2(event);
     return CUDA_ERROR_INVALID_VALUE;
   }
-  state.deferred.push_back({address, event});
+  state.deferred[stream].push_back({address, event});
   state.deferred_addresses.insert(address);
   reapDeferred(state, 0, lock);
   return CUDA_SUCCESS;
@@ -746,6 +766,8 @@ MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
   PoolState& state = *state_;
   if (state.forked.load()) return {};
   Lock lock(state.mutex);
+  while (reapDeferred(state, 0, lock)) {  // what streams have come to is free
+  }
   if (const Engine* engine = state.engineOf(device); engine != nullptr)
     return reported(state, device, engine->chunks().vramBudget(), engine->chunks().hostLimit(),
                     engine->allocated() + engine->usedByOthers());
@@ -861,12 +883,15 @@ void Pool::contextGone(CUcontext context) {
   state.streams.contextGone(context);
   Lock lock(state.mutex);
   while (state.looking > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-  std::erase_if(state.deferred, [&](const DeferredFree& entry) {
-    const Region* region = state.find(entry.address);
-    if (region == nullptr || region->context != context) return false;
-    state.deferred_addresses.erase(entry.address);
-    return true;
-  });
+  for (auto of_stream = state.deferred.begin(); of_stream != state.deferred.end();) {
+    std::erase_if(of_stream->second, [&](const DeferredFree& entry) {
+      const Region* region = state.find(entry.address);
+      if (region == nullptr || region->context != context) return false;
+      state.deferred_addresses.erase(entry.address);
+      return true;
+    });
+    of_stream = of_stream->second.empty() ? state.deferred.erase(of_stream) : std::next(of_stream);
+  }
   for (const auto& [address, small] : state.small) {
     const Region* slab = small.context == context ? state.find(address) : nullptr;
     if (slab == nullptr || slab->engine == nullptr) continue;

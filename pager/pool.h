@@ -14,6 +14,7 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -109,7 +110,7 @@ struct StreamKey {
   CUcontext context = nullptr;
   CUstream stream = nullptr;
   uint64_t thread = 0;
-  bool operator==(const StreamKey&) const = default;
+  auto operator<=>(const StreamKey&) const = default;
 };
 
 struct Allocation;   // private
@@ -184,6 +185,8 @@ class Pool {
   CUresult free(CUdeviceptr address);
   /// Frees in stream order: returns at once, memory is reused when all work now in `stream` is done.
   CUresult freeAsync(CUdeviceptr address, const StreamKey& stream);
+  /// Whether `address` is what an allocation was given out as that was not freed, in stream order either.
+  bool isAllocated(CUdeviceptr address) const;
   /// The allocation that holds `address` (its guard and end excluded). False when there is none.
   bool describe(uint64_t address, AllocationInfo* out) const;
   /// Of the region (an allocation, a slab of small ones, a reservation) that holds `address`; as of the call.

@@ -169,8 +169,9 @@ struct PoolState {
     uint64_t serial;
   };
   std::map<CUcontext, RootsWritten> roots_written;
-  uint64_t root_writes = 0;  // serials given out
-  std::vector<DeferredFree> deferred;
+  uint64_t root_writes = 0;                                // serials given out
+  std::map<StreamKey, std::deque<DeferredFree>> deferred;  // in the order of each stream
+  StreamKey deferred_last;                                 // whose were looked at last
   unsigned looking = 0;                                // threads that hold some of these and ask the driver about them
   std::unordered_set<CUdeviceptr> deferred_addresses;  // of the same
   std::vector<Region*> new_slabs, empty_slabs;         // made or emptied by a slab allocator, seen to after it returned

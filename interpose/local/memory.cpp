@@ -59,7 +59,6 @@ CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevic
                                   : running.allocateAt(place.context, place.device, at, bytes);
   if (result != CUDA_SUCCESS) return result;
   if (at != 0) *out = at;
-  noteAllocated(*out);
   return CUDA_SUCCESS;
 }
 
@@ -74,7 +73,6 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice
   RelaxedCapture relaxed;
   const CUresult result = running.allocate(key.context, device, bytes, AllocationKind::kStreamOrdered, out);
   if (result != CUDA_SUCCESS) return result;
-  noteAllocated(*out);
   if (capture != 0) captureOwns(capture, *out);
   return CUDA_SUCCESS;
 }
@@ -136,14 +134,11 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
         "free in capture", "memory that was allocated outside of a capture is freed inside of one: it stays allocated");
     return CUDA_SUCCESS;
   }
-  if (freedInOrder(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (!running->isAllocated(address)) return CUDA_ERROR_INVALID_VALUE;
   RelaxedCapture relaxed;
   AllocationInfo info;
   if (running->describe(address, &info) && info.base == address) forgetPointerState(address);
-  const CUresult result = running->freeAsync(address, key);
-  if (result != CUDA_SUCCESS) return result;
-  noteFreedInOrder(address);
-  return CUDA_SUCCESS;
+  return running->freeAsync(address, key);
 }
 
 // What of a device's size is VRAM has to be the same whenever a program asks: before its context, when nobody can say what is free on the
@@ -159,6 +154,7 @@ uint64_t toldVram(CUdevice device, const MemoryInfo& info, uint64_t native) {
 }
 
 MemoryInfo told(Pool& running, CUcontext context, CUdevice device, uint64_t native) {
+  RelaxedCapture relaxed;
   MemoryInfo info = running.memoryInfo(context, device);
   const uint64_t vram = toldVram(device, info, native);
   info.total_bytes = info.total_bytes - info.vram_bytes + vram;
@@ -251,7 +247,7 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
   if (currentContext() != nullptr) {
     if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
   }
-  if (freedInOrder(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (!running->isAllocated(address)) return CUDA_ERROR_INVALID_VALUE;
   forgetPointerState(address);
   if (freeAfterCaptures(address)) return CUDA_SUCCESS;
   return running->free(address);

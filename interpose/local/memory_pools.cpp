@@ -1,9 +1,7 @@
 #include "interpose/local/memory_pools.h"
 
-#include <atomic>
 #include <map>
 #include <mutex>
-#include <set>
 
 #include "interpose/local/hook.h"
 #include "interpose/local/root.h"
@@ -16,11 +14,7 @@ struct MemoryPools {
   std::mutex mutex;
   std::map<CUmemoryPool, CUmemPoolProps> made;      // by the program
   std::map<CUdeviceptr, CUmemoryPool> allocations;  // from pools other than their device's default
-  std::set<CUdeviceptr> freed;                      // in stream order, and not given out since
 };
-
-// Programs that never free in stream order take no lock for it.
-std::atomic<size_t> g_freed{0};
 
 MemoryPools& state() {
   static auto* instance = new MemoryPools;
@@ -87,28 +81,6 @@ CUmemoryPool poolOf(CUdeviceptr address, CUdevice device) {
   CUmemoryPool its_default = nullptr;
   if (driver().cuDeviceGetDefaultMemPool != nullptr) (void)driver().cuDeviceGetDefaultMemPool(&its_default, device);
   return its_default;
-}
-
-void noteFreedInOrder(CUdeviceptr address) {
-  MemoryPools& all = state();
-  std::lock_guard lock(all.mutex);
-  all.freed.insert(address);
-  g_freed.store(all.freed.size(), std::memory_order_relaxed);
-}
-
-bool freedInOrder(CUdeviceptr address) {
-  if (g_freed.load(std::memory_order_relaxed) == 0) return false;
-  MemoryPools& all = state();
-  std::lock_guard lock(all.mutex);
-  return all.freed.count(address) != 0;
-}
-
-void noteAllocated(CUdeviceptr address) {
-  if (g_freed.load(std::memory_order_relaxed) == 0) return;
-  MemoryPools& all = state();
-  std::lock_guard lock(all.mutex);
-  all.freed.erase(address);
-  g_freed.store(all.freed.size(), std::memory_order_relaxed);
 }
 
 void forgetFromPool(CUdeviceptr address) {

@@ -22,10 +22,4 @@ CUmemoryPool poolOf(CUdeviceptr address, CUdevice device);
 /// `address` was freed.
 void forgetFromPool(CUdeviceptr address);
 
-/// Memory that was freed in stream order can't be freed again, although the pager still has it until the stream comes
-/// there. noteAllocated: the address was given out anew.
-void noteFreedInOrder(CUdeviceptr address);
-bool freedInOrder(CUdeviceptr address);
-void noteAllocated(CUdeviceptr address);
-
 }  // namespace olpager::local

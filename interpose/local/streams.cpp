@@ -16,6 +16,7 @@ CUresult destroy(CUstream stream, Native native) {
   if (running != nullptr && stream != nullptr) {
     const StreamKey key = streamKey(stream, false);
     captureStreamGone(key);
+    const RelaxedCapture relaxed;
     running->streamDestroyed(key);
   }
   return native();

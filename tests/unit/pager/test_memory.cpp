@@ -263,6 +263,39 @@ TEST_CASE("memory freed in stream order is used again", "[pager][memory]") {
   driver().api.cuStreamDestroy_v2(stream);
 }
 
+TEST_CASE("frees of a stream that is held up hold up no other stream's", "[pager][memory]") {
+  Rig rig({.vram = 48 * kMiB, .host = 48 * kMiB});
+  const CUstream held = rig.makeStream(), other = rig.makeStream();
+  std::vector<CUdeviceptr> blocks(20);
+  for (CUdeviceptr& block : blocks)
+    REQUIRE(rig.tryAllocate(2 * kMiB, &block, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
+  std::atomic<bool> go{false};
+  REQUIRE(driver().cuLaunchHostFunc(
+              held,
+              [](void* flag) {
+                while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
+              },
+              &go) == CUDA_SUCCESS);
+  for (const CUdeviceptr block : blocks) REQUIRE(rig.pool().freeAsync(block, rig.key(held)) == CUDA_SUCCESS);
+  const uint64_t room = rig.pool().memoryInfo(rig.key(other).context, 0).free_bytes;
+  for (int i = 0; i < 60; ++i) {
+    CUdeviceptr block = 0;
+    REQUIRE(rig.tryAllocate(4 * kMiB, &block, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
+    REQUIRE(rig.pool().freeAsync(block, rig.key(other)) == CUDA_SUCCESS);
+    CHECK_FALSE(rig.pool().isAllocated(block));
+    REQUIRE(driver().api.cuStreamSynchronize(other) == CUDA_SUCCESS);
+    // What a stream has come to is free to who asks how much is.
+    CHECK(rig.pool().memoryInfo(rig.key(other).context, 0).free_bytes == room);
+  }
+  go = true;
+  REQUIRE(driver().api.cuStreamSynchronize(held) == CUDA_SUCCESS);
+  CHECK(rig.pool().memoryInfo(rig.key(other).context, 0).free_bytes == room + blocks.size() * 2 * kMiB);
+  for (const CUstream stream : {held, other}) {
+    rig.pool().streamDestroyed(rig.key(stream));
+    driver().api.cuStreamDestroy_v2(stream);
+  }
+}
+
 TEST_CASE("an allocation behind a free that waits for its own thread is refused", "[pager][memory]") {
   Rig rig({.vram = 16 * kMiB, .host = 2 * kMiB});
   const auto kind = GENERATE(AllocationKind::kDevice, AllocationKind::kStreamOrdered);

@@ -105,7 +105,7 @@ TEST_CASE("what streams crosses the bus packed, and is what it was", "[pager][pa
     const uint64_t fetched = valueOf(rig.figures().fetched_bytes) - pages;
     return fetched > 0 && valueOf(rig.figures().bytes_in) - bytes < fetched * 9 / 10;
   }));
-  CHECK(valueOf(rig.figures().fetched_bytes) == fetches() * kPage);
+  CHECK(valueOf(rig.figures().fetched_bytes) >= fetches() * kPage);
   walk.check(0);
   // Written, an image is out of date; what is read after that is what was written.
   for (uint64_t round = 1; round <= 2; ++round) {

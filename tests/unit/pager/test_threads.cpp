@@ -418,6 +418,22 @@ TEST_CASE("thousands of threads have launched and live on", "[pager][threads]") 
   CHECK(shared.slots.contains(again));
 }
 
+TEST_CASE("streams that come and go leave no states behind", "[pager][threads]") {
+  Rig rig;
+  StreamTable table(driver().api);
+  const CUcontext context = rig.key(CU_STREAM_LEGACY).context;
+  for (uint64_t i = 1; i <= 500; ++i) {
+    CUstream stream = nullptr;
+    REQUIRE(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    const StreamKey key{context, stream, 0};
+    table.find(key)->last.store(i);  // a launch that nobody has marked
+    table.streamDestroyed(key);
+    REQUIRE(driver().api.cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
+  }
+  CHECK(table.states() < 50);
+  table.contextGone(context);
+}
+
 TEST_CASE("a thread that launches on several streams in turns looks each of them up once", "[pager][threads]") {
   StreamTable table(driver().api);
   const auto key = [](uintptr_t context, uintptr_t stream) {
