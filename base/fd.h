@@ -1,8 +1,11 @@
 // UniqueFd: a file descriptor with one owner, closed with it. Thread-safety: as an int.
 #pragma once
 
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdint>
 #include <utility>
 
 namespace olpager::base {
@@ -32,5 +35,20 @@ class UniqueFd {
  private:
   int fd_ = -1;
 };
+
+/// Whether a file of this process may be so long (RLIMIT_FSIZE, memfds too): to make it longer is a SIGXFSZ, which ends the host program.
+inline bool fileMayHave(uint64_t bytes) {
+  rlimit limit{};
+  return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur;
+}
+
+/// ftruncate(), which fails with EFBIG where it would end the process.
+inline bool resizeFile(int fd, uint64_t bytes) {
+  if (!fileMayHave(bytes)) {
+    errno = EFBIG;
+    return false;
+  }
+  return ftruncate(fd, static_cast<off_t>(bytes)) == 0;
+}
 
 }  // namespace olpager::base

@@ -1,6 +1,7 @@
 #include "base/toml_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -21,10 +22,15 @@ namespace {
 
 // All that is left in `file`. False: errno says why not.
 bool readAll(int file, std::string& into) {
+  constexpr size_t kMostBytes = 1 << 20;
   char buffer[4096];
   for (;;) {
     const ssize_t got = read(file, buffer, sizeof buffer);
     if (got == 0) return true;
+    if (into.size() > kMostBytes) {
+      errno = EFBIG;
+      return false;
+    }
     if (got < 0 && errno != EINTR) return false;
     if (got > 0) into.append(buffer, static_cast<size_t>(got));
   }
@@ -122,9 +128,12 @@ Result<std::string> TomlEntry::option() const {
 }
 
 Result<std::vector<TomlEntry>> readTomlFile(const std::string& path, bool must) {
-  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file && !must && (errno == ENOENT || errno == ENOTDIR)) return std::vector<TomlEntry>();
   std::string text;
+  struct stat about {};
+  if (file && fstat(file.get(), &about) == 0 && !S_ISREG(about.st_mode) && !S_ISDIR(about.st_mode))
+    return Error{base::format("{}: is no file but a device, FIFO or socket", path)};  // which may never end
   // A file of another user's home or of root that we may not read is no setting of ours, but it was meant to be one.
   if (!file || !readAll(file.get(), text))
     return Error{base::format("{}: can't be read: {}", path, std::strerror(errno))};

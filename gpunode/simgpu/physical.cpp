@@ -11,6 +11,7 @@
 #include <cstring>
 #include <new>
 
+#include "base/fd.h"
 #include "gpunode/simgpu/device.h"
 #include "gpunode/simgpu/memory.h"
 
@@ -93,7 +94,7 @@ class HostArena {
     // Sparse, so as large as the process has room for addresses (sanitizers leave less).
     uint64_t bytes = kHostArenaBytes;
     for (; base_ == nullptr && bytes >= kHostArenaLeast; bytes /= 2)
-      if (ftruncate(fd_, static_cast<off_t>(bytes)) == 0) base_ = mapAligned(bytes, MAP_SHARED, fd_);
+      if (base::resizeFile(fd_, bytes)) base_ = mapAligned(bytes, MAP_SHARED, fd_);
     if (base_ == nullptr) return false;
     limit_ = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     free_[0] = 2 * bytes;
@@ -209,7 +210,7 @@ std::shared_ptr<Physical> Physical::shared(Device* device, uint64_t bytes, const
   made->bytes_ = rounded;
   made->own_fd_ = true;
   made->fd_ = memfd_create("olsim-shared", MFD_CLOEXEC);
-  if (made->fd_ < 0 || ftruncate(made->fd_, static_cast<off_t>(rounded + kSmallPageBytes)) != 0) return nullptr;
+  if (made->fd_ < 0 || !base::resizeFile(made->fd_, rounded + kSmallPageBytes)) return nullptr;
   made->base_ = mapAligned(rounded + kPageBytes, MAP_SHARED, made->fd_);
   if (made->base_ == nullptr) return nullptr;
   const SharedTrailer trailer{kSharedMagic, rounded, static_cast<uint32_t>(properties.location.type),

@@ -21,7 +21,7 @@ std::unique_ptr<Staging::Piece> Staging::make() {
   base::UniqueFd shared;
   if (access_ != transport::kLocalOnly) {
     shared = base::UniqueFd(memfd_create("olpager-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (!shared || ftruncate(shared.get(), kPieceBytes) != 0 || fcntl(shared.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+    if (!shared || !base::resizeFile(shared.get(), kPieceBytes) || fcntl(shared.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
       return nullptr;
   }
   const int sharing = shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;

@@ -110,9 +110,7 @@ Block* findThere(Memory& all, uint64_t address, uint64_t* base) {
 void* mapAt(void* wanted, uint64_t bytes, bool shared, base::UniqueFd* fd) {
   if (shared) {
     *fd = base::UniqueFd(memfd_create("olpager-pinned", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (*fd &&
-        (ftruncate(fd->get(), static_cast<off_t>(bytes)) != 0 || fcntl(fd->get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0))
-      fd->reset();
+    if (*fd && (!base::resizeFile(fd->get(), bytes) || fcntl(fd->get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)) fd->reset();
   }
   const int kind = *fd ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
   return mmap(wanted, bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED_NOREPLACE, *fd ? fd->get() : -1, 0);

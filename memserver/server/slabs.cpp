@@ -84,7 +84,7 @@ Result<SlabPtr> SlabMemory::make(const SlabOptions& options, SlabKind kind,
   if (kind == SlabKind::kShared) {
     slab->fd_ = base::UniqueFd(memfd_create("olpager-slab", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!slab->fd_) return failed("memfd_create");
-    if (ftruncate(slab->fd_.get(), static_cast<off_t>(options.bytes)) != 0) return failed("ftruncate");
+    if (!base::resizeFile(slab->fd_.get(), options.bytes)) return failed("ftruncate");
     if (fcntl(slab->fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return failed("seals");
   }
   slab->base_ = mapAligned(options.bytes, slab->fd_.get());

@@ -177,7 +177,7 @@ Result<CountersFile*> createCountersFile(const std::string& folder, uint64_t kee
   }
   if (!file) return Error{base::format("{}/{}: can't be made: {}", folder, name, std::strerror(errno))};
   // Allocated now: a full file system must not become a SIGBUS in the host program later.
-  int failure = posix_fallocate(file.get(), 0, sizeof(CountersFile));
+  int failure = base::fileMayHave(sizeof(CountersFile)) ? posix_fallocate(file.get(), 0, sizeof(CountersFile)) : EFBIG;
   void* memory = MAP_FAILED;
   if (failure == 0) {
     memory = mmap(nullptr, sizeof(CountersFile), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);

@@ -41,7 +41,7 @@ Result<std::unique_ptr<Channel>> Channel::make(uint32_t message_bytes) {
   }
   noteOwnDescriptor(channel->memory_.get());
   const uint64_t length = 2 * (sizeof(RingControl) + ringBytes(message_bytes) + kSlots * kSlotBytes);
-  if (ftruncate(channel->memory_.get(), static_cast<off_t>(length)) != 0 ||
+  if (!base::resizeFile(channel->memory_.get(), length) ||
       fcntl(channel->memory_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return Error{base::format("shared memory for a link: {}", std::strerror(errno))};
   }

@@ -1,5 +1,8 @@
 #include "base/toml_file.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include "tests/catch.h"
 #include "tests/temporary_folder.h"
 
@@ -70,6 +73,10 @@ TEST_CASE("what can't be read is an error, what is not there only where it has t
         file.path + ".none: can't be read: No such file or directory");
   // A folder can be opened.
   CHECK(readTomlFile(file.folder.path, false).error().message == file.folder.path + ": can't be read: Is a directory");
+  const std::string fifo = file.path + ".fifo";
+  REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+  CHECK(readTomlFile(fifo, false).error().message == fifo + ": is no file but a device, FIFO or socket");
+  unlink(fifo.c_str());
 }
 
 TEST_CASE("a text without quotes is told so", "[base][toml]") {
