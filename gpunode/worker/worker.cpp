@@ -396,7 +396,7 @@ void Worker::make(const std::vector<std::byte>& record) {
   if (head.reply == 0) {
     if (result != CUDA_SUCCESS && head.thread != 0) {
       const AnswerHead failed{Answer::kFailed, head.thread, result, head.function};
-      (void)channel_.write({std::as_bytes(std::span(&failed, 1))});
+      (void)channel_.write({std::as_bytes(std::span(&failed, 1)), std::as_bytes(std::span(&head.context, 1))});
     }
     return;
   }

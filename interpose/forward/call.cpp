@@ -30,6 +30,25 @@ const char* keep(std::string_view text) {
   return (found != all->end() ? found : all->emplace(text).first)->c_str();
 }
 
+// What says that work is done, or brings what it has made.
+bool tellsOfOthers(uint16_t function) {
+  using api::Symbol;
+  if (function >= api::kSymbolCount) return static_cast<Operation>(function) == Operation::kCopyOut;
+  switch (static_cast<Symbol>(function)) {
+    case Symbol::kCuCtxSynchronize:
+    case Symbol::kCuCtxSynchronize_v2:
+    case Symbol::kCuStreamSynchronize:
+    case Symbol::kCuStreamSynchronize_ptsz:
+    case Symbol::kCuStreamQuery:
+    case Symbol::kCuStreamQuery_ptsz:
+    case Symbol::kCuEventSynchronize:
+    case Symbol::kCuEventQuery:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 CUresult refused(const char* function, bool never) {
@@ -91,7 +110,7 @@ CUresult Call::finish() {
   reply_ = Reader(wait_.record);
   if (wait_.done) (void)reply_.value<AnswerHead>();
   forget();
-  const CUresult told = result != CUDA_SUCCESS ? result : session_->takeFailure();
+  const CUresult told = result != CUDA_SUCCESS ? result : session_->takeFailure(tellsOfOthers(head().function));
   if (base::isKernelFault(told) && head().context != 0) session_->noteFault(head().context, told);
   return told;
 }

@@ -227,9 +227,10 @@ void Session::dispatch(std::vector<std::byte>& record) {
       break;
     }
     case Answer::kFailed: {
+      const auto context = reader.value<uint64_t>();
       std::lock_guard lock(waits_mutex_);
       ++received_;
-      failures_.emplace(head.number, static_cast<CUresult>(head.result));
+      failures_.emplace(head.number, Failure{static_cast<CUresult>(head.result), context});
       any_failure_.store(true);
       forgetSetAttributes();
       base::logDebug("%s failed at the gpunode: %d", functionName(head.function).c_str(), head.result);
@@ -309,14 +310,19 @@ void Session::dispatch(std::vector<std::byte>& record) {
   }
 }
 
-CUresult Session::takeFailure() {
+// Its own, else of whoever has put something into this context: a kernel that was not launched is nothing that may seem to have ended well,
+// and its thread may never wait, or be gone.
+CUresult Session::takeFailure(bool tells_of_others) {
   if (!any_failure_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
   const uint32_t thread = thisThread();
   std::lock_guard lock(waits_mutex_);
   if (const auto broken = broken_.find(contextIn(this)); broken != broken_.end()) return broken->second;
-  const auto found = failures_.find(thread);
+  auto found = failures_.find(thread);
+  if (found == failures_.end() && tells_of_others)
+    found = std::find_if(failures_.begin(), failures_.end(),
+                         [&](const auto& one) { return one.second.context == contextIn(this); });
   if (found == failures_.end()) return CUDA_SUCCESS;
-  const CUresult result = found->second;
+  const CUresult result = found->second.result;
   failures_.erase(found);
   any_failure_.store(!failures_.empty() || !broken_.empty());
   return result;

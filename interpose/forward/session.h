@@ -108,7 +108,8 @@ class Session {
   void forgetAnswersIf(const std::function<bool(size_t function, std::string_view arguments)>& is);
 
   /// What a call of this thread that nobody waited for has failed with, once; of a context that is broken always.
-  CUresult takeFailure();
+  /// `tells_of_others`: so does what another thread has failed with in the current context.
+  CUresult takeFailure(bool tells_of_others);
 
   /// What a kernel has done to the context, once a call has told the program: calls that nobody waits for fail with it as well.
   void noteFault(uint64_t context, CUresult fault);
@@ -162,10 +163,14 @@ class Session {
   uint32_t waiting_threads_ = 0;
   uint32_t next_wait_ = 1;
   std::unordered_map<uint32_t, Wait*> waits_;
-  std::unordered_map<uint32_t, CUresult> failures_;  // by thread
-  std::unordered_map<uint64_t, CUresult> broken_;    // by context
-  std::atomic<bool> any_failure_{false};             // in either
-  std::unordered_map<uint64_t, CUresult> faults_;    // by context
+  struct Failure {
+    CUresult result;
+    uint64_t context;
+  };
+  std::unordered_map<uint32_t, Failure> failures_;  // by thread
+  std::unordered_map<uint64_t, CUresult> broken_;   // by context
+  std::atomic<bool> any_failure_{false};            // in either
+  std::unordered_map<uint64_t, CUresult> faults_;   // by context
   std::atomic<bool> any_fault_{false};
   std::unordered_map<uint32_t, Expected> expected_;
   std::atomic<uint64_t> changes_expected_{0}, changes_answered_{0};

@@ -90,7 +90,7 @@ enum CallFlags : uint16_t {
 
 enum class Answer : uint32_t {
   kReply = 1,
-  kFailed,
+  kFailed,  // a call that nobody waits for; the body is its context
   kBytes,
   kHostBytes,
   kHostFunction,

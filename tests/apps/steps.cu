@@ -4,10 +4,12 @@
 //   bulk N   N times 12 MiB to the GPU, one added to each word, and back: asynchronously with pinned memory, in two streams, and with
 //            pageable memory; compared
 //   bad      a kernel that writes where nothing is
+//   lost     a launch that can't be made, by a thread that ends, and a synchronisation
 // "ok COUNT", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its input.
 #include "common.h"
 
 #include <string>
+#include <thread>
 
 __global__ void addOne(uint32_t* words, uint32_t count) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -104,6 +106,17 @@ int main(int argc, char** argv) {
       if (fine) fine = good(cudaFree(room));
     } else if (said.rfind("bulk", 0) == 0) {
       fine = bulk(count);
+    } else if (said.rfind("lost", 0) == 0) {
+      // A launch that can't be made, in a thread that asks for nothing after it: who waits for the context hears of it, if not the launch itself.
+      cudaStream_t gone;
+      fine = good(cudaStreamCreate(&gone)) && good(cudaStreamDestroy(gone));
+      cudaError_t launched = cudaSuccess;
+      std::thread([&] {
+        addOne<<<kCount / 256, 256, 0, gone>>>(words, kCount);
+        launched = cudaPeekAtLastError();
+      }).join();
+      fine = fine && good(launched) && good(cudaDeviceSynchronize());
+      (void)cudaGetLastError();  // told
     } else if (said.rfind("bad", 0) == 0) {
       spoil<<<1, 1>>>(reinterpret_cast<uint32_t*>(0x4000));
       fine = good(cudaDeviceSynchronize());
