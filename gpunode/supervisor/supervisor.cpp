@@ -23,6 +23,7 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/visible_devices.h"
 #include "pager/budgets.h"
+#include "pager/counters/files.h"
 
 namespace olpager::gpunode {
 namespace {
@@ -350,6 +351,7 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   explicit_bzero(setup.key, sizeof setup.key);
   if (!started.ok()) return started.error();
   session.pid = started.value().pid;
+  session.start_ticks = pager::processStartTicks(static_cast<uint64_t>(session.pid));
   session.socket = std::move(started.value().socket);
   return {};
 }
@@ -402,6 +404,9 @@ void Supervisor::reap() {
     for (auto& [id, session] : sessions_) {
       if (session.pid != pid) continue;
       session.ended = session.left ? "its client left while it started" : howItEnded(status);
+      // A worker ends without its exit handlers, or is killed: nobody else may ever look for its counters.
+      for (const std::string& folder : pager::countersFolders())
+        pager::removeCountersFile(folder, static_cast<uint64_t>(pid), session.start_ticks);
       session.pid = 0;
       session.since = std::chrono::steady_clock::now();
       if (session.starting) ready(session);

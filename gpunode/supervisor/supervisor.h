@@ -44,6 +44,7 @@ class Supervisor {
     uint64_t id = 0;      // as its client names it
     uint64_t number = 0;  // from 1
     pid_t pid = 0;
+    uint64_t start_ticks = 0;      // of it
     uint32_t process = 0;          // the client's
     uint32_t slot = 0, slots = 1;  // which of its program's sessions it is, of how many
     std::string program, peer, node, key_name;

@@ -37,6 +37,7 @@ json launch(const Options& options) {
   for (const LaunchRow& row : launchRows(options)) {
     const auto figure = [&](const std::vector<json>& runs, const char* which) {
       std::vector<double> values;
+      values.reserve(runs.size());
       for (const json& run : runs) values.push_back(run["nanoseconds"][row.key()][which].get<double>());
       return medianOf(values);
     };
@@ -51,7 +52,7 @@ json launch(const Options& options) {
   return {{"measurement", "launch"}, {"device", native[0]["device"]}, {"rows", rows}};
 }
 
-json swap(const Options& options) {
+json swapped(const Options& options) {
   const json copy = runChild(With::kNative, "copy", options);
   json run = runChild(With::kPager, "swap", options);
   const double limit = copy["gigabytes_per_second"].get<double>();
@@ -245,7 +246,7 @@ int run(int argc, char** argv) {
     result = launch(options);
   } else if (swap_command->parsed()) {
     if (bytes->count() == 0) options.bytes = 2 * options.vram;
-    result = swap(options);
+    result = swapped(options);
   } else if (resident_command->parsed()) {
     if (bytes->count() == 0) options.bytes = uint64_t{4} << 30;
     options.vram = std::max(options.vram, options.bytes + (uint64_t{1} << 30));

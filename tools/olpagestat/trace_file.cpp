@@ -105,9 +105,8 @@ void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
   }
   if (before == Place::kOut && pair(writing_, "migration", "write back")) count.written++;
   if ((before == Place::kOut || before == Place::kLeaving) && after != Place::kOut && after != Place::kLeaving) {
-    if (stays && before == Place::kLeaving) {
-      leaving_.erase(key);  // a launch took it back
-    } else if (after == Place::kNone) {
+    const bool taken_back = stays && before == Place::kLeaving;  // by a launch
+    if (taken_back || after == Place::kNone) {
       leaving_.erase(key);
     } else if (pair(leaving_, "eviction", before == Place::kOut ? "eviction, written" : "eviction, clean")) {
       if (before == Place::kLeaving) count.clean++;

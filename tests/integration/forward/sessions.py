@@ -217,6 +217,12 @@ def several(bench):
         assert client.process.wait(LONG) == 0
     for number in range(8):
         bench.gone(bench.worker(number), 5)
+    # Nothing is left of them, the counters that they had neither.
+    folder = os.path.join(bench.scratch.name, "olpager")
+    end = time.monotonic() + 5
+    while (left := [n for n in os.listdir(folder) if n.endswith(".counters")] if os.path.isdir(folder) else []) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not left, f"counters of workers that have ended: {left}"
 
 
 def crash(bench):
@@ -228,6 +234,15 @@ def crash(bench):
     assert bad.ask("step 1") == "error cudaErrorIllegalAddress", "the error is not sticky"
     assert other.line() == "ok 210"
     assert other.ask("step 1") == "ok 211"
+
+
+def lost_launch(bench):
+    """A launch that fails at the gpunode in a thread that is gone: who synchronises hears of it, once."""
+    client = bench.client()
+    assert client.ask("step 10") == "ok 10"
+    for _ in range(3):
+        assert client.ask("lost").startswith("error "), "a launch that was not made seems to have ended well"
+        assert client.ask("step 5").startswith("ok "), client.log
 
 
 def kill_worker(bench):
@@ -426,7 +441,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_for_good, nonsense, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_for_good, nonsense, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):
