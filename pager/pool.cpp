@@ -762,11 +762,11 @@ bool Pool::describe(uint64_t address, AllocationInfo* out) const {
 }
 
 MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
-  static_cast<void>(context);
   PoolState& state = *state_;
   if (state.forked.load()) return {};
   Lock lock(state.mutex);
-  while (reapDeferred(state, 0, lock)) {  // what streams have come to is free
+  // What streams have come to is free. Who has no context can't ask the driver about that.
+  while (context != nullptr && reapDeferred(state, 0, lock)) {
   }
   if (const Engine* engine = state.engineOf(device); engine != nullptr)
     return reported(state, device, engine->chunks().vramBudget(), engine->chunks().hostLimit(),

@@ -314,7 +314,8 @@ CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
 }  // namespace
 
 CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr* out) {
-  if (bytes == 0 || bytes > kWindowBytes / 2) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes > kWindowBytes / 2) return CUDA_ERROR_OUT_OF_MEMORY;
   const auto with = sessions();
   if (with.empty()) return CUDA_ERROR_NOT_INITIALIZED;
   if (with.size() > 1 && currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
