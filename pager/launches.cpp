@@ -1,6 +1,7 @@
 #include "pager/launches.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <new>
@@ -17,18 +18,58 @@ struct StreamCache {
   StreamState* stream = nullptr;
   uint64_t generation = 0;
 };
-// The streams that a thread launches on in turns; in the order of their arrival, the oldest goes.
-constexpr unsigned kCachedStreams =
-    8;  // few: a preloaded library takes of what all have for static thread-local storage
+// The streams that a thread launches on in turns, in sets by their handles; of a set the oldest goes. On the heap: a preloaded library takes of
+// what all have for static thread-local storage.
 struct StreamCaches {
-  StreamCache entries[kCachedStreams];
-  unsigned last = 0;  // where the thread's last launch was found
-  unsigned oldest = 0;
-};
-thread_local StreamCaches stream_caches;
+  static constexpr unsigned kWays = 8, kSets = StreamTable::kCachedStreams / kWays;
+  struct Set {
+    StreamCache ways[kWays];
+    unsigned oldest = 0;
+  };
+  Set sets[kSets];
+  StreamCache* last = &sets[0].ways[0];  // where the thread's last launch was found
+  uint64_t thread = 0;                   // as keys of its default stream name it; 0: it has launched on none
 
-pthread_key_t slot_key;
-pthread_once_t slot_key_once = PTHREAD_ONCE_INIT;
+  Set& setOf(const StreamKey& key) {
+    // Handles are addresses of objects of some hundred bytes, or small numbers.
+    const uint64_t bits = (reinterpret_cast<uint64_t>(key.stream) ^ reinterpret_cast<uint64_t>(key.context) << 20) *
+                          0x9e3779b97f4a7c15ull;
+    return sets[(bits >> 32) % kSets];
+  }
+};
+thread_local StreamCaches* my_caches = nullptr;
+
+// Tables of this process, for threads that end.
+struct Tables {
+  std::mutex mutex;  // before StreamTable::mutex_
+  std::vector<StreamTable*> all;
+};
+Tables& tables() {
+  static auto* const instance = new Tables;
+  return *instance;
+}
+const pid_t g_process = getpid();  // a forked child has none of the threads, and can't have the locks
+
+pthread_key_t slot_key, caches_key;
+pthread_once_t slot_key_once = PTHREAD_ONCE_INIT, caches_key_once = PTHREAD_ONCE_INIT;
+
+void releaseCaches(void* caches) {
+  my_caches = nullptr;
+  const uint64_t thread = static_cast<StreamCaches*>(caches)->thread;
+  delete static_cast<StreamCaches*>(caches);
+  if (thread != 0 && getpid() == g_process) StreamTable::threadEnded(thread);
+}
+
+void makeCachesKey() { pthread_key_create(&caches_key, releaseCaches); }
+
+// std::bad_alloc at a thread's first call.
+StreamCaches& cachesOfThread() {
+  if (my_caches != nullptr) return *my_caches;
+  pthread_once(&caches_key_once, makeCachesKey);
+  my_caches = new StreamCaches;
+  pthread_setspecific(caches_key, my_caches);
+  return *my_caches;
+}
 
 void releaseSlot(void* slot) {
   my_slot = nullptr;
@@ -97,32 +138,56 @@ bool Hazards::passed(Snapshot& snapshot) {
 }
 
 StreamTable::StreamTable(const DriverApi& driver) : driver_(driver) {
-  static std::atomic<uint64_t> tables{0};
-  id_ = tables.fetch_add(1) + 1;
+  static std::atomic<uint64_t> made{0};
+  id_ = made.fetch_add(1) + 1;
+  std::lock_guard lock(tables().mutex);
+  tables().all.push_back(this);
 }
 
-StreamTable::~StreamTable() = default;  // events die with their contexts; no driver call at exit
+// Events die with their contexts; no driver call at exit.
+StreamTable::~StreamTable() {
+  if (getpid() != g_process) return;
+  std::lock_guard lock(tables().mutex);
+  std::erase(tables().all, this);
+}
+
+void StreamTable::threadEnded(uint64_t thread) {
+  std::lock_guard lock(tables().mutex);
+  for (StreamTable* const table : tables().all) {
+    std::lock_guard own(table->mutex_);
+    for (auto& stream : table->streams_)
+      if (stream->key.thread == thread) stream->ended = true;
+  }
+}
 
 StreamState* StreamTable::find(const StreamKey& key) {
-  StreamCaches& caches = stream_caches;
-  for (unsigned i = 0; i < kCachedStreams; ++i) {
-    const unsigned at = (caches.last + i) % kCachedStreams;
-    const StreamCache& entry = caches.entries[at];
-    if (entry.key != key || entry.table != id_ ||
-        entry.stream->generation.load(std::memory_order_acquire) != entry.generation)
-      continue;
-    caches.last = at;
+  StreamCaches& caches = cachesOfThread();
+  const auto holds = [&](const StreamCache& entry) {
+    return entry.key == key && entry.table == id_ &&
+           entry.stream->generation.load(std::memory_order_acquire) == entry.generation;
+  };
+  if (holds(*caches.last)) return caches.last->stream;
+  StreamCaches::Set& set = caches.setOf(key);
+  for (StreamCache& entry : set.ways) {
+    if (!holds(entry)) continue;
+    caches.last = &entry;
     return entry.stream;
   }
+  if (key.thread != 0) caches.thread = key.thread;
   std::lock_guard lock(mutex_);
   ++searches_;
   StreamState* found = nullptr;
   StreamState* unused = nullptr;
   for (auto& stream : streams_) {
-    const bool live = (stream->generation.load(std::memory_order_relaxed) & 1) != 0;
+    bool live = (stream->generation.load(std::memory_order_relaxed) & 1) != 0;
     if (live && stream->key == key) {
       found = stream.get();
+      found->ended = false;  // a destructor of the thread's launches still
       break;
+    }
+    if (live && stream->ended && stream->pending.load() == 0 && stream->completed.load() >= stream->last.load()) {
+      stream->generation.fetch_add(1, std::memory_order_release);
+      live = false;
     }
     if (!live && stream->marks.empty() && stream->calls == 0) unused = stream.get();
   }
@@ -137,12 +202,13 @@ StreamState* StreamTable::find(const StreamKey& key) {
     found->completed.store(0);
     found->pending.store(0);
     found->needs_drain = false;
+    found->ended = false;
     found->device.store(-1);
     found->generation.fetch_add(1, std::memory_order_release);
   }
-  caches.last = caches.oldest;
-  caches.oldest = (caches.oldest + 1) % kCachedStreams;
-  caches.entries[caches.last] = {id_, key, found, found->generation.load()};
+  caches.last = &set.ways[set.oldest];
+  set.oldest = (set.oldest + 1) % StreamCaches::kWays;
+  *caches.last = {id_, key, found, found->generation.load()};
   return found;
 }
 

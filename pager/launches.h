@@ -100,7 +100,9 @@ struct StreamState {
   bool needs_drain = false;  // per-thread stream with unmarked launches: only a context synchronisation tells
   bool closing = false;      // the program destroys it: nobody begins a driver call for it any more
   bool gone = false;         // so does its context: what a call in progress brings is of no use
-  unsigned calls = 0;        // threads in a driver call for it, the mutex released
+  bool ended =
+      false;  // a per-thread default stream whose thread has: its state serves again when its work is known to be over
+  unsigned calls = 0;  // threads in a driver call for it, the mutex released
 };
 
 /// Driver calls are made with the mutex released: one may wait for its context's lock while another context's launches go
@@ -109,8 +111,9 @@ class StreamTable {
  public:
   explicit StreamTable(const DriverApi& driver);
   ~StreamTable();
-  /// The state of `key`, made at first use. Wait-free for the streams that this thread used last (eight).
+  /// The state of `key`, made at first use. Wait-free for the streams that this thread used last (kCachedStreams; of many more some are looked up again).
   StreamState* find(const StreamKey& key);
+  static constexpr unsigned kCachedStreams = 256;
   static constexpr CUdevice kAllDevices = -2;
   /// Records a mark behind every stream's last launch that has none, and collects completed marks. An engine does it for the
   /// streams of its own device and of devices without an engine: a call may wait for a context's lock.
@@ -126,6 +129,8 @@ class StreamTable {
   uint64_t completedFloor(uint64_t upper);
   /// Calls the driver, which has to allow that to a thread while something captures.
   void streamDestroyed(const StreamKey& key);
+  /// The thread with this StreamKey::thread has ended; of every table. At the end of threads, by itself.
+  static void threadEnded(uint64_t thread);
   void contextGone(CUcontext context);
   /// Called before the driver begins to capture: when it returns, no mark is being recorded.
   void captureBegan() {

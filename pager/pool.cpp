@@ -1,5 +1,7 @@
 #include "pager/pool.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstdio>
@@ -56,7 +58,17 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
   const CUresult result = driver.cuMemAddressReserve(&reserved, given.va_size, 0, given.va_base, 0);
   if (result != CUDA_SUCCESS || reserved != given.va_base) {
     if (result == CUDA_SUCCESS) driver.cuMemAddressFree(reserved, given.va_size);
-    char text[160];
+    char text[200];
+    rlimit limit{};
+    const bool limited =
+        getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < given.va_size;
+    if (limited) {
+      std::snprintf(text, sizeof(text),
+                    "the address space is limited to %s (ulimit -v), and the range takes %s: raise the limit, or set "
+                    "OL_VA_SIZE to less",
+                    base::formatSize(limit.rlim_cur).c_str(), base::formatSize(given.va_size).c_str());
+      return Error{text};
+    }
     std::snprintf(
         text, sizeof(text),
         "the address range 0x%llx + %s is taken in this process (CUDA error %d); set OL_VA_BASE to a free one",
@@ -122,9 +134,12 @@ void Pool::stop() noexcept try {
   // No memory for the list while the process ends: its threads end with it.
 }
 
+// Whatever another thread was doing to `engines` when the process was copied.
 void Pool::forked() noexcept {
   state_->forked.store(true);
-  for (auto& engine : state_->engines) engine->abandon();
+  for (const auto& place : state_->for_child) {
+    if (Engine* const engine = place.load()) engine->abandon();
+  }
 }
 
 // --- allocations -----------------------------------------------------------------------------------------------------
@@ -173,8 +188,9 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   }
   if (state.refused.contains(device)) return CUDA_ERROR_NOT_SUPPORTED;
   if (state.stopped) return CUDA_ERROR_DEINITIALIZED;
+  state.starting.reserve(state.starting.size() + 1);
+  state.engines.reserve(state.engines.size() + state.starting.size() + 1);
   state.starting.push_back(device);
-  state.engines.reserve(state.engines.size() + state.starting.size());
   std::unique_ptr<Engine> engine;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t vram = 0, host = 0;
@@ -186,8 +202,9 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
     lock.lock();
     engine = std::make_unique<Engine>(state, device, context);
     result = engine->start(vram, numa, lock);
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception& failure) {  // no memory, no thread
     if (!lock.owns_lock()) lock.lock();
+    base::logError("device %d: the pager could not start: %s", device, failure.what());
   }
   if (result == CUDA_SUCCESS && state.stopped) result = CUDA_ERROR_DEINITIALIZED;
   if (result == CUDA_SUCCESS && state.options.reach == Reach::kAll && !engine->chunks().hostMappable()) {
@@ -220,6 +237,7 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   for (const auto& [accessing, owner] : state.peers)
     if (owner == device) static_cast<void>(engine->chunks().addPeer(accessing));
   *out = engine.get();
+  state.showToChild(nullptr, engine.get());
   state.engines.push_back(std::move(engine));
   tellRoom(state);
   return CUDA_SUCCESS;
@@ -357,7 +375,14 @@ void tellNoRoom(const PoolState& state, const Engine& engine, uint64_t bytes) {
                    base::formatSize(remoteCapacity(state)).c_str());
     return;
   }
-  if (bytes <= engine.largestRegion()) return;
+  if (state.stopped) return;
+  if (bytes <= engine.largestRegion()) {
+    base::warnOnce(
+        "out of addresses",
+        "device %d: an allocation of %s is refused: the address range of %s (OL_VA_SIZE) has no such gap left",
+        engine.device(), base::formatSize(bytes).c_str(), base::formatSize(state.map->size()).c_str());
+    return;
+  }
   base::warnOnce("larger than VRAM",
                  "device %d: an allocation of %s is refused: what a launch reaches has to fit %s of %s%s",
                  engine.device(), base::formatSize(bytes).c_str(),
@@ -589,6 +614,8 @@ CUresult Pool::allocateOne(CUcontext context, CUdevice device, uint64_t bytes, A
       nowNs() + (kind == AllocationKind::kStreamOrdered ? kStreamOrderedPatienceNs : kDevicePatienceNs);
   for (;;) {
     CUdeviceptr address = 0;
+    // What is below releases the mutex: the context may be gone since, and the engine with it.
+    if (state.engineOf(device) != engine) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (bytes < kPageBytes) {
       space::SlabAllocator& slabs = slabsFor(state, *engine, context, at != 0);
       if (at == 0) {
@@ -781,7 +808,7 @@ MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
 
 // --- other users of addresses ------------------------------------------------------------------------------------------
 
-CUresult Pool::pin(CUdeviceptr address) {
+CUresult Pool::pin(CUdeviceptr address, uint64_t* pinned) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
@@ -790,6 +817,7 @@ CUresult Pool::pin(CUdeviceptr address) {
   if (region == nullptr || region->dead) return CUDA_ERROR_INVALID_VALUE;
   ++region->pins;
   const CUresult result = bringToVram(state, *region, region->base, region->pages * kPageBytes, lock);
+  if (pinned != nullptr) *pinned = region->buffer_id;
   if (result != CUDA_SUCCESS) {
     --region->pins;
   } else if (region->pins == 1) {
@@ -799,13 +827,14 @@ CUresult Pool::pin(CUdeviceptr address) {
   return result;
 }
 
-CUresult Pool::unpin(CUdeviceptr address) {
+CUresult Pool::unpin(CUdeviceptr address, uint64_t pinned) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   Region* region = state.find(address);
   if (region == nullptr || region->dead || region->pins == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (pinned != 0 && region->buffer_id != pinned) return CUDA_ERROR_INVALID_VALUE;
   // Launches under way may still use it, by an address that none of them has named.
   raise(region->stamp, state.launch_number.load());
   if (--region->pins == 0) {
@@ -947,6 +976,7 @@ void Pool::contextGone(CUcontext context) {
   std::unique_ptr<Engine> going;
   for (auto& candidate : state.engines)
     if (candidate.get() == engine) going = std::move(candidate);
+  state.showToChild(going.get(), nullptr);
   std::erase(state.engines, nullptr);
   std::erase_if(state.root_edges, [&](const RootEdge& edge) { return edge.keeper == going.get(); });
   lock.unlock();

@@ -219,9 +219,11 @@ class Pool {
   CUresult getAccess(CUdeviceptr address, const CUmemLocation& location, unsigned long long* flags) const;
 
   // --- users of addresses that pass no launch: textures, IPC, exported handles, peer registration -------------------
-  /// Keeps the allocation that holds `address` in VRAM until unpinned as often. Waits until it is there.
-  CUresult pin(CUdeviceptr address);
-  CUresult unpin(CUdeviceptr address);
+  /// Keeps the allocation that holds `address` in VRAM until unpinned as often. Waits until it is there. `pinned`, where given, names it: it may be
+  /// freed, and its address given out again, before it is unpinned.
+  CUresult pin(CUdeviceptr address, uint64_t* pinned = nullptr);
+  /// CUDA_ERROR_INVALID_VALUE where nothing is pinned there, or other memory than `pinned` (0: whatever is).
+  CUresult unpin(CUdeviceptr address, uint64_t pinned = 0);
   /// What an exported allocation lies in: `handles` of the driver's, mapped one behind the other, `offset` of the allocation's
   /// first byte in them.
   struct Exported {

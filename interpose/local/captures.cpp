@@ -44,12 +44,18 @@ struct Capture {
   Content content;
 };
 
+// Memory that is pinned, and as what: Pool::pin.
+struct Pin {
+  uint64_t address;
+  uint64_t pinned;
+};
+
 struct Executable {
   std::map<CUgraphNode, ReachSet> overrides;  // set by cuGraphExec*SetParams
   ReachSet base;                              // of the graph, when it was instantiated or updated
   ReachSet all;                               // base and overrides
   Memories memories;
-  std::vector<uint64_t> pinned;
+  std::vector<Pin> pinned;
   bool device_launched = false;
 };
 
@@ -127,19 +133,48 @@ void oneCaptureLess() {
   for (CUdeviceptr address : waiting) (void)running->free(address);
 }
 
-// Pins are counted by the pager, so an executable graph's old ones are dropped after its new ones are there.
-void repin(Executable& executable, std::vector<uint64_t>& to_pin, std::vector<uint64_t>& to_unpin) {
-  if (!executable.device_launched) return;
-  to_unpin = std::move(executable.pinned);
-  executable.pinned = executable.all.addresses;
-  to_pin = executable.pinned;
+// What an executable graph that is launched from the device is to have pinned from now on, and what it had. Under the mutex; then applyPins
+// without it.
+struct Repin {
+  std::vector<uint64_t> addresses;
+  std::vector<Pin> before;
+};
+Repin repin(Executable& executable) {
+  if (!executable.device_launched) return {};
+  return {executable.all.addresses, std::exchange(executable.pinned, {})};
 }
 
-void applyPins(const std::vector<uint64_t>& to_pin, const std::vector<uint64_t>& to_unpin) {
+void unpinAll(const std::vector<Pin>& pins) {
+  pager::Pool* running = pool();
+  for (const Pin& pin : pins)
+    if (running != nullptr) (void)running->unpin(pin.address, pin.pinned);
+}
+
+// Pins are counted by the pager: the old ones are dropped after the new ones are there.
+void applyPins(CUgraphExec exec, const Repin& change) {
   pager::Pool* running = pool();
   if (running == nullptr) return;
-  for (uint64_t address : to_pin) (void)running->pin(address);
-  for (uint64_t address : to_unpin) (void)running->unpin(address);
+  std::vector<Pin> pins;
+  for (const uint64_t address : change.addresses) {
+    Pin pin{address, 0};
+    const CUresult result = running->pin(address, &pin.pinned);
+    if (result == CUDA_SUCCESS) pins.push_back(pin);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY)
+      base::logError(
+          "a graph that is launched from the device uses more memory than VRAM has room for: it will touch memory that "
+          "is "
+          "not there");
+  }
+  unpinAll(change.before);
+  Captures& all = state();
+  {
+    std::lock_guard lock(all.mutex);
+    if (const auto found = all.executables.find(exec); found != all.executables.end()) {
+      found->second.pinned.insert(found->second.pinned.end(), pins.begin(), pins.end());
+      return;
+    }
+  }
+  unpinAll(pins);
 }
 
 }  // namespace
@@ -157,6 +192,7 @@ CUresult refusedByCapture() {
 bool freeAfterCaptures(CUdeviceptr address) {
   if (!anyCapture()) return false;
   std::lock_guard lock(state().mutex);
+  if (!anyCapture()) return false;  // the last one's end has taken what was there
   state().to_free.push_back(address);
   return true;
 }
@@ -330,8 +366,7 @@ void graphGone(CUgraph graph) {
 void execMade(CUgraphExec exec, CUgraph graph, bool device_launched) {
   Captures& all = state();
   Memories dropped;
-  std::vector<uint64_t> to_pin;
-  std::vector<uint64_t> to_unpin;
+  Repin change;
   {
     std::lock_guard lock(all.mutex);
     Executable& executable = all.executables[exec];
@@ -344,15 +379,14 @@ void execMade(CUgraphExec exec, CUgraph graph, bool device_launched) {
     if (found != all.graphs.end()) gather(all, *found->second, executable.base, executable.memories);
     for (const auto& [node, set] : all.changed) executable.base.add(set);
     rebuild(executable);
-    repin(executable, to_pin, to_unpin);
+    change = repin(executable);
   }
-  applyPins(to_pin, to_unpin);
+  applyPins(exec, change);
 }
 
 void execNodeReaches(CUgraphExec exec, CUgraphNode node, const ReachSet& reach) {
   Captures& all = state();
-  std::vector<uint64_t> to_pin;
-  std::vector<uint64_t> to_unpin;
+  Repin change;
   {
     std::lock_guard lock(all.mutex);
     Executable& executable = all.executables[exec];
@@ -360,9 +394,9 @@ void execNodeReaches(CUgraphExec exec, CUgraphNode node, const ReachSet& reach) 
     if (present == reach) return;
     present = reach;
     rebuild(executable);
-    repin(executable, to_pin, to_unpin);
+    change = repin(executable);
   }
-  applyPins(to_pin, to_unpin);
+  applyPins(exec, change);
 }
 
 void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child) {
@@ -389,7 +423,7 @@ void execGone(CUgraphExec exec) {
     dropped = std::move(found->second);
     all.executables.erase(found);
   }
-  applyPins({}, dropped.pinned);
+  unpinAll(dropped.pinned);
 }
 
 void execReach(CUgraphExec exec, ReachSet& into) {

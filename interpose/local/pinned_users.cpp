@@ -2,7 +2,6 @@
 
 #include <map>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "base/log.h"
@@ -16,15 +15,15 @@ namespace olpager::local {
 
 namespace {
 
-// What an object pins. The allocation may be freed before the object is destroyed, and its address given out again.
+// What an object pins: Pool::pin.
 struct Pin {
   CUdeviceptr address;
-  uint64_t buffer_id;
+  uint64_t pinned;
 };
 
 struct PinnedUsers {
   std::mutex mutex;
-  std::set<CUdeviceptr> for_life;  // bases
+  std::map<CUdeviceptr, uint64_t> for_life;  // by base; 0 while it is being pinned
   std::map<unsigned long long, std::vector<Pin>> objects;
 };
 
@@ -49,12 +48,15 @@ CUresult pinForLife(CUdeviceptr address) {
   if (running == nullptr || !running->describe(address, &info)) return CUDA_ERROR_INVALID_VALUE;
   {
     std::lock_guard lock(state().mutex);
-    if (!state().for_life.insert(info.base).second) return CUDA_SUCCESS;
+    if (!state().for_life.try_emplace(info.base, 0).second) return CUDA_SUCCESS;
   }
   RelaxedCapture relaxed;
-  const CUresult result = running->pin(info.base);
-  if (result != CUDA_SUCCESS) {
-    std::lock_guard lock(state().mutex);
+  uint64_t pinned = 0;
+  const CUresult result = running->pin(info.base, &pinned);
+  std::lock_guard lock(state().mutex);
+  if (result == CUDA_SUCCESS) {
+    state().for_life[info.base] = pinned;
+  } else {
     state().for_life.erase(info.base);
   }
   return result;
@@ -62,32 +64,21 @@ CUresult pinForLife(CUdeviceptr address) {
 
 void forgetPointerState(CUdeviceptr base) {
   ipcExportGone(base);
-  pager::Pool* running = pool();
-  pager::AllocationInfo info;
-  const bool known = running != nullptr && running->describe(base, &info);
-  std::vector<CUdeviceptr> pinned;
+  uint64_t pinned = 0;
   {
     std::lock_guard lock(state().mutex);
-    if (state().for_life.erase(base) != 0) pinned.push_back(base);
-    for (auto& [object, pins] : state().objects) {
-      std::erase_if(pins, [&](const Pin& pin) {
-        if (!known || pin.buffer_id != info.buffer_id) return false;
-        pinned.push_back(pin.address);
-        return true;
-      });
+    if (const auto found = state().for_life.find(base); found != state().for_life.end()) {
+      pinned = found->second;
+      state().for_life.erase(found);
     }
   }
   forgetFromPool(base);
-  for (const CUdeviceptr address : pinned)
-    if (running != nullptr) (void)running->unpin(address);
+  if (pager::Pool* running = pool(); running != nullptr && pinned != 0) (void)running->unpin(base, pinned);
 }
 
-void pinForObject(unsigned long long object, CUdeviceptr address) {
-  pager::Pool* running = pool();
-  pager::AllocationInfo info;
-  if (running == nullptr || !running->describe(address, &info)) return;
+void pinForObject(unsigned long long object, CUdeviceptr address, uint64_t pinned) {
   std::lock_guard lock(state().mutex);
-  state().objects[object].push_back({address, info.buffer_id});
+  state().objects[object].push_back({address, pinned});
 }
 
 void objectGone(unsigned long long object) {
@@ -100,11 +91,8 @@ void objectGone(unsigned long long object) {
     state().objects.erase(found);
   }
   pager::Pool* running = pool();
-  for (const Pin& pin : pinned) {
-    pager::AllocationInfo info;
-    if (running != nullptr && running->describe(pin.address, &info) && info.buffer_id == pin.buffer_id)
-      (void)running->unpin(pin.address);
-  }
+  for (const Pin& pin : pinned)
+    if (running != nullptr) (void)running->unpin(pin.address, pin.pinned);
 }
 
 namespace {
@@ -120,14 +108,14 @@ CUresult createPinned(const CUDA_RESOURCE_DESC* resource, Create create, unsigne
   const CUdeviceptr address = linearMemory(resource);
   if (running == nullptr || !running->contains(address)) return create(key);
   RelaxedCapture relaxed;
-  const CUresult pinned = running->pin(address);
-  if (pinned != CUDA_SUCCESS) return pinned;
+  uint64_t pinned = 0;
+  if (const CUresult there = running->pin(address, &pinned); there != CUDA_SUCCESS) return there;
   const CUresult result = create(key);
   if (result != CUDA_SUCCESS) {
-    (void)running->unpin(address);
+    (void)running->unpin(address, pinned);
     return result;
   }
-  pinForObject(*key, address);
+  pinForObject(*key, address, pinned);
   return result;
 }
 
@@ -138,17 +126,17 @@ CUresult bindPinned(CUtexref reference, CUdeviceptr address, Native native) {
   if (running == nullptr) return native();
   const unsigned long long key = ~reinterpret_cast<unsigned long long>(reference);
   RelaxedCapture relaxed;
+  uint64_t pinned = 0;
   if (running->contains(address)) {
-    const CUresult pinned = running->pin(address);
-    if (pinned != CUDA_SUCCESS) return pinned;
+    if (const CUresult there = running->pin(address, &pinned); there != CUDA_SUCCESS) return there;
   }
   const CUresult result = native();
   if (result == CUDA_SUCCESS) objectGone(key);
   if (!running->contains(address)) return result;
   if (result == CUDA_SUCCESS) {
-    pinForObject(key, address);
+    pinForObject(key, address, pinned);
   } else {
-    (void)running->unpin(address);
+    (void)running->unpin(address, pinned);
   }
   return result;
 }

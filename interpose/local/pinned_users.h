@@ -15,8 +15,8 @@ CUresult pinForLife(CUdeviceptr address);
 /// The allocation with this base is about to be freed: its pins and flags are gone with it.
 void forgetPointerState(CUdeviceptr base);
 
-/// `address`, which is pinned, stays so until objectGone, or until its allocation is freed.
-void pinForObject(unsigned long long object, CUdeviceptr address);
+/// `address`, which is pinned (Pool::pin, which says as what), stays so until objectGone, or until its allocation is freed.
+void pinForObject(unsigned long long object, CUdeviceptr address, uint64_t pinned);
 /// The texture or surface object is destroyed: what it pinned may go once the launches of before have ended.
 void objectGone(unsigned long long object);
 

@@ -173,6 +173,23 @@ CUresult loadOnce(Root& state) {
   return result;
 }
 
+// A part of VRAM is known to be too little only where there is a device. "": it is enough on all of them.
+std::string tooLittleVram(const base::Budget& budget) {
+  int devices = 0;
+  if (budget.percent == 0 || driver().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return "";
+  for (int ordinal = 0; ordinal < devices; ++ordinal) {
+    CUdevice device = 0;
+    size_t total = 0;
+    if (driver().cuDeviceGet(&device, ordinal) != CUDA_SUCCESS ||
+        driver().cuDeviceTotalMem_v2(&total, device) != CUDA_SUCCESS)
+      continue;
+    if (static_cast<double>(total) * budget.percent / 100 >= static_cast<double>(pager::kPageBytes)) continue;
+    return "OL_VRAM is below one page (" + base::formatSize(pager::kPageBytes) + "): " + base::exactBudget(budget) +
+           " of the " + base::formatSize(total) + " of device " + std::to_string(ordinal);
+  }
+  return "";
+}
+
 // Under init_mutex, after the driver's own cuInit.
 CUresult makePool(Root& state) {
   int version = 0;
@@ -191,6 +208,10 @@ CUresult makePool(Root& state) {
   if (const char* missing = pager::loadDriverApi(functions, resolve)) {
     complain("the driver " + state.driver.path + " lacks " + missing + "; driver 550 or newer is needed");
     return CUDA_ERROR_NO_DEVICE;
+  }
+  if (const std::string problem = tooLittleVram(state.settings.vram); !problem.empty()) {
+    complain(problem);
+    return CUDA_ERROR_INVALID_VALUE;
   }
   pager::PoolOptions options = optionsFrom(state.settings);
   auto remote = remoteFrom(state.settings);

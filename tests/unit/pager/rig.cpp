@@ -22,8 +22,8 @@ namespace {
 // Each rig has a range of its own: one that was stopped leaves its mappings behind. ThreadSanitizer keeps other addresses
 // for itself, and what it leaves has to do for all rigs.
 constexpr uint64_t kTestVaBase = base::kThreadSanitizer ? 0x0001'0000'0000 : 0x2a5d'0000'0000;
-constexpr uint64_t kTestVaSize = base::kThreadSanitizer ? 4ull << 30 : 8ull << 30;
-constexpr uint64_t kMostRigs = 127;
+constexpr uint64_t kTestVaSize = base::kThreadSanitizer ? 7ull << 29 : 8ull << 30;
+constexpr uint64_t kMostRigs = base::kThreadSanitizer ? 144 : 512;
 uint64_t rigs_made = 0;
 
 std::string kernelsText() {

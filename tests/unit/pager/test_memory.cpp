@@ -228,6 +228,21 @@ TEST_CASE("pinned memory is in VRAM and stays there", "[pager][memory]") {
   CHECK(valueOf(rig.figures().pinned_extents) == 0);
 }
 
+TEST_CASE("what was pinned is not taken for what lies at its address later", "[pager][memory]") {
+  Rig rig;
+  const CUdeviceptr before = rig.allocate(2 * kMiB);
+  uint64_t first = 0, second = 0;
+  REQUIRE(rig.pool().pin(before, &first) == CUDA_SUCCESS);
+  rig.free(before);
+  const CUdeviceptr after = rig.allocate(2 * kMiB);
+  REQUIRE(after == before);
+  REQUIRE(rig.pool().pin(after, &second) == CUDA_SUCCESS);
+  CHECK(rig.pool().unpin(after, first) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(valueOf(rig.figures().pinned_extents) == 1);
+  CHECK(rig.pool().unpin(after, second) == CUDA_SUCCESS);
+  CHECK(valueOf(rig.figures().pinned_extents) == 0);
+}
+
 TEST_CASE("memory in place is brought to VRAM when it is pinned", "[pager][memory][numa]") {
   Rig rig;
   const CUdeviceptr first = rig.allocate(2 * kMiB), big = rig.allocate(16 * kMiB);

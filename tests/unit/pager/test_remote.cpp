@@ -118,7 +118,9 @@ TEST_CASE("copies at memservers of what is here give way to what is not", "[page
   CHECK(remote.tier->broken() == nullptr);
 }
 
-TEST_CASE("what memservers lose while it leaves VRAM is kept here", "[pager][remote]") {
+namespace {
+// Whether memservers were asked for something that had not left VRAM yet, which depends on where the engine had put things.
+bool losesWhatLeaves() {
   const Remote remote;
   std::atomic<bool> forgets{false};
   remote.tier->forgets = [&](uint64_t id) {  // what is asked for as it is about to leave VRAM
@@ -135,9 +137,17 @@ TEST_CASE("what memservers lose while it leaves VRAM is kept here", "[pager][rem
   const auto others = fillMany(rig, 8, 200);
   for (unsigned i = 0; i < others.size(); ++i) CHECK(rig.holds(others[i], kPiece, 200 + i));
   forgets = false;
-  CHECK(remote.tier->forgotten() > 0);
   for (unsigned i = 0; i < kKept; ++i) CHECK(rig.holds(pieces[i], kPiece, 60 + i));
   CHECK(remote.tier->broken() == nullptr);
+  return remote.tier->forgotten() > 0;
+}
+}  // namespace
+
+TEST_CASE("what memservers lose while it leaves VRAM is kept here", "[pager][remote]") {
+  constexpr int kTries = 5;
+  bool lost = false;
+  for (int i = 0; i < kTries && !lost; ++i) lost = losesWhatLeaves();
+  CHECK(lost);
 }
 
 TEST_CASE("a launch that finds all tiers full is refused soon", "[pager][remote]") {

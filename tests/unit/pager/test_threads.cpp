@@ -434,13 +434,31 @@ TEST_CASE("streams that come and go leave no states behind", "[pager][threads]")
   table.contextGone(context);
 }
 
+TEST_CASE("threads that launch in default streams of their own and end leave no states behind", "[pager][threads]") {
+  StreamTable table(driver().api);
+  const auto context = reinterpret_cast<CUcontext>(0x1000);
+  for (uint64_t i = 1; i <= 500; ++i) {
+    std::thread([&] { table.find({context, CU_STREAM_PER_THREAD, i})->last.store(i); }).join();
+    if (i % 20 == 0) table.contextDrained(context, i);  // as each free does
+  }
+  CHECK(table.states() < 50);
+  // One with work of which nobody knows that it is over keeps its own.
+  StreamState* busy = nullptr;
+  std::thread([&] {
+    busy = table.find({context, CU_STREAM_PER_THREAD, 501});
+    busy->last.store(501);
+  }).join();
+  std::thread([&] { CHECK(table.find({context, CU_STREAM_PER_THREAD, 502}) != busy); }).join();
+  CHECK_FALSE(table.quiet(501));
+}
+
 TEST_CASE("a thread that launches on several streams in turns looks each of them up once", "[pager][threads]") {
   StreamTable table(driver().api);
   const auto key = [](uintptr_t context, uintptr_t stream) {
     return StreamKey{reinterpret_cast<CUcontext>(context), reinterpret_cast<CUstream>(stream), 0};
   };
   std::vector<StreamKey> keys;
-  for (uintptr_t i = 0; i < 6; ++i) keys.push_back(key(0x1000 + 0x100 * (i % 2), 0x5000 + 0x40 * i));
+  for (uintptr_t i = 0; i < 64; ++i) keys.push_back(key(0x1000 + 0x100 * (i % 2), 0x5000 + 0x2c0 * i));
   std::vector<StreamState*> states;
   for (const StreamKey& wanted : keys) states.push_back(table.find(wanted));
   CHECK(table.searches() == keys.size());
