@@ -47,6 +47,7 @@ struct SettingOption {
   const char* help;
   Mode mode = Mode::kLocal;
   std::string text{};
+  bool given = false;
 };
 
 struct CommandLine {
@@ -96,10 +97,12 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
       "olrun");
   app.set_version_flag("--version", std::string("olrun ") + OLPAGER_VERSION);
   app.prefix_command();
+  std::vector<CLI::Option*> settings;
   for (auto& setting : line.settings) {
     CLI::Option* const option = app.add_option(setting.option, setting.text, setting.help)->type_name(setting.type);
     if (setting.key == std::string_view("memserver") || setting.key == std::string_view("gpunode"))
       option->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
+    settings.push_back(option);
   }
   app.add_option("--config", line.config,
                  "A settings file besides /etc/olpager/olpager.toml and ~/.config/olpager/olpager.toml")
@@ -119,6 +122,13 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
     return app.exit(asked);
   } catch (const CLI::ParseError& failure) {
     return refuse(base::format("{} (olrun --help lists the options)", failure.what()));
+  }
+  for (size_t i = 0; i < settings.size(); ++i) {
+    SettingOption& setting = line.settings[i];
+    setting.given = settings[i]->count() != 0;
+    if (setting.given && setting.text.empty())
+      return refuse(base::format("{} is given nothing; leave it out, or say {}", setting.option,
+                                 settings[i]->get_delimiter() == ',' ? "none" : "what it is to be"));
   }
   line.program = app.remaining();
   if (!line.program.empty() && line.program.front().starts_with('-')) {
@@ -177,7 +187,7 @@ Status checkRange(const base::Settings& settings) {
 Status checkOptions(const std::vector<SettingOption>& options, const std::vector<std::string>& gpunodes) {
   const Mode other = gpunodes.empty() ? Mode::kForwarded : Mode::kLocal;
   for (const auto& option : options) {
-    if (option.text.empty() || option.text == "none" || option.mode != other) continue;
+    if (!option.given || option.text == "none" || option.mode != other) continue;
     return Error{
         gpunodes.empty()
             ? base::format("{}: of no effect without a gpunode (--gpunode)", option.option)
@@ -222,7 +232,7 @@ int run(int argc, char** argv) {
   tools::Environment environment(base::SettingsSources::currentEnvironment());
   if (!line.config.empty()) environment.set("OL_CONFIG", base::absolutePath(line.config));
   for (auto& setting : line.settings) {
-    if (setting.text.empty()) continue;
+    if (!setting.given) continue;
     setting.text = base::fromCommandLine(setting.key, setting.text);
     base::Settings alone;
     if (auto status = base::applySetting(alone, setting.key, setting.text); !status.ok()) {
@@ -234,6 +244,11 @@ int run(int argc, char** argv) {
   if (!loaded.ok()) return refuse(loaded.error().message);
   const base::Settings& settings = loaded.value();
   if (auto status = checkOptions(line.settings, settings.gpunodes); !status.ok()) return refuse(status.error().message);
+  if (line.stats && !settings.gpunodes.empty()) {
+    return refuse(base::format(
+        "--stats: no pager counts here with the gpunode {}; olpagestat --node {} shows what its sessions use",
+        settings.gpunodes.front(), settings.gpunodes.front()));
+  }
 
   const std::string self = base::currentExecutable();
   const std::string library = base::locateLibrary(self, "libolpager.so");

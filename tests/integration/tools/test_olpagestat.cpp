@@ -115,7 +115,12 @@ TEST_CASE("olpagestat --once prints sizes for people", "[olpagestat]") {
     INFO(text);
     CHECK(outcome.out.find(text) != std::string::npos);
   }
-  CHECK(runtime.olpagestat({"--pid", std::to_string(getpid())}).out == runtime.olpagestat({}).out);
+  // The first line ends with how long the process has run.
+  const auto table = [&](const std::vector<std::string>& arguments) {
+    const std::string out = runtime.olpagestat(arguments).out;
+    return out.substr(std::min(out.find('\n'), out.size()));
+  };
+  CHECK(table({"--pid", std::to_string(getpid())}) == table({}));
 }
 
 TEST_CASE("olpagestat --watch has a column for each tier", "[olpagestat]") {

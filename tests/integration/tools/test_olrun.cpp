@@ -108,6 +108,10 @@ TEST_CASE("olrun refuses what can't be right with one line and status 2", "[olru
   checkRefusal(olpager.run({}), "no program given");
   checkRefusal(olpager.run({"--vrma", "8GiB", "--", "true"}), "unknown option --vrma");
   checkRefusal(olpager.run({"--vram"}), "--vram");
+  checkRefusal(olpager.run({"--vram", "", "--", "true"}),
+               "--vram is given nothing; leave it out, or say what it is to be");
+  checkRefusal(olpager.run({"--gpunode", "", "--", "true"}), "--gpunode is given nothing; leave it out, or say none");
+  checkRefusal(olpager.run({"--gpunode", "127.0.0.1:1", "--stats", "--", "true"}), "olpagestat --node 127.0.0.1:1");
   checkRefusal(olpager.run({"--vram", "8 gigs", "--", "true"}), "--vram: '8 gigs' is not a size; allowed: ");
   checkRefusal(olpager.run({"--vram", "1MiB", "--", "true"}), "--vram: '1MiB' is below one page");
   checkRefusal(olpager.run({"--vram", "0", "--", "true"}), "--vram: '0'");
