@@ -36,10 +36,11 @@ int main(int argc, char** argv) {
   CLI::App app("Runs the GPU work of programs on other machines (olrun --gpunode).", "olgpunode");
   app.set_version_flag("--version", std::string("olgpunode ") + OLPAGER_VERSION);
   std::map<std::string, std::string> given;
+  std::map<std::string, CLI::Option*> options_of;
   for (const auto& key : gpunode::supervisorKeys()) {
-    app.add_option(base::format("--{}", key.key), given[key.key],
-                   base::format("{} (default: {})", key.text, key.default_))
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    options_of[key.key] = app.add_option(base::format("--{}", key.key), given[key.key],
+                                         base::format("{} (default: {})", key.text, key.default_));
+    options_of[key.key]->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
   std::string config;
   app.add_option("--config", config,
@@ -61,7 +62,8 @@ int main(int argc, char** argv) {
   if (auto status = gpunode::applyFile(options, file, !config.empty()); !status.ok())
     return refuse(status.error().message);
   for (const auto& [key, text] : given) {
-    if (text.empty()) continue;
+    if (options_of[key]->count() == 0) continue;
+    if (text.empty()) return refuse(base::format("--{} is given nothing; leave it out, or say what it is to be", key));
     if (auto status = gpunode::applyOption(options, key, base::fromCommandLine(key, text)); !status.ok())
       return refuse(base::format("--{}: {}", key, status.error().message));
   }

@@ -38,6 +38,21 @@ Status setListen(SupervisorOptions& options, std::string_view text) {
   options.listen = text;
   return {};
 }
+Status setPorts(SupervisorOptions& options, std::string_view text) {
+  if (text == "any") {
+    options.first_port = options.last_port = 0;
+    return {};
+  }
+  const size_t dash = std::min(text.find('-'), text.size());
+  uint32_t first = 0, last = 0;
+  auto status = number(text.substr(0, dash), 1, 65535, first);
+  last = first;
+  if (status.ok() && dash != text.size()) status = number(text.substr(dash + 1), first, 65535, last);
+  if (!status.ok()) return notAllowed(text, "a range of ports such as 7100-7163, or any");
+  options.first_port = first;
+  options.last_port = last;
+  return {};
+}
 Status setDriver(SupervisorOptions& options, std::string_view text) { return checked("driver", text, options.driver); }
 Status setVram(SupervisorOptions& options, std::string_view text) {
   base::Settings probe;
@@ -127,6 +142,8 @@ Status setLog(SupervisorOptions& options, std::string_view text) {
 const std::vector<SupervisorKey>& supervisorKeys() {
   static const std::vector<SupervisorKey> kKeys = {
       {"listen", "Where clients are accepted, host:port", "127.0.0.1:7071", setListen},
+      {"ports", "Where workers listen, at the same address: a range such as 7100-7163, a port for each session", "any",
+       setPorts},
       {"driver", "The driver's libcuda.so.1 by its path, or sim for the simulated GPU", "as the loader finds it",
        setDriver},
       {"device", "The GPUs that sessions see, such as 0,2, counted as nvidia-smi does", "all", setDevice},
@@ -146,7 +163,7 @@ const std::vector<SupervisorKey>& supervisorKeys() {
        setSwitch<&SupervisorOptions::straight>},
       {"sessions", "The most at a time", "64", setSessions},
       {"key-sessions", "The most at a time of one key", "no limit of its own", setKeySessions},
-      {"grace", "Seconds for which a session without a connection is kept", "10", setGrace},
+      {"grace", "Seconds for which a program that has lost its connection tries to connect again", "10", setGrace},
       {"prometheus", "Where figures are served for Prometheus, on loopback: host:port", "none", setPrometheus},
       {"log", "off, error, warn, info, debug or trace", "info", setLog},
   };

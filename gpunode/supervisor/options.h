@@ -15,9 +15,10 @@ namespace olpager::gpunode {
 
 struct SupervisorOptions {
   std::string listen = "127.0.0.1:7071";
-  std::string driver;             // as the setting: "" finds the driver, "sim", or a path
-  std::vector<uint32_t> devices;  // that sessions see, in this order; empty: all
-  base::Budget vram, memory;      // of each session, as the settings vram and host
+  std::string driver;                      // as the setting: "" finds the driver, "sim", or a path
+  std::vector<uint32_t> devices;           // that sessions see, in this order; empty: all
+  base::Budget vram, memory;               // of each session, as the settings vram and host
+  uint32_t first_port = 0, last_port = 0;  // of workers; 0: any
   std::string key;
   std::string cache;                  // folder of modules that clients have sent; "": the usual place, "none": none
   uint64_t cache_bytes = 4ull << 30;  // of each key's
@@ -27,7 +28,7 @@ struct SupervisorOptions {
   bool confine = true;   // workers (gpunode/worker/confine.h)
   uint32_t sessions = 64;
   uint32_t key_sessions = 0;   // of one key; 0: as many as of all
-  uint32_t grace_ms = 10'000;  // a worker without a link
+  uint32_t grace_ms = 10'000;  // for which a client tries to connect again
   std::string prometheus;      // host:port; "": none
   base::LogLevel log = base::LogLevel::kInfo;
 };

@@ -140,7 +140,10 @@ status::Status Supervisor::state(uint64_t first, const transport::PeerInfo& aske
       }
       row.bytes.back() = session->report.host + session->report.pinned;
     }
-    row.state = !session->ended.empty() ? "ended: " + session->ended : session->starting ? "starting" : "running";
+    row.state = !session->ended.empty()   ? "ended: " + session->ended
+                : session->starting       ? "starting"
+                : hasLostClient(*session) ? "running, without its client"
+                                          : "running";
     told.sessions.push_back(std::move(row));
   }
   return told;

@@ -16,6 +16,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "base/size.h"
 #include "coherence/transport/trust/keys.h"
 #include "gpunode/supervisor/cache_folder.h"
@@ -36,6 +37,8 @@ using forward::SessionRequest;
 constexpr auto kRemembered = 60s;  // an ended session
 constexpr auto kStart = 25s;       // of a worker
 constexpr auto kLookAgain = 10s;   // for a driver that could not start
+constexpr auto kWait = 20s;        // of a client for another's session to end: it waits 30 for the answer
+constexpr auto kEnd = 1s;          // of workers that have been told to
 constexpr int kTickMs = 500;
 
 // What a peer calls itself, as a log takes it.
@@ -133,17 +136,23 @@ Status Supervisor::start() {
 int Supervisor::run() {
   for (;;) {
     std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}, {queue_->eventFd(), POLLIN, 0}};
-    std::vector<uint64_t> heard;
+    std::vector<uint64_t> heard, watched;
     for (auto& [id, session] : sessions_) {
       if (!session.socket) continue;
       fds.push_back({session.socket.get(), POLLIN, 0});
       heard.push_back(id);
+    }
+    for (auto& [id, session] : sessions_) {
+      if (!session.process_ended) continue;
+      fds.push_back({session.process_ended.get(), POLLIN, 0});
+      watched.push_back(id);
     }
     if (poll(fds.data(), fds.size(), kTickMs) < 0 && errno != EINTR) return 1;
     signalfd_siginfo got{};
     while (read(signals_.get(), &got, sizeof got) == sizeof got) {
       if (got.ssi_signo != SIGCHLD) {
         base::logInfo("ending: %zu session(s) end with it", running());
+        endSessions();
         return 0;
       }
     }
@@ -159,10 +168,15 @@ int Supervisor::run() {
         kill(session.pid, SIGKILL);
       }
     }
+    for (size_t i = 0; i < watched.size(); ++i) {
+      const auto found = sessions_.find(watched[i]);
+      if (found != sessions_.end() && fds[2 + heard.size() + i].revents != 0) processEnded(found->second);
+    }
     transport::Completion completions[16];
     while (const size_t count = queue_->poll(completions)) {
       for (size_t i = 0; i < count; ++i) take(completions[i]);
     }
+    openWaiting();
     divideVram();
     tellMetrics();
     forgetOld();
@@ -172,6 +186,7 @@ int Supervisor::run() {
 
 void Supervisor::take(transport::Completion& completion) {
   if (completion.kind == transport::Completion::Kind::kDown) {
+    std::erase_if(waiting_, [&](const Waiting& one) { return one.client == completion.link; });
     for (auto& [id, session] : sessions_) {
       if (session.client != completion.link) continue;
       session.client.reset();
@@ -231,8 +246,42 @@ std::string Supervisor::inTheWay(const SessionRequest& request, const std::strin
   return "";
 }
 
+// A client that has been there has called.
+bool Supervisor::hasLostClient(const Session& session) {
+  return session.report.calls != 0 && session.report.link == kNoLink;
+}
+
+// Whether there would be a place without the sessions that have lost their clients.
+bool Supervisor::mayComeFree(const std::string& key_name) const {
+  size_t all = 0, of_key = 0;
+  for (const auto& [id, session] : sessions_) {
+    if (!session.ended.empty() || hasLostClient(session)) continue;
+    ++all;
+    of_key += session.key_name == key_name ? 1 : 0;
+  }
+  return all < options_.sessions && (options_.key_sessions == 0 || of_key < options_.key_sessions);
+}
+
+void Supervisor::openWaiting() {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<Waiting> waiting;
+  waiting.swap(waiting_);  // open() may put them there again
+  for (Waiting& one : waiting) {
+    const std::string& key_name = one.client->peer().key_name;
+    const bool taken = !inTheWay(one.request, key_name).empty();
+    if (taken && mayComeFree(key_name) && now < one.until) {
+      waiting_.push_back(std::move(one));
+    } else {
+      open(one.client, one.request, true);
+    }
+  }
+}
+
 void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionRequest& request) {
-  if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) return sayNo(client, why);
+  const std::string& key_name = client->peer().key_name;
+  const std::string why = inTheWay(request, key_name);
+  if (!why.empty() && !(request.specification == forward::kSpecification && mayComeFree(key_name)))
+    return sayNo(client, why);
   if (!devices_.known()) return sayNo(client, no_devices_);
   SessionReply reply;
   const std::string text = base::format("{} of at most {} sessions", running(), options_.sessions);
@@ -240,8 +289,15 @@ void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionReques
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
 }
 
-void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& request) {
-  if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) return refuse(client, why);
+void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& request, bool has_waited) {
+  if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) {
+    if (has_waited || request.specification != forward::kSpecification || !mayComeFree(client->peer().key_name))
+      return refuse(client, why);
+    base::logInfo("%s of %s waits for the place of a session that has lost its client",
+                  printable(request.program, sizeof request.program).c_str(), client->peer().address.c_str());
+    waiting_.push_back({client, request, std::chrono::steady_clock::now() + kWait});
+    return;
+  }
   if (request.slots == 0 || request.slots > forward::kMostSlots || request.slot >= request.slots)
     return refuse(client, base::format("a program has at most {} gpunodes", forward::kMostSlots));
   Session session;
@@ -260,8 +316,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   if (getrandom(session.reply.key, sizeof session.reply.key, 0) != sizeof session.reply.key)
     return refuse(client, "it has no random numbers");
   session.reply.session = session.id;
-  // A client gives up before its worker does: what it could still resume is still there.
-  session.reply.grace_ms = options_.grace_ms * 2 / 3;
+  session.reply.grace_ms = options_.grace_ms;
   session.number = next_number_;
   session.process = request.process;
   session.slot = request.slot;
@@ -271,6 +326,8 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.node = client->peer().node;
   session.key_name = client->peer().key_name;
   session.client = client;
+  if (client->peer().same_host && request.processes != 0 && request.processes == base::processNamespace())
+    session.process_ended = base::watchProcess(static_cast<pid_t>(request.process));
   session.since = std::chrono::steady_clock::now();
   if (auto spawned = spawn(session, hostOf(listener_->address())); !spawned.ok()) {
     base::logError("%s", spawned.error().message.c_str());
@@ -324,11 +381,13 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   std::memcpy(setup.key, session.reply.key, sizeof setup.key);
   setup.transport = static_cast<uint32_t>(options_.choice);
   setup.tls = static_cast<uint32_t>(options_.key.empty() ? transport::Tls::kOff : options_.tls);
-  setup.grace_ms = options_.grace_ms;
+  setup.grace_ms = forward::workerGraceMs(options_.grace_ms);
   setup.straight = options_.straight ? 1 : 0;
   setup.confined = options_.confine ? 1 : 0;
   setup.pinned_bytes = pager::hostLimit({options_.memory.bytes, options_.memory.percent});
-  std::strncpy(setup.listen, (host + ":0").c_str(), sizeof setup.listen - 1);
+  setup.first_port = options_.first_port;
+  setup.last_port = options_.last_port;
+  std::strncpy(setup.listen, host.c_str(), sizeof setup.listen - 1);
   std::strncpy(setup.library, library_.c_str(), sizeof setup.library - 1);
   if (!cache_.empty()) {
     const std::string folder = cache_ + (session.key_name.empty() ? "/no-key" : "/key-" + session.key_name);
@@ -398,6 +457,34 @@ void Supervisor::hear(Session& session) {
   }
 }
 
+// Its worker sees the end of the link by itself, and waits no longer once it knows that it is for good.
+void Supervisor::processEnded(Session& session) {
+  session.process_ended.reset();
+  const WorkerOrder order{Order::kClientIsDead, 0, 0};
+  if (session.socket) (void)!send(session.socket.get(), &order, sizeof order, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+// Each client is told by its worker; what is left after a moment dies with this process.
+void Supervisor::endSessions() {
+  for (const Waiting& one : waiting_) refuse(one.client, "the gpunode has been told to end");
+  waiting_.clear();
+  for (auto& [id, session] : sessions_) {
+    const WorkerOrder order{Order::kEnd, 0, 0};
+    if (session.starting && session.pid > 0) {
+      if (session.client) refuse(session.client, "the gpunode has been told to end");
+      session.client.reset();
+      kill(session.pid, SIGKILL);
+    } else if (session.socket) {
+      (void)!send(session.socket.get(), &order, sizeof order, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+  }
+  const auto end = std::chrono::steady_clock::now() + kEnd;
+  for (reap(); running() != 0 && std::chrono::steady_clock::now() < end; reap()) {
+    constexpr int kTick = 10;
+    (void)poll(nullptr, 0, kTick);
+  }
+}
+
 void Supervisor::reap() {
   int status = 0;
   for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
@@ -411,6 +498,7 @@ void Supervisor::reap() {
       session.since = std::chrono::steady_clock::now();
       if (session.starting) ready(session);
       session.socket.reset();
+      session.process_ended.reset();
       ++ended_;
       failed_ += status != 0 && !session.left ? 1 : 0;
       ended_calls_ += session.report.calls;

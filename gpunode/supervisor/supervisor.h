@@ -2,6 +2,8 @@
 // does all of it; the transport's threads only bring messages, and that of /metrics serves what was told last.
 //
 // A session: starting (its worker runs, the client waits for the answer) -> running -> ended (kept a while, to be asked for).
+// A running one whose client has lost its link is kept for its grace time; where the client's process is of this machine and has ended it goes
+// at once. A client that finds all places taken waits while one of them is such a session's.
 //
 // VRAM. While several sessions use a device each gets a budget (shares.h), by what their workers report twice a second; it is set anew
 // when they come, go, or want more or less. A session that was never beside another keeps what its pager found.
@@ -51,6 +53,7 @@ class Supervisor {
     bool left = false;              // the client has, before the worker was ready
     bool starting = true;           // the worker is not ready
     base::UniqueFd socket;          // to the worker
+    base::UniqueFd process_ended;   // of a client on this machine: base::watchProcess
     std::vector<uint32_t> devices;  // that it sees, as indices of devices_: what the worker calls 0, 1, ...
     WorkerReport report;            // the last one
     std::vector<uint64_t> budgets;  // by devices_, as ordered last; 0: none was
@@ -60,8 +63,15 @@ class Supervisor {
     std::chrono::steady_clock::time_point since;
   };
 
+  /// A client that would have a session if one that is without its client ended.
+  struct Waiting {
+    transport::LinkPtr client;
+    forward::SessionRequest request;
+    std::chrono::steady_clock::time_point until;
+  };
+
   void take(transport::Completion& completion);
-  void open(const transport::LinkPtr& client, const forward::SessionRequest& request);
+  void open(const transport::LinkPtr& client, const forward::SessionRequest& request, bool has_waited = false);
   void wouldOpen(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void tell(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void answer(const transport::LinkPtr& client, std::span<const std::byte> question);
@@ -71,6 +81,11 @@ class Supervisor {
   void refuse(const transport::LinkPtr& client, const std::string& why);
   void ready(Session& session);
   size_t running() const;
+  static bool hasLostClient(const Session& session);
+  bool mayComeFree(const std::string& key_name) const;
+  void openWaiting();
+  void processEnded(Session& session);
+  void endSessions();
   std::string inTheWay(const forward::SessionRequest& request, const std::string& key_name) const;
   void hear(Session& session);
   void reap();
@@ -92,6 +107,7 @@ class Supervisor {
   std::unique_ptr<transport::Listener> listener_;
   base::UniqueFd signals_;
   std::map<uint64_t, Session> sessions_;
+  std::vector<Waiting> waiting_;
   uint64_t next_number_ = 1, refused_ = 0, ended_ = 0, failed_ = 0, ended_calls_ = 0, ended_moved_ = 0;
   std::string cache_;  // the folder with a folder for each key; "": none
   Devices devices_;

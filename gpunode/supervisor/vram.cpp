@@ -50,7 +50,7 @@ uint64_t Supervisor::vramToShare(size_t device) const {
 void Supervisor::order(Session& session, size_t device, uint64_t budget) {
   const auto place = std::find(session.devices.begin(), session.devices.end(), device);
   if (place == session.devices.end() || !session.socket) return;
-  const WorkerOrder order{static_cast<int32_t>(place - session.devices.begin()), 0, budget};
+  const WorkerOrder order{Order::kVramBudget, static_cast<int32_t>(place - session.devices.begin()), budget};
   if (send(session.socket.get(), &order, sizeof order, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof order) return;
   if (session.budgets[device] != budget)
     base::logDebug("session %016llx (%s): VRAM budget of GPU %zu: %s", static_cast<unsigned long long>(session.id),

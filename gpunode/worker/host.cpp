@@ -82,19 +82,18 @@ namespace {
 struct Function {
   Worker* worker;
   uint32_t number;
+  bool again;  // runs with each launch of a graph: it stays as long as the session
 };
-void CUDA_CB callFunction(void* data) {
-  const auto* const function = static_cast<Function*>(data);
-  function->worker->callClient(function->number, CUDA_SUCCESS);
-}
-void CUDA_CB callCallback(CUstream /*stream*/, CUresult status, void* data) {
-  const auto* const function = static_cast<Function*>(data);
+void called(void* data, CUresult status) {
+  std::unique_ptr<const Function> function(static_cast<const Function*>(data));
   function->worker->callClient(function->number, status);
+  if (function->again) (void)function.release();
 }
+void CUDA_CB callFunction(void* data) { called(data, CUDA_SUCCESS); }
+void CUDA_CB callCallback(CUstream /*stream*/, CUresult status, void* data) { called(data, status); }
 
 }  // namespace
 
-// A function that is captured runs with each launch of its graph: what it needs stays as long as the session.
 CUresult hostFunction(Invocation& in) {
   const auto given = in.value<uint64_t>();
   const bool per_thread = in.value<uint8_t>() != 0;
@@ -102,7 +101,7 @@ CUresult hostFunction(Invocation& in) {
   const bool with_status = in.value<uint8_t>() != 0;
   const auto number = in.value<uint32_t>();
   if (!in.ok()) return in.refusal();
-  auto function = std::make_unique<Function>(Function{&in.worker(), number});
+  auto function = std::make_unique<Function>(Function{&in.worker(), number, isCapturing(in, stream)});
   const CUresult result = with_status ? in.driver().cuStreamAddCallback(stream, callCallback, function.get(), 0)
                                       : in.driver().cuLaunchHostFunc(stream, callFunction, function.get());
   if (result == CUDA_SUCCESS) (void)function.release();
@@ -135,7 +134,7 @@ CUresult gate(Invocation& in) {
   if (!in.ok()) return in.refusal();
   if (isCapturing(in, stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (notice != 0) {
-    auto function = std::make_unique<Function>(Function{&in.worker(), notice});
+    auto function = std::make_unique<Function>(Function{&in.worker(), notice, false});
     const CUresult result = in.driver().cuLaunchHostFunc(stream, tellNotice, function.get());
     if (result != CUDA_SUCCESS) return result;
     (void)function.release();
@@ -177,7 +176,7 @@ CUresult hostChanges(Invocation& in) {
 }
 
 CUhostFn clientFunction() { return callFunction; }
-void* clientFunctionData(Worker& worker, uint32_t number) { return new Function{&worker, number}; }
+void* clientFunctionData(Worker& worker, uint32_t number) { return new Function{&worker, number, true}; }
 uint32_t clientFunctionNumber(const void* data) { return static_cast<const Function*>(data)->number; }
 
 CUresult pointerAttribute(Invocation& in) {

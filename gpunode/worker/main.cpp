@@ -37,6 +37,7 @@ using gpunode::WorkerSetup;
 
 constexpr auto kFirstLink = 15s;  // of a client that has its address: it gives up before
 constexpr auto kGreeting = 1s;
+constexpr auto kTurn = 100ms;
 constexpr auto kLook = 2ms;
 
 /// Links that the client has made, each with a queue of its own, until one is taken.
@@ -140,6 +141,7 @@ int run() {
 
   gpunode::WorkerOptions options;
   options.library = setup.library;
+  options.memservers = !settings.value().memservers.empty();
   options.va_base = settings.value().va_base != 0 ? settings.value().va_base : pager::kDefaultVaBase;
   options.va_size = settings.value().va_size != 0 ? settings.value().va_size : pager::kDefaultVaSize;
   options.slot = setup.slot;
@@ -179,13 +181,24 @@ int run() {
   if (!node.ok()) return fail(node.error().message);
   auto* const arrivals = new Arrivals;
   transport::Endpoint& endpoint = *node.value();
-  auto listener = endpoint.listen(setup.listen, [&](const transport::PeerInfo& peer) -> Result<transport::Accepted> {
+  const auto accept = [&](const transport::PeerInfo& peer) -> Result<transport::Accepted> {
     if (const auto slot = forward::peerSlot(peer.key_name)) return worker->peers().accept(*slot, endpoint);
     auto queue = endpoint.makeQueue();
     arrivals->add(queue);
     return transport::Accepted{worker->staging().domain(), queue};
-  });
-  if (!listener.ok()) return fail(listener.error().message);
+  };
+  // The first port of the range that no other session has.
+  const auto listenAt = [&](uint32_t port) {
+    return endpoint.listen(std::string(setup.listen) + ":" + std::to_string(port), accept);
+  };
+  auto listener = listenAt(setup.first_port);
+  for (uint32_t port = setup.first_port; !listener.ok() && port < setup.last_port;) listener = listenAt(++port);
+  if (!listener.ok()) {
+    return fail(setup.last_port == 0
+                    ? listener.error().message
+                    : "no port of " + std::to_string(setup.first_port) + " to " + std::to_string(setup.last_port) +
+                          " (--ports) is free: " + listener.error().message);
+  }
   if (setup.confined != 0) {
     // The driver has started, the port is open: what comes now is the client's.
     const gpunode::Confinement allowed{!settings.value().memservers.empty() || straight};
@@ -200,9 +213,13 @@ int run() {
   say(0, listener.value()->address());
   gpunode::startReporter(*worker, gpunode::kSetupFd);
 
-  if (!arrivals->join(worker->channel(), kFirstLink)) {
+  bool joined = false;
+  const auto end = std::chrono::steady_clock::now() + kFirstLink;
+  while (!joined && !worker->clientDead() && std::chrono::steady_clock::now() < end)
+    joined = arrivals->join(worker->channel(), kTurn);
+  if (!joined) {
     base::logWarn("session %llu: the client did not come", static_cast<unsigned long long>(setup.session));
-    return 1;
+    worker->leave(1);
   }
   const std::chrono::milliseconds grace(setup.grace_ms);
   worker->endWithoutClient(grace);
@@ -214,7 +231,7 @@ int run() {
                   static_cast<unsigned long long>(setup.session), static_cast<unsigned long long>(sent),
                   static_cast<unsigned long long>(taken));
   worker->channel().close("the session has ended");
-  return 0;
+  worker->leave(0);
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ WorkerReport reportOf(Worker& worker, decltype(&olpager_figures) figures_of) {
   WorkerReport report;
   report.calls = worker.calls();
   report.moved = worker.moved();
-  if (const auto kind = worker.channel().linkKind()) report.link = static_cast<uint32_t>(*kind);
+  if (const auto kind = worker.channel().linkKind(); kind && worker.channel().linkUp())
+    report.link = static_cast<uint32_t>(*kind);
   report.pinned = worker.hostMemory().bytes();
   OlpagerFigures figures;
   if (figures_of == nullptr || figures_of(&figures) != 0) return report;
@@ -47,7 +48,10 @@ void startReporter(Worker& worker, int fd) {
         WorkerOrder order;
         const ssize_t got = recv(fd, &order, sizeof order, MSG_DONTWAIT);
         if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return;  // the supervisor is gone
-        if (got != sizeof order || set_budget == nullptr) continue;
+        if (got != sizeof order) continue;
+        if (order.order == Order::kEnd) worker.endNow("the gpunode has been told to end");
+        if (order.order == Order::kClientIsDead) worker.clientIsDead();
+        if (order.order != Order::kVramBudget || set_budget == nullptr) continue;
         const uint64_t budget = set_budget(order.device, order.vram_budget);
         base::logDebug("device %d: VRAM budget %llu MiB (%llu MiB wanted)", order.device,
                        static_cast<unsigned long long>(budget >> 20),

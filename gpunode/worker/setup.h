@@ -31,9 +31,11 @@ struct WorkerSetup {
   uint32_t slot = 0;          // which of the program's sessions it is
   uint32_t slots = 1;         // how many it has
   uint32_t straight = 0;      // links to the workers of the program's other sessions
-  char listen[128] = {};      // host:port
-  char library[512] = {};     // kSession: libolpager.so; kDescribe: the driver
-  char cache[512] = {};       // the folder of this key's modules; "": none
+  uint32_t first_port = 0;    // where it may listen; 0: anywhere
+  uint32_t last_port = 0;
+  char listen[128] = {};   // the host
+  char library[512] = {};  // kSession: libolpager.so; kDescribe: the driver
+  char cache[512] = {};    // the folder of this key's modules; "": none
 };
 
 struct WorkerReady {
@@ -53,9 +55,15 @@ struct WorkerReport {
   } devices[kMostDevices] = {};
 };
 
+enum class Order : uint32_t {
+  kVramBudget = 1,
+  kClientIsDead,  // its process has ended: without a link nobody will come back
+  kEnd,           // the gpunode ends: the client is told
+};
+
 struct WorkerOrder {
-  int32_t device = 0;  // the worker's
-  uint32_t reserved = 0;
+  Order order = Order::kVramBudget;
+  int32_t device = 0;  // kVramBudget: the worker's
   uint64_t vram_budget = 0;
 };
 

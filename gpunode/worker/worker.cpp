@@ -10,6 +10,7 @@
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/relaxed.h"
 #include "interpose/api/driver_symbols.h"
+#include "interpose/forward/threads.h"
 #include "interpose/local/control.h"
 
 namespace olpager::gpunode {
@@ -129,11 +130,39 @@ void Worker::endWithoutClient(std::chrono::milliseconds grace) {
       std::this_thread::sleep_for(kTick);
       const auto now = std::chrono::steady_clock::now();
       if (channel_.linkUp()) seen = now;
-      if (now - seen <= grace + 1s) continue;
+      if (now - seen <= (client_dead_ ? 0ms : grace + 1s)) continue;
       base::logWarn("the client is gone, and has left calls behind that are not made any more");
-      _exit(0);
+      leave(0);
     }
   }).detach();
+}
+
+void Worker::endNow(const std::string& why) {
+  constexpr auto kTick = 10ms;
+  constexpr auto kMost = 500ms;
+  tell(Answer::kEnds, 0, CUDA_SUCCESS, std::as_bytes(std::span(why)), true);
+  // A client that has heard lets go of its link.
+  const auto end = std::chrono::steady_clock::now() + kMost;
+  while (channel_.linkUp() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(kTick);
+  base::logInfo("the session ends: %s", why.c_str());
+  leave(0);
+}
+
+void Worker::leave(int status) {
+  constexpr auto kMost = 2s;
+  constexpr auto kTick = 5ms;
+  if (auto* const stop = reinterpret_cast<decltype(&olpager_stop)>(symbol("olpager_stop"));
+      options_.memservers && stop != nullptr) {
+    static std::atomic<bool> told{false};
+    std::thread([stop] {
+      stop();
+      told.store(true);
+    }).detach();
+    const auto end = std::chrono::steady_clock::now() + kMost;
+    while (!told && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(kTick);
+  }
+  std::fflush(stderr);
+  _exit(status);
 }
 
 // --- the lead ----------------------------------------------------------------------------------------------------------
@@ -400,13 +429,14 @@ void Worker::make(const std::vector<std::byte>& record) {
     }
     return;
   }
-  if ((head.flags & forward::kMayWait) != 0) {
-    if (result == CUDA_SUCCESS) {
-      text_.drain();
-    } else {
-      text_.drainAll();
-      errors_.drainAll();
-    }
+  // What kernels printed is there before the call that waited for them returns, and what the driver says of a failure before the error is:
+  // the program may end then.
+  const bool fails = result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
+  if (fails || head.function == static_cast<uint16_t>(forward::Operation::kGoodbye)) {
+    text_.drainAll();
+    errors_.drainAll();
+  } else if ((head.flags & forward::kMayWait) != 0) {
+    text_.drain();
   }
   const auto& results = in.results().bytes;
   moved_.fetch_add(results.size(), std::memory_order_relaxed);
@@ -447,16 +477,22 @@ bool Worker::isStillThere(const CallHead& head, forward::Reader arguments) const
 
 CUresult Worker::threadStream(uint32_t thread, uint64_t context, CUstream* stream) {
   std::lock_guard lock(streams_mutex_);
-  CUstream& known = thread_streams_[{context, thread}];
-  if (known == nullptr) {
+  ThreadStream& known = thread_streams_[{context, forward::threadPlace(thread)}];
+  // Of a thread that has ended: it serves the next in its place, unless there is still something in it that this one would wait for.
+  if (known.stream != nullptr && known.thread != thread && driver_.cuStreamQuery(known.stream) != CUDA_SUCCESS) {
+    (void)driver_.cuStreamDestroy_v2(known.stream);  // goes when it is through
+    known.stream = nullptr;
+  }
+  known.thread = thread;
+  if (known.stream == nullptr) {
     if (driver_.cuStreamCreate == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-    const CUresult result = driver_.cuStreamCreate(&known, CU_STREAM_DEFAULT);
+    const CUresult result = driver_.cuStreamCreate(&known.stream, CU_STREAM_DEFAULT);
     if (result != CUDA_SUCCESS) {
-      known = nullptr;
+      known.stream = nullptr;
       return result;
     }
   }
-  *stream = known;
+  *stream = known.stream;
   return CUDA_SUCCESS;
 }
 
@@ -476,21 +512,29 @@ void Worker::callClient(uint32_t number, CUresult status) {
     functions_ += more;
     functions_ -= fewer;
   };
+  {
+    std::lock_guard lock(client_mutex_);
+    ++called_[number].calls;
+  }
   waits(1, 0);
   lead_free_.notify_one();  // looks whether the leader is in a call for long
   tell(Answer::kHostFunction, number, status, {}, true);
   {
     std::unique_lock lock(client_mutex_);
     // Without the client the stream must go on, or nothing of the session could be taken down.
-    while (!ended_ && done_[number] == 0) client_done_.wait_for(lock, kSlice);
-    if (done_[number] != 0) --done_[number];
+    Called& called = called_[number];  // stays: this call is counted
+    while (!ended_ && called.done == 0) client_done_.wait_for(lock, kSlice);
+    if (called.done != 0) --called.done;
+    if (--called.calls == 0) called_.erase(number);
   }
   waits(0, 1);
 }
 
 void Worker::clientFunctionDone(uint32_t number) {
   std::lock_guard lock(client_mutex_);
-  ++done_[number];
+  const auto found = called_.find(number);
+  if (found == called_.end()) return;  // nonsense
+  ++found->second.done;
   client_done_.notify_all();
 }
 

@@ -46,7 +46,8 @@ namespace olpager::gpunode {
 struct WorkerOptions {
   std::string library;  // libolpager.so
   uint64_t va_base = 0, va_size = 0;
-  unsigned slot = 0;  // of the session among those of its program
+  unsigned slot = 0;        // of the session among those of its program
+  bool memservers = false;  // it has some
 };
 
 class Worker {
@@ -61,6 +62,13 @@ class Worker {
   /// Makes calls until the client says goodbye, sends nonsense, or is gone for longer than the grace time (`rejoined` waits for it and
   /// returns false then). Returns why it ended.
   std::string serve(std::function<bool()> rejoined);
+  /// The client's process is known to be gone: nobody will come back. Ends the process as soon as there is no link.
+  void clientIsDead() { client_dead_.store(true); }
+  bool clientDead() const { return client_dead_.load(); }
+  /// Tells the client that the session ends, and why, and ends the process when it has heard or has had its time.
+  [[noreturn]] void endNow(const std::string& why);
+  /// Ends the process, whatever its threads are in: memory goes with it. Memservers are told first, as far as that takes no longer than a moment.
+  [[noreturn]] void leave(int status);
 
   calls::Channel& channel() { return channel_; }
   const api::DriverTable& driver() const { return driver_; }
@@ -151,7 +159,11 @@ class Worker {
   std::function<bool()> rejoined_;
 
   std::mutex streams_mutex_;
-  std::map<std::pair<uint64_t, uint32_t>, CUstream> thread_streams_;  // by context and thread
+  struct ThreadStream {
+    CUstream stream = nullptr;
+    uint32_t thread = 0;  // whose it is
+  };
+  std::map<std::pair<uint64_t, uint32_t>, ThreadStream> thread_streams_;  // by context and the thread's place
 
   std::mutex lead_mutex_;
   std::condition_variable lead_free_, threads_gone_;
@@ -169,13 +181,18 @@ class Worker {
   size_t ahead_bytes_ = 0;
   uint64_t next_thread_ = 1;
   std::atomic<bool> ended_{false};
+  std::atomic<bool> client_dead_{false};
   std::atomic<uint64_t> calls_{0}, moved_{0};
   forward::Tally made_;  // with OL_LOG=debug
   std::string why_;
 
   std::mutex client_mutex_;
   std::condition_variable client_done_;
-  std::map<uint32_t, uint32_t> done_;  // by function: how often it is done and was not waited for
+  struct Called {
+    uint32_t calls = 0;  // that wait for it
+    uint32_t done = 0;   // that the client has said are over, and that nobody has taken yet
+  };
+  std::map<uint32_t, Called> called_;  // by function
 };
 
 }  // namespace olpager::gpunode

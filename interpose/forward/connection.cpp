@@ -10,6 +10,7 @@
 #include <string_view>
 #include <thread>
 
+#include "base/process.h"
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/from_settings.h"
@@ -26,8 +27,8 @@ using namespace std::chrono_literals;
 constexpr uint32_t kConnectMs = 5000;
 constexpr uint32_t kAnswerMs = 30000;  // a worker starts its driver meanwhile
 constexpr auto kGreeting = 5s;
-constexpr auto kFirst = 2s;  // to reach the worker
-constexpr auto kRetry = 50ms;
+constexpr auto kFirst = 5s;  // to reach the worker
+constexpr std::chrono::milliseconds kRetry = 50ms;
 
 std::string withPort(const std::string& address, uint32_t port) {
   return address.substr(0, address.rfind(':')) + ":" + std::to_string(port);
@@ -38,6 +39,7 @@ std::string withPort(const std::string& address, uint32_t port) {
 Status Connection::open(calls::Channel& channel) {
   SessionRequest request;
   request.process = static_cast<uint32_t>(getpid());
+  request.processes = base::processNamespace();
   request.specification = kSpecification;
   std::strncpy(request.program, program_invocation_short_name, sizeof request.program - 1);
   request.slot = slot_;
@@ -68,7 +70,9 @@ Status Connection::open(calls::Channel& channel) {
   if (settings_.key.empty()) options.tls = transport::Tls::kOff;
   tls_ = options.tls;
   options.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
-  options.connect_ms = 5000;
+  options.connect_ms = connectMs();
+  options.silent_ms = silentMs(session_.grace_ms);
+  options.ping_ms = std::min(options.ping_ms, options.silent_ms / 4);
   options.spin_us = awakeMicroseconds();
   setLanes(options);
   auto node = transport::makeEndpoint(options);
@@ -77,17 +81,17 @@ Status Connection::open(calls::Channel& channel) {
   // What is between the two (a forwarded port) may need a moment to open the worker's port.
   const auto end = std::chrono::steady_clock::now() + kFirst;
   for (;;) {
-    Status joined = join(channel);
+    Status joined = join(channel, kGreeting);
     if (joined.ok() || std::chrono::steady_clock::now() > end) return joined;
     std::this_thread::sleep_for(kRetry);
   }
 }
 
-Status Connection::join(calls::Channel& channel) {
+Status Connection::join(calls::Channel& channel, std::chrono::milliseconds greeting) {
   auto queue = node_->makeQueue();
   auto link = node_->connect(worker_address_, {domain_, queue, link_});
   if (!link.ok()) return Error{"worker at " + worker_address_ + ": " + link.error().message};
-  auto heard = calls::greet(*link.value(), *queue, channel.taken(), kGreeting);
+  auto heard = calls::greet(*link.value(), *queue, channel.taken(), greeting);
   if (!heard.ok()) return Error{"worker at " + worker_address_ + ": " + heard.error().message};
   link_ = link.value()->id();
   shares_memory_ = link.value()->peer().kind == transport::LinkKind::kShm;
@@ -96,22 +100,36 @@ Status Connection::join(calls::Channel& channel) {
 }
 
 Status Connection::reopen(calls::Channel& channel) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(session_.grace_ms);
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::milliseconds(session_.grace_ms);
+  const auto left = [&] {
+    return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()), kRetry);
+  };
   Status last = Error{"no time to connect again"};
-  while (std::chrono::steady_clock::now() < end) {
+  constexpr unsigned kAskAfter = 4;
+  unsigned unanswered = 0;
+  while (Clock::now() < end) {
     if (channel.closed()) return Error{channel.reason()};
-    last = join(channel);
+    const auto begun = Clock::now();
+    last = join(channel, std::min<std::chrono::milliseconds>(kGreeting, left()));
     if (last.ok()) return last;
+    // Nobody answers at all: nor would the gpunode, and the time is better spent on the worker.
+    const bool refused = Clock::now() - begun < std::chrono::milliseconds(connectMs()) / 2;
+    if (!refused && ++unanswered % kAskAfter != 0) continue;
     SessionRequest request;
     request.ask = SessionAsk::kWhatBecameOf;
     request.session = session_.session;
-    if (auto reply = askGpunode(settings_, gpunode_, request, kConnectMs, kAnswerMs);
+    const auto most = static_cast<uint32_t>(left().count());
+    if (auto reply = askGpunode(settings_, gpunode_, request, std::min(connectMs(), most), std::min(kAnswerMs, most));
         reply.ok() && reply.value().refused != 0)
       return Error{textOf(reply.value())};
     std::this_thread::sleep_for(kRetry);
   }
   return last;
 }
+
+// For an attempt: while a network is out each is in vain, and the one after it finds that it is back.
+uint32_t Connection::connectMs() const { return std::clamp(session_.grace_ms / 6, 500u, kConnectMs); }
 
 void Connection::nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const {
   transport::Secret session;

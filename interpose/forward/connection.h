@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -37,7 +38,8 @@ class Connection {
   bool sharesMemory() const { return shares_memory_; }
 
  private:
-  Status join(calls::Channel& channel);
+  Status join(calls::Channel& channel, std::chrono::milliseconds greeting);
+  uint32_t connectMs() const;
 
   const base::Settings settings_;
   const std::string gpunode_;

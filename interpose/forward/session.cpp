@@ -9,6 +9,7 @@
 #include <exception>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
@@ -20,6 +21,7 @@
 #include "interpose/forward/memory.h"
 #include "interpose/forward/pinned.h"
 #include "interpose/forward/tally.h"
+#include "interpose/forward/threads.h"
 #include "interpose/forward/trips.h"
 
 namespace olpager::forward {
@@ -32,15 +34,7 @@ constexpr auto kBatch = 50us;   // what nobody waits for is sent after so long
 constexpr auto kAwake = 2ms;    // without calls before the attendant sleeps
 constexpr size_t kMostRemembered = 65536;
 
-std::atomic<uint32_t> g_threads{0};       // that have called
 thread_local bool t_in_function = false;  // in the thread that runs the program's host functions
-
-// The calling thread's number, from 1: in every session the same.
-uint32_t thisThread() {
-  static thread_local uint32_t number = 0;
-  if (number == 0) number = g_threads.fetch_add(1) + 1;
-  return number;
-}
 
 }  // namespace
 
@@ -53,7 +47,7 @@ Session::Session(const base::Settings& settings, std::string gpunode, unsigned s
 
 Session::~Session() = default;
 
-bool Session::othersCall() const { return g_threads.load(std::memory_order_relaxed) > 1 || has_functions_.load(); }
+bool Session::othersCall() const { return callingThreads() > 1 || has_functions_.load(); }
 
 Status Session::open() { return connection_->open(channel_); }
 
@@ -257,8 +251,13 @@ void Session::dispatch(std::vector<std::byte>& record) {
         if (found == expected_.end()) break;
         expected = found->second;  // it stays until its bytes are there: who is to read them waits for it
       }
-      if (const auto bytes = reader.raw(expected.bytes); !bytes.empty())
-        std::memcpy(expected.into, bytes.data(), bytes.size());
+      // None: they are there already, or the copy has failed.
+      const auto bytes = reader.raw(reader.left());
+      if (!bytes.empty() && bytes.size() != expected.bytes) {
+        channel_.close("bytes of a copy that are not as many as it asked for");
+        return;
+      }
+      if (!bytes.empty()) std::memcpy(expected.into, bytes.data(), bytes.size());
       {
         std::lock_guard lock(waits_mutex_);
         expected_.erase(head.number);
@@ -297,6 +296,11 @@ void Session::dispatch(std::vector<std::byte>& record) {
       }
       due_.emplace_back(head.number, static_cast<CUresult>(head.result));
       function_due_.notify_one();
+      break;
+    }
+    case Answer::kEnds: {
+      const std::string why(reinterpret_cast<const char*>(record.data() + sizeof head), record.size() - sizeof head);
+      lost(base::printable(why));
       break;
     }
     case Answer::kText: {

@@ -12,7 +12,7 @@ namespace olpager::forward {
 
 inline constexpr uint32_t kMostSlots = 16;
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 6;
+inline constexpr uint32_t kSessionVersion = 7;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,
@@ -32,16 +32,17 @@ struct SessionRequest {
   char visible[508] = {};      // NUL-terminated
   uint32_t slot = 0;           // kOpen: which of the program's sessions it is, below `slots`
   uint32_t slots = 1;          // kOpen: how many the program has, at most kMostSlots
+  uint64_t processes = 0;  // kOpen: the name space that `process` is a number of (base::processNamespace); 0: unknown
 };
-static_assert(sizeof(SessionRequest) == 592);
+static_assert(sizeof(SessionRequest) == 600);
 
 struct SessionReply {
   uint32_t magic = kSessionMagic;
   uint32_t refused = 0;  // 1: `text` says why; kWhatBecameOf: what became of it
   uint64_t session = 0;
-  uint32_t port = 0;  // of the worker, at the host that the client knows; 0: `text` is its address
-  uint32_t grace_ms = 0;
-  uint8_t key[32] = {};  // the session's
+  uint32_t port = 0;      // of the worker, at the host that the client knows; 0: `text` is its address
+  uint32_t grace_ms = 0;  // for which the client tries to connect again
+  uint8_t key[32] = {};   // the session's
   char text[192] = {};
 };
 static_assert(sizeof(SessionReply) == 248);
@@ -51,6 +52,11 @@ constexpr uint32_t pciDomainOf(unsigned slot, uint32_t domain) { return (domain 
 
 /// The name of every session's key.
 inline constexpr char kSessionKeyName[] = "session";
+
+/// A connection may be lost at one end alone. The end that notices late has not noticed for `silentMs`, and the worker keeps the session for
+/// longer than both together: whatever the client tries within its grace time finds it.
+constexpr uint32_t silentMs(uint32_t grace_ms) { return std::clamp(grace_ms / 3, 500u, 10'000u); }
+constexpr uint32_t workerGraceMs(uint32_t grace_ms) { return grace_ms + silentMs(grace_ms) + 1000; }
 
 /// Who waits for an answer, and a worker that waits for calls, stay awake this long (microseconds) before they sleep: a short kernel and its
 /// synchronisation take 10 to 20, and to be woken about 5. Less where there are few processors.

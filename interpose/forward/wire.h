@@ -77,7 +77,7 @@ struct CallHead {
   uint16_t flags;     // CallFlags
   uint32_t reply;     // number of the wait; 0: nobody waits
   uint64_t context;   // the calling thread's current context; 0: none
-  uint32_t thread;    // the calling thread, from 1
+  uint32_t thread;    // the calling thread (threads.h); 0: none of the program's
   uint32_t reserved;
 };
 static_assert(sizeof(CallHead) == 24);
@@ -96,6 +96,7 @@ enum class Answer : uint32_t {
   kHostFunction,
   kText,
   kBroken,  // what was told to succeed failed for good: the context in the body can't be used any more
+  kEnds,    // the session ends now; the body says why, in a line
 };
 
 /// At the head of a record of the worker's.

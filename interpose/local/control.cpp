@@ -29,6 +29,10 @@ extern "C" __attribute__((visibility("default"))) uint64_t olpager_set_vram_budg
   return pool != nullptr && device >= 0 ? pool->setVramBudget(device, bytes) : 0;
 }
 
+extern "C" __attribute__((visibility("default"))) void olpager_stop(void) {
+  if (olpager::pager::Pool* const pool = olpager::local::pool()) pool->stop();
+}
+
 extern "C" __attribute__((visibility("default"))) void olpager_set_log_descriptor(int descriptor) {
   olpager::base::setLogDescriptor(descriptor);
 }

@@ -27,6 +27,10 @@ int olpager_figures(OlpagerFigures* figures);
 /// begins with. Returns what it will be, which is more when less would leave memory without a place; 0: there is no pager.
 uint64_t olpager_set_vram_budget(int device, uint64_t bytes);
 
+/// The pager ends: nothing moves any more, and memservers have back what they lent. Waits for what is under way between here and them; no call
+/// of CUDA's may follow.
+void olpager_stop(void);
+
 /// Where the log goes from now on, instead of standard error.
 void olpager_set_log_descriptor(int descriptor);
 

@@ -5,6 +5,10 @@
 //            pageable memory; compared
 //   bad      a kernel that writes where nothing is
 //   lost     a launch that can't be made, by a thread that ends, and a synchronisation
+//   threads N    N threads one after the other, each of which adds 1 to every word in its own default stream and ends
+//   functions N  N host functions in a stream, counted
+//   frees N      N allocations that are freed again
+//   dirty N      N MiB that are kept, full of a word; scan N: N MiB as they come, of which none may have that word
 // "ok COUNT", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its input.
 #include "common.h"
 
@@ -68,6 +72,58 @@ static bool bulk(int count) {
   return fine;
 }
 
+// In the default stream that each thread has of its own.
+static bool threads(uint32_t* words, uint32_t words_count, int count) {
+  bool fine = true;
+  for (int i = 0; fine && i < count; ++i) {
+    std::thread([&] {
+      addOne<<<words_count / 256, 256, 0, cudaStreamPerThread>>>(words, words_count);
+      fine = good(cudaGetLastError()) && good(cudaStreamSynchronize(cudaStreamPerThread));
+    }).join();
+  }
+  return fine;
+}
+
+static bool functions(int count) {
+  cudaStream_t stream = nullptr;
+  uint32_t called = 0;
+  bool fine = good(cudaStreamCreate(&stream));
+  for (int i = 0; fine && i < count; ++i)
+    fine = good(cudaLaunchHostFunc(
+        stream, [](void* seen) { ++*static_cast<uint32_t*>(seen); }, &called));
+  fine = fine && good(cudaStreamSynchronize(stream)) && good(cudaStreamDestroy(stream));
+  if (fine) CHECK(called == uint32_t(count), "%u host functions ran of %d", called, count);
+  return fine;
+}
+
+constexpr uint32_t kDirt = 0xd1127d1e;
+static bool dirty(int mib) {
+  const size_t words = size_t(mib) << 18;
+  std::vector<uint32_t> dirt(words, kDirt);
+  void* kept = nullptr;
+  return good(cudaMalloc(&kept, words * 4)) && good(cudaMemcpy(kept, dirt.data(), words * 4, cudaMemcpyHostToDevice));
+}
+static bool scan(int mib) {
+  const size_t words = size_t(mib) << 18;
+  std::vector<uint32_t> found(words);
+  void* fresh = nullptr;
+  const bool fine = good(cudaMalloc(&fresh, words * 4)) &&
+                    good(cudaMemcpy(found.data(), fresh, words * 4, cudaMemcpyDeviceToHost)) && good(cudaFree(fresh));
+  size_t dirt = 0;
+  for (const uint32_t word : found) dirt += word == kDirt ? 1 : 0;
+  CHECK(dirt == 0, "%zu words of another program are in memory that is new", dirt);
+  return fine;
+}
+
+static bool frees(int count) {
+  bool fine = true;
+  for (int i = 0; fine && i < count; ++i) {
+    void* memory = nullptr;
+    fine = good(cudaMalloc(&memory, 4096)) && good(cudaFree(memory));
+  }
+  return fine;
+}
+
 int main(int argc, char** argv) {
   (void)argc, (void)argv;
   constexpr uint32_t kCount = 16384;
@@ -117,6 +173,17 @@ int main(int argc, char** argv) {
       }).join();
       fine = fine && good(launched) && good(cudaDeviceSynchronize());
       (void)cudaGetLastError();  // told
+    } else if (said.rfind("threads", 0) == 0) {
+      fine = threads(words, kCount, count);
+      done += uint32_t(count);
+    } else if (said.rfind("functions", 0) == 0) {
+      fine = functions(count);
+    } else if (said.rfind("dirty", 0) == 0) {
+      fine = dirty(count);
+    } else if (said.rfind("scan", 0) == 0) {
+      fine = scan(count);
+    } else if (said.rfind("frees", 0) == 0) {
+      fine = frees(count);
     } else if (said.rfind("bad", 0) == 0) {
       spoil<<<1, 1>>>(reinterpret_cast<uint32_t*>(0x4000));
       fine = good(cudaDeviceSynchronize());

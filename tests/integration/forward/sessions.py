@@ -89,7 +89,10 @@ class Bench:
                         XDG_CACHE_HOME=os.path.join(self.scratch.name, "cache"), OL_SIM_VRAM=str(256 << 20))
         self.env.update(pair.split("=", 1) for pair in options.env)
         self.children = []
-        self.node = self.start([options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", "64MiB",
+        self.begin()
+
+    def begin(self):
+        self.node = self.start([self.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", "64MiB",
                                 "--memory", "256MiB", "--grace", str(GRACE)])
         self.address = self.node.wait_log(r"listening at (\S+)").group(1)
 
@@ -135,6 +138,7 @@ class Cable:
     def __init__(self, port):
         self.port = port
         self.pairs = []
+        self.held = []  # of which one side is kept, and hears nothing
         self.moved = 0  # bytes
         self.lock = threading.Lock()
         self.listener = socket.create_server(("127.0.0.2", port))
@@ -155,20 +159,37 @@ class Cable:
                 self.pairs.append((near, far))
             for a, b in ((near, far), (far, near)):
                 a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(target=self.pump, args=(a, b), daemon=True).start()
+                threading.Thread(target=self.pump, args=(a, b, (near, far)), daemon=True).start()
 
-    def pump(self, a, b):
+    def pump(self, a, b, pair):
         try:
             while data := a.recv(1 << 16):
-                b.sendall(data)
-                self.moved += len(data)
+                if pair not in self.held:
+                    b.sendall(data)
+                    self.moved += len(data)
         except OSError:
             pass
+        if pair in self.held:
+            return
         for one in (a, b):
             try:
                 one.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+
+    def cut_half(self, near):
+        """Ends the connections for one side alone, without a word to the other, which hears nothing more."""
+        with self.lock:
+            pairs, self.pairs = self.pairs, []
+            self.held += pairs
+        cut = 0
+        for pair in pairs:
+            try:
+                pair[0 if near else 1].shutdown(socket.SHUT_RDWR)
+                cut += 1
+            except OSError:
+                pass  # it had ended
+        return cut
 
     def close(self):
         """No connections more; those that there are stay."""
@@ -265,15 +286,59 @@ def kill_worker(bench):
 
 
 def kill_client(bench):
-    """Its worker goes within the grace time, others stay."""
+    """Its worker goes, and does not wait for a process of this machine that has ended; others stay."""
+    node = bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--grace", "60"])
+    bench.address, bench.node = node.wait_log(r"listening at (\S+)").group(1), node
     client, other = bench.client(), bench.client()
     pid = int(subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout or
               client.process.pid)
     client.tell("step 100000")
     time.sleep(0.3)
     os.kill(pid, signal.SIGKILL)
-    bench.gone(bench.worker(0), GRACE + 5)
+    bench.gone(bench.worker(0), 5)
     assert other.ask("step 3") == "ok 3"
+
+
+def zeroed(bench):
+    """Nothing of a program that was killed is in memory that the next one gets, be it VRAM or what pages lie in."""
+    for _ in range(2):
+        client = bench.client()
+        assert client.ask("dirty 150") == "ok 0", client.log  # of 64 MiB of VRAM
+        own = subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout
+        os.kill(int(own or client.process.pid), signal.SIGKILL)
+        client.process.wait(LONG)
+        client = bench.client()
+        assert client.ask("scan 150") == "ok 0", client.log
+        client.end()
+
+
+def random_kills(bench):
+    """Programs and workers are killed at random moments of random work, again and again: nobody hangs, whoever is left has right results."""
+    chance = seeded()
+    for _ in range(6):
+        clients = [bench.client() for _ in range(3)]
+        first = sum("is at" in line for line in bench.node.log) - 3
+        asked = [chance.choice(["step 3000", "copy 30", "bulk 3", "threads 40", "functions 500"]) for _ in clients]
+        for client, work in zip(clients, asked):
+            client.tell(work)
+        victim, kills_worker = chance.randrange(3), chance.random() < 0.5
+        time.sleep(chance.random() * 0.3)
+        own = subprocess.run(["pgrep", "-P", str(clients[victim].process.pid)], capture_output=True, text=True).stdout
+        os.kill(bench.worker(first + victim) if kills_worker else int(own or clients[victim].process.pid), signal.SIGKILL)
+        for number, client in enumerate(clients):
+            if number == victim and not kills_worker:
+                client.process.wait(LONG)
+                continue
+            said = client.line()
+            count = int(asked[number].split()[1]) if asked[number].split()[0] in ("step", "threads") else 0
+            # The victim may have been done.
+            right = said == f"ok {count}" or (number == victim and said.startswith("error "))
+            assert right, f"{asked[number]}: {said}: {client.log}"
+        for client in clients:
+            client.end()
+        for number in range(3):
+            bench.gone(bench.worker(first + number), 5)
+    assert bench.client().ask("step 5") == "ok 5"
 
 
 def vanish(bench):
@@ -360,15 +425,148 @@ def cut_idle(bench):
     assert client.ask("step 3") == "ok 6", client.log
 
 
+def cut_half(bench):
+    """A connection that is lost at one end, while the other hears nothing at all: it is made again whichever end it is."""
+    client, cable = client_on_cable(bench)
+    done = 0
+    for near in (False, True, False, True):
+        assert client.ask("step 3") == f"ok {done + 3}"
+        seen = len(client.log)
+        assert cable.cut_half(near) > 0
+        assert client.ask("step 4") == f"ok {done + 7}", client.log
+        client.wait_log("connected again", after=seen)
+        done += 7
+    # And while nobody asks for anything.
+    seen = len(client.log)
+    assert cable.cut_half(False) > 0
+    client.wait_log("connected again", after=seen)
+    assert client.ask("step 1") == f"ok {done + 1}", client.log
+
+
 def cut_for_good(bench):
-    """Longer than the grace time: an error and a line, on both sides."""
+    """Longer than the grace time: an error and a line, on both sides. The worker waits longer than its client, which tries until the end."""
     client, cable = client_on_cable(bench)
     assert client.ask("step 3") == "ok 3"
     cable.listener.close()
     assert cable.cut() > 0
+    begun = time.monotonic()
     assert client.ask("step 3").startswith("error "), "a success over a cut cable"
+    took = time.monotonic() - begun
+    assert took > GRACE - 0.5, f"given up after {took:.1f} s"
     client.wait_log("session on the gpunode is lost")
+    assert os.path.exists(f"/proc/{bench.worker(0)}"), "the worker has gone before its client gave up"
     bench.gone(bench.worker(0), GRACE + 5)
+
+
+def waits_for_place(bench):
+    """Where all places are taken, and one by a session that has lost its client, who comes next waits for that to end; else it is refused."""
+    node = bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--sessions", "1", "--grace", str(GRACE)])
+    bench.address, bench.node = node.wait_log(r"listening at (\S+)").group(1), node
+    first, cable = client_on_cable(bench)
+    assert first.ask("step 3") == "ok 3"
+    refused = bench.client(ready=False)
+    assert refused.process.wait(LONG) == 2 and refused.line() is None
+    refused.wait_log("1 sessions already, the most")
+    cable.listener.close()
+    assert cable.cut() > 0
+    time.sleep(1.5)  # the worker has told that it has no link
+    second = bench.client()
+    node.wait_log("waits for the place of a session that has lost its client")
+    assert second.ask("step 5") == "ok 5"
+    assert first.ask("step 3").startswith("error "), "a success without a worker"
+
+
+def ports(bench):
+    """Workers listen where they are told to, and are reached by an address that is not the gpunode's own."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # its successor is likely to be free; else the test says so
+        first = taken.getsockname()[1]
+        node = bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--ports", f"{first}-{first + 1}"])
+        bench.address, bench.node = node.wait_log(r"listening at (\S+)").group(1), node
+        port = int(bench.address.split(":")[1])
+        Cable(port)
+        Cable(first + 1)
+        client = bench.client(address=f"127.0.0.2:{port}", transport="tcp")
+        assert client.ask("step 3") == "ok 3"
+        node.wait_log(rf"is at 127\.0\.0\.1:{first + 1}$")
+        second = bench.client(ready=False)
+        assert second.line().startswith("error "), second.log
+        second.wait_log(rf"no port of {first} to {first + 1} \(--ports\) is free")
+        assert client.ask("step 3") == "ok 6"
+
+
+def stopped(bench):
+    """A client that is stopped for a while goes on; for longer than its session is kept it is told; nobody waits for it."""
+    client, other = bench.client(), bench.client()
+    assert client.ask("step 3") == "ok 3"
+    own = subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout
+    pid = int(own or client.process.pid)
+    for seconds, ends in ((GRACE, "ok "), (17 + GRACE, "error ")):  # 10 s of silence, then what the worker waits, and some
+        client.tell("copy 40")
+        os.kill(pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        while time.monotonic() - begun < seconds:
+            assert other.ask("step 10").startswith("ok ")
+            time.sleep(0.2)
+        os.kill(pid, signal.SIGCONT)
+        said = client.line()
+        assert said.startswith(ends), (said, client.log)
+    client.wait_log("session on the gpunode is lost")
+
+
+def told_to_end(bench):
+    """A gpunode that is told to end tells its clients, which do not look for it any more."""
+    busy, idle = bench.client(), bench.client()
+    busy.tell("copy 100000")
+    time.sleep(0.3)
+    workers = [bench.worker(number) for number in range(2)]
+    begun = time.monotonic()
+    bench.node.process.terminate()
+    assert busy.line().startswith("error "), busy.log
+    assert bench.node.process.wait(LONG) == 0
+    assert idle.ask("step 1").startswith("error "), "a success without a worker"
+    took = time.monotonic() - begun
+    assert took < GRACE - 0.5, f"told after {took:.1f} s"
+    for client in (busy, idle):
+        client.wait_log("session on the gpunode is lost: the gpunode has been told to end")
+    for pid in workers:
+        bench.gone(pid, 5)
+
+
+def threads_that_end(bench):
+    """Threads that end leave nothing behind at the worker, and those that stay are a program of one thread again."""
+    client = bench.start([bench.options.olrun, "--gpunode", bench.address, "--transport", bench.options.transport, "--log", "debug", "--",
+                          bench.options.steps])
+    assert client.line() == "ready", client.log
+    assert client.ask("threads 5") == "ok 5"
+    assert client.ask("step 5") == "ok 10"
+    tasks = len(os.listdir(f"/proc/{bench.worker(0)}/task"))
+    assert client.ask("threads 200") == "ok 210"
+    assert client.ask("step 5") == "ok 215"
+    more = len(os.listdir(f"/proc/{bench.worker(0)}/task")) - tasks  # each stream of the simulated GPU has a thread
+    assert more < 20, f"{more} threads more at the worker"
+    assert client.ask("frees 2000") == "ok 215"
+    client.process.stdin.close()
+    assert client.line() == "OK steps: 215" and client.process.wait(LONG) == 0
+    log = "\n".join(client.log)
+    trips = {name: int(count) for name, count in re.findall(r"debug:   (\S.*?) +(\d+)  \d", log)}
+    assert trips and trips.get("cuMemFree", 0) + trips.get("cuMemFree_v2", 0) < 50, log
+
+
+def functions_that_end(bench):
+    """What a worker keeps for a host function goes with its call."""
+    client = bench.client()
+
+    def resident():
+        with open(f"/proc/{bench.worker(0)}/status", encoding="utf-8") as status:
+            return int(re.search(r"VmRSS:\s+(\d+) kB", status.read()).group(1))
+
+    for _ in range(2):  # as many as wait at a time there is room for from then on
+        assert client.ask("functions 4000") == "ok 0"
+    before = resident()
+    for _ in range(4):
+        assert client.ask("functions 4000") == "ok 0"
+    grown = resident() - before
+    assert grown < 800, f"{grown} KiB more for 16000 host functions"
 
 
 def nonsense(bench):
@@ -441,7 +639,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_for_good, nonsense, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, nonsense, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):

@@ -12,6 +12,7 @@
 #include "base/sanitizer.h"
 #include "coherence/calls/channel.h"
 #include "coherence/calls/greeting.h"
+#include "coherence/transport/faults/faulty.h"
 #include "tests/catch.h"
 #include "tests/seed.h"
 
@@ -30,12 +31,22 @@ transport::Options optionsFor(transport::Choice choice) {
   return options;
 }
 
-/// Two channels of one process, joined by a real link that can be cut and made anew.
+/// Two channels of one process, joined by a real link that can be cut and made anew; with a plan of faults it also breaks by itself, and what
+/// comes over it is delayed.
 class Pair {
  public:
-  explicit Pair(transport::Choice choice, const calls::ChannelOptions& options = {}) : near(options), far(options) {
-    near_node_ = transport::makeEndpoint(optionsFor(choice)).value();
-    far_node_ = transport::makeEndpoint(optionsFor(choice)).value();
+  explicit Pair(transport::Choice choice, const calls::ChannelOptions& options = {},
+                const transport::FaultPlan* faults = nullptr)
+      : near(options), far(options) {
+    const auto node = [&](uint64_t seed) {
+      auto made = transport::makeEndpoint(optionsFor(choice)).value();
+      if (faults == nullptr) return made;
+      transport::FaultPlan plan = *faults;
+      plan.seed += seed;
+      return transport::makeFaulty(std::move(made), plan, &counts);
+    };
+    near_node_ = node(0);
+    far_node_ = node(1);
     listener_ = far_node_
                     ->listen("127.0.0.1:0",
                              [this](const transport::PeerInfo&) -> Result<transport::Accepted> {
@@ -44,12 +55,16 @@ class Pair {
                     .value();
   }
 
-  void join() {
+  void join() { REQUIRE(tryJoin().empty()); }
+
+  /// Why there is no link; "" when there is one, at both ends.
+  std::string tryJoin() {
     far_queue_ = far_node_->makeQueue();
     auto near_queue = near_node_->makeQueue();
     // What went wrong at the far end, or "": only the test's own thread may assert.
     auto answer = std::async(std::launch::async, [&]() -> std::string {
       transport::Completion up[1];
+      far_link_.reset();
       if (far_queue_->wait(up, 5s) != 1 || up[0].kind != transport::Completion::Kind::kUp) return "no link came up";
       far_link_ = up[0].link;
       const auto heard = calls::answerGreeting(*far_link_, *far_queue_, far.taken(), 5s);
@@ -58,21 +73,27 @@ class Pair {
       return attached.ok() ? "" : attached.error().message;
     });
     auto link = near_node_->connect(listener_->address(), {near_domain, near_queue, replaces_});
-    REQUIRE(link.ok());
+    if (!link.ok()) {
+      (void)answer.get();
+      return link.error().message;
+    }
     near_link_ = link.value();
     replaces_ = near_link_->id();
     auto heard = calls::greet(*near_link_, *near_queue, near.taken(), 5s);
-    REQUIRE(heard.ok());
-    REQUIRE(answer.get().empty());
-    REQUIRE(near.attach(near_link_, near_queue, heard.value()).ok());
+    const std::string answered = answer.get();
+    if (!answered.empty()) return answered;
+    if (!heard.ok()) return heard.error().message;
+    const auto attached = near.attach(near_link_, near_queue, heard.value());
+    return attached.ok() ? "" : attached.error().message;
   }
 
   void cut() {
     near_link_->close("cut by the test");
-    far_link_->close("cut by the test");
+    if (far_link_) far_link_->close("cut by the test");
   }
 
   const transport::DomainPtr near_domain = transport::makeDomain(), far_domain = transport::makeDomain();
+  transport::FaultCounts counts;  // outlives the links
   Channel near, far;
 
  private:
@@ -173,11 +194,13 @@ TEST_CASE("a closed channel lets nobody wait", "[calls]") {
 
 TEST_CASE("links are cut at random moments and nothing is lost or comes twice", "[calls]") {
   const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
+  const bool faulty = GENERATE(false, true);
   const uint64_t chosen = test::seed();
   INFO("OL_TEST_SEED=" << chosen);
   constexpr uint64_t kRecords = 20'000;
-  Pair pair(choice, {.kept_bytes = 2 << 20});
-  pair.join();
+  const transport::FaultPlan plan{.seed = chosen, .delay = 100'000, .delay_us = 3000, .drop = 1000};
+  Pair pair(choice, {.kept_bytes = 2 << 20}, faulty ? &plan : nullptr);
+  while (!pair.tryJoin().empty()) pair.cut();
 
   std::atomic<uint64_t> echoed{0};
   std::atomic<bool> wrong{false}, stop{false};
@@ -215,12 +238,13 @@ TEST_CASE("links are cut at random moments and nothing is lost or comes twice", 
   const auto end = std::chrono::steady_clock::now() + kLongest;
   while (!stop && !wrong && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 30'000));
-    if (stop || cuts == 12) continue;
-    pair.cut();
-    ++cuts;
-    while ((pair.near.attached() || pair.far.attached()) && !stop) std::this_thread::sleep_for(100us);
-    if (stop) break;
-    pair.join();
+    const bool broken = faulty && !(pair.near.linkUp() && pair.far.linkUp());
+    if (stop || (cuts >= 12 && !broken)) continue;
+    do {
+      pair.cut();
+      ++cuts;
+      while ((pair.near.attached() || pair.far.attached()) && !stop) std::this_thread::sleep_for(100us);
+    } while (!stop && !pair.tryJoin().empty());
   }
   const bool all = echoed == kRecords;
   stop = true;
@@ -235,6 +259,7 @@ TEST_CASE("links are cut at random moments and nothing is lost or comes twice", 
   CHECK(far_expects == kRecords);
   CHECK(all);
   CHECK(cuts > 0);
+  CHECK((pair.counts.delayed > 0) == faulty);
 }
 
 TEST_CASE("transfers go on over the next link and move every byte", "[calls]") {

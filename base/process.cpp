@@ -1,0 +1,16 @@
+#include "base/process.h"
+
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace olpager::base {
+
+uint64_t processNamespace() {
+  struct stat found {};
+  return stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
+}
+
+UniqueFd watchProcess(pid_t pid) { return UniqueFd(pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1); }
+
+}  // namespace olpager::base

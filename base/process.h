@@ -1,0 +1,18 @@
+// Other processes of this machine. Thread-safety: any thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+#include "base/fd.h"
+
+namespace olpager::base {
+
+/// Names the name space that this process's process numbers are in, on this machine; 0: unknown.
+uint64_t processNamespace();
+
+/// A descriptor that is readable (poll) once the process has ended; empty where there is no such process or the kernel has none.
+UniqueFd watchProcess(pid_t pid);
+
+}  // namespace olpager::base
