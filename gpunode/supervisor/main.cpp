@@ -18,14 +18,14 @@ namespace {
 
 using namespace olpager;
 
+constexpr int kRefused = 2;
+
 int refuse(const std::string& why) {
   base::print(stderr, "olgpunode: {}\n", why);
-  return 2;
+  return kRefused;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   // Before there is a second thread: signals are waited for, in one place.
   sigset_t mine;
   sigemptyset(&mine);
@@ -88,12 +88,19 @@ int main(int argc, char** argv) {
                                worker.empty() ? "olgpunode-worker" : "libolpager.so", self));
   if (options.driver == "sim" && sim.empty())
     return refuse(base::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
+  gpunode::Supervisor supervisor(options, worker, library, sim);
+  if (auto started = supervisor.start(); !started.ok()) return refuse(started.error().message);
+  base::logInfo("listening at %s", supervisor.address().c_str());
+  return supervisor.run();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
   try {
-    gpunode::Supervisor supervisor(options, worker, library, sim);
-    if (auto started = supervisor.start(); !started.ok()) return refuse(started.error().message);
-    base::logInfo("listening at %s", supervisor.address().c_str());
-    return supervisor.run();
+    return run(argc, argv);
   } catch (const std::exception& failure) {
-    return refuse(failure.what());
+    std::fprintf(stderr, "olgpunode: %s\n", failure.what());
+    return kRefused;
   }
 }

@@ -101,12 +101,12 @@ int fail(const std::string& why) {
 // Keeps the address space from what the driver and this process map by themselves. What is taken already stays.
 void keepFree(uint64_t base, uint64_t bytes) {
   if (bytes == 0) return;
+  const unsigned long long begin = base, end = base + bytes;
   void* const kept = mmap(reinterpret_cast<void*>(base), bytes, PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (kept == MAP_FAILED)
-    base::logWarn("0x%llx to 0x%llx belong to the program's other sessions, and something is mapped there (%s)",
-                  static_cast<unsigned long long>(base), static_cast<unsigned long long>(base + bytes),
-                  std::strerror(errno));
+    base::logWarn("0x%llx to 0x%llx belong to the program's other sessions, and something is mapped there (%s)", begin,
+                  end, std::strerror(errno));
 }
 
 // Managed variables lie where the driver places them in this process, and the program has to have the same addresses free (interpose/forward/variables.cpp).

@@ -60,6 +60,13 @@ def executables(folder):
                   and os.path.isfile(os.path.join(folder, n)) and "." not in n)
 
 
+def apps(folder):
+    """The programs of tests/apps that run by themselves here: `exhaustion` and `arrays` fill whatever memory there is, driver_ptx_* need a private
+    table of the simulated GPU, some are told what to do by tests of sessions."""
+    told = ("exhaustion", "arrays", "holder", "steps", "steps_on_devices")
+    return [n for n in executables(folder) if n not in told and not n.startswith("driver_ptx_")]
+
+
 def verdict(failed, run_it):
     """The last line that a program prints, or why there is none."""
     try:
@@ -72,8 +79,7 @@ def programs(failed):
     """Every program of tests/apps, natively and forwarded."""
     def action(context):
         folder = os.path.join(context.build, "tests", "apps")
-        # These fill whatever memory there is, or need a private table of the simulated GPU.
-        names = [n for n in executables(folder) if n not in ("exhaustion", "arrays") and not n.startswith("driver_ptx_")]
+        names = apps(folder)
         bad, good = [], 0
         with Gpunode(context.build, context.log) as node:
             for name in names:

@@ -80,7 +80,7 @@ class Pair {
     near_link_ = link.value();
     replaces_ = near_link_->id();
     auto heard = calls::greet(*near_link_, *near_queue, near.taken(), 5s);
-    const std::string answered = answer.get();
+    std::string answered = answer.get();
     if (!answered.empty()) return answered;
     if (!heard.ok()) return heard.error().message;
     const auto attached = near.attach(near_link_, near_queue, heard.value());

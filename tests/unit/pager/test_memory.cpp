@@ -71,11 +71,8 @@ TEST_CASE("a slab that is being taken away is waited for by who wants an address
       rig.enterThread();
       const uint64_t address = pool.base() + t * kSlot;
       for (unsigned turn = 0; turn < kTurns; ++turn) {
-        if (pool.allocateAt(rig.context(), 0, address, kSlot) != CUDA_SUCCESS) {
-          ++refused;
-        } else if (pool.free(address) != CUDA_SUCCESS) {
-          ++refused;
-        }
+        const bool had = pool.allocateAt(rig.context(), 0, address, kSlot) == CUDA_SUCCESS;
+        if (!had || pool.free(address) != CUDA_SUCCESS) ++refused;
       }
     });
   }
@@ -352,6 +349,7 @@ TEST_CASE("a free waits for the kernels that use the memory", "[pager][memory]")
 TEST_CASE("ten thousand small allocations keep their contents", "[pager][memory]") {
   Rig rig({.vram = 8 * kMiB, .host = 256 * kMiB});
   std::vector<CUdeviceptr> small;
+  small.reserve(10000);
   for (int i = 0; i < 10000; ++i) small.push_back(rig.allocate(512 + static_cast<uint64_t>(i) % 7 * 512));
   for (size_t i = 0; i < small.size(); i += 401) rig.put(small[i], i);
   rig.press();
@@ -553,6 +551,7 @@ TEST_CASE("a context goes and another starts again", "[pager][context]") {
   const uint64_t allocated = valueOf(rig.figures().allocated_bytes);
   for (int round = 0; round < 2; ++round) {
     std::vector<CUdeviceptr> buffers;
+    buffers.reserve(6);
     for (int i = 0; i < 6; ++i) buffers.push_back(rig.allocate(4 * kMiB));
     const CUdeviceptr small = rig.allocate(1000);
     for (const CUdeviceptr buffer : buffers) rig.fill(buffer, 4 * kMiB, buffer);

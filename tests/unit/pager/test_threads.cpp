@@ -76,7 +76,7 @@ std::string live(Rig& rig, const StreamKey& stream, uint64_t seed, unsigned step
         return "add " + std::to_string(result);
       buffer.added += value;
     } else {
-      if (const std::string wrong = check(buffer); !wrong.empty()) return wrong;
+      if (std::string wrong = check(buffer); !wrong.empty()) return wrong;
       if (what < 9) continue;
       if (const CUresult result = rig.pool().free(buffer.address); result != CUDA_SUCCESS)
         return "free " + std::to_string(result);
@@ -85,7 +85,7 @@ std::string live(Rig& rig, const StreamKey& stream, uint64_t seed, unsigned step
     }
   }
   for (const Buffer& buffer : buffers) {
-    if (const std::string wrong = check(buffer); !wrong.empty()) return wrong;
+    if (std::string wrong = check(buffer); !wrong.empty()) return wrong;
     if (rig.pool().free(buffer.address) != CUDA_SUCCESS) return "free at the end";
   }
   return "";
@@ -111,7 +111,7 @@ TEST_CASE("what a long kernel reads stays while its neighbours are evicted", "[p
     for (const CUdeviceptr other : others) rig.launch(second, "addTo", other, uint64_t{4}, kStep, uint64_t{1});
     REQUIRE(driver().api.cuStreamSynchronize(first) == CUDA_SUCCESS);
     REQUIRE(driver().api.cuStreamSynchronize(second) == CUDA_SUCCESS);
-    CHECK(rig.get(out) == 7 * 200000);
+    CHECK(rig.get(out) == 7ull * 200000);
     for (const CUdeviceptr other : others) rig.free(other);
   }
   endStream(rig, first);
@@ -164,7 +164,7 @@ TEST_CASE("the work of a stream that was destroyed holds its memory", "[pager][s
     endStream(rig, stream);
     rig.press();
     rig.synchronize();
-    CHECK(rig.get(out) == 7 * 200000);
+    CHECK(rig.get(out) == 7ull * 200000);
   }
 }
 
@@ -186,6 +186,7 @@ TEST_CASE("eight threads on one stream and on streams of their own", "[pager][st
   const uint64_t seed = seedOr(3);
   const bool shared = GENERATE(true, false);
   std::vector<CUstream> streams;
+  streams.reserve(8);
   for (int i = 0; i < (shared ? 1 : 8); ++i) streams.push_back(rig.makeStream());
   std::vector<std::string> wrong(8);
   std::vector<std::thread> threads;
@@ -275,6 +276,7 @@ TEST_CASE("pages that were only read are dropped, written ones are written down"
   Rig rig;
   constexpr uint64_t kBytes = 4 * kMiB;
   std::vector<CUdeviceptr> buffers;
+  buffers.reserve(5);
   for (int i = 0; i < 5; ++i) buffers.push_back(rig.allocate(kBytes));
   const CUdeviceptr out = rig.allocate(4096);
   for (size_t i = 0; i < buffers.size(); ++i) rig.fill(buffers[i], kBytes, i);
@@ -460,6 +462,7 @@ TEST_CASE("a thread that launches on several streams in turns looks each of them
   std::vector<StreamKey> keys;
   for (uintptr_t i = 0; i < 64; ++i) keys.push_back(key(0x1000 + 0x100 * (i % 2), 0x5000 + 0x2c0 * i));
   std::vector<StreamState*> states;
+  states.reserve(keys.size());
   for (const StreamKey& wanted : keys) states.push_back(table.find(wanted));
   CHECK(table.searches() == keys.size());
   for (unsigned round = 0; round < 100; ++round)
