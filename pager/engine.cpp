@@ -410,6 +410,7 @@ void Engine::run() {
       progress |= giveSurplus(lock);
       progress |= serveWants(lock);
       progress |= bringHome(lock);
+      progress |= fillFreeVram();
       progress |= prefetch(lock);
       progress |= swapArenas();
       progress |= prefetchRemote(lock);
@@ -1206,6 +1207,33 @@ bool Engine::bringHome(Lock& lock) {
   }
   recalled_ = false;
   return false;
+}
+
+// What is used in place since there was no room stays so where nobody can tell what comes next, though there is room by now: memory was freed, or
+// the budget is larger. A launch that has all it needs in place asks for nothing.
+bool Engine::fillFreeVram() {
+  constexpr uint64_t kEachNs = 20'000'000;
+  if (broken_ || valueOf(figures_->in_place_bytes) == 0 || !wants_.empty() || demand_short_ > 0 || surplus_ > 0 ||
+      !reliefs_.empty() || incoming_ > 0 || !batches_.empty() || nowNs() < filled_ns_ + kEachNs)
+    return false;
+  filled_ns_ = nowNs();
+  const uint64_t window = windowBytes();
+  uint64_t room = chunks_.vramAvailable();
+  if (room <= window) return false;
+  room = std::min(room - window, kInFlightBytes);
+  std::vector<Extent*> coming;
+  for (uint32_t id = 1; id < pool_.regions.end() && room >= kPageBytes; ++id) {
+    const Region* region = pool_.regions.at(id);
+    if (region->dead || region->engine != this || region->in_place == 0 || region->wanted > 0 || region->isSparse() ||
+        region->arena != nullptr)
+      continue;
+    for (const auto& extent : region->extents) {
+      if (extent->state != ExtentState::kInPlace || extent->bytes() > room) continue;
+      room -= extent->bytes();
+      coming.push_back(extent.get());
+    }
+  }
+  return !coming.empty() && promote(coming);
 }
 
 uint64_t Engine::windowBytes() const {

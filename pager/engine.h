@@ -277,6 +277,7 @@ class Engine {
   bool serveReliefs(Lock& lock);
   bool giveSurplus(Lock& lock);
   bool bringHome(Lock& lock);
+  bool fillFreeVram();
   bool prefetch(Lock& lock);
   // remote_moves.cpp
   static uint64_t remoteId(const Extent& extent) { return reinterpret_cast<uintptr_t>(&extent); }
@@ -417,6 +418,7 @@ class Engine {
   uint64_t variables_seen_ = 0;  // number of the newest launch when the last pass over the variables ended
   std::array<uint32_t, kOrders> without_host_{};  // extents that have no host chunk
   std::array<uint32_t, kOrders> host_making_{};
+  uint64_t filled_ns_ = 0;  // when fillFreeVram() looked last
   uint64_t planned_touches_ = 0, next_plan_ = 0, planned_round_ = 0, planned_room_ = 0;
   uint64_t candidate_round_ = 0;  // pages of another round than the planned one
   unsigned candidate_seen_ = 0;

@@ -258,6 +258,29 @@ TEST_CASE("memory in place is brought to VRAM when it is pinned", "[pager][memor
   REQUIRE(rig.pool().unpin(other) == CUDA_SUCCESS);
 }
 
+TEST_CASE("memory in place comes to VRAM once there is room, though nobody can tell when it is used",
+          "[pager][memory][numa]") {
+  const bool grows = GENERATE(true, false);  // the budget does, or other memory goes
+  Rig rig;
+  const CUdeviceptr first = rig.allocate(2 * kMiB), other = rig.allocate(4 * kMiB), more = rig.allocate(6 * kMiB);
+  for (const auto& [address, bytes, seed] :
+       {std::tuple(first, 2 * kMiB, 5ull), std::tuple(other, 4 * kMiB, 6ull), std::tuple(more, 6 * kMiB, 7ull)})
+    rig.fill(address, bytes, seed);
+  rig.launch(CU_STREAM_LEGACY, "sumTwo", first + 8, other, more, 4 * kMiB / 8 / kStep, kStep);
+  rig.synchronize();
+  REQUIRE(valueOf(rig.figures().in_place_bytes) > 0);
+  if (grows) {
+    REQUIRE(rig.pool().setVramBudget(0, 32 * kMiB) == 32 * kMiB);
+  } else {
+    rig.free(other);
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (valueOf(rig.figures().in_place_bytes) > 0 && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  CHECK(valueOf(rig.figures().in_place_bytes) == 0);
+  CHECK(rig.holds(more, 6 * kMiB, 7));
+}
+
 TEST_CASE("memory freed in stream order is used again", "[pager][memory]") {
   Rig rig({.vram = 8 * kMiB, .host = 8 * kMiB});
   const CUstream stream = rig.makeStream();
