@@ -656,7 +656,7 @@ def run(scenarios, description, programs, make):
         next(s for s in scenarios if s.__name__ == options.scenario)(bench)
     except AssertionError:
         for child in bench.children:
-            print("\n".join(child.log[-40:]), "\n--")
+            print("\n".join([l for l in child.log if "link" not in l][-60:]), "\n--")
         raise
     finally:
         bench.close()
