@@ -100,9 +100,8 @@ struct StreamState {
   bool needs_drain = false;  // per-thread stream with unmarked launches: only a context synchronisation tells
   bool closing = false;      // the program destroys it: nobody begins a driver call for it any more
   bool gone = false;         // so does its context: what a call in progress brings is of no use
-  bool ended =
-      false;  // a per-thread default stream whose thread has: its state serves again when its work is known to be over
-  unsigned calls = 0;  // threads in a driver call for it, the mutex released
+  bool ended = false;        // its thread has (a per-thread default stream): serves again when its work is over
+  unsigned calls = 0;        // threads in a driver call for it, the mutex released
 };
 
 /// Driver calls are made with the mutex released: one may wait for its context's lock while another context's launches go

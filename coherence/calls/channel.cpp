@@ -67,7 +67,7 @@ bool Channel::linkUp() const {
 
 std::optional<transport::LinkKind> Channel::linkKind() const {
   std::lock_guard lock(write_mutex_);
-  if (!attached_.load() || !link_) return std::nullopt;
+  if (!attached_.load() || !link_ || link_->state() != transport::LinkState::kUp) return std::nullopt;
   return link_->peer().kind;
 }
 

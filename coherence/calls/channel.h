@@ -124,7 +124,7 @@ class Channel {
   bool attached() const { return attached_.load(std::memory_order_acquire); }
   /// Whether the link itself is up, also while nobody receives, who would notice its end.
   bool linkUp() const;
-  /// By which transport the link goes; nothing while there is none.
+  /// By which transport the link goes; nothing while there is none that is up.
   std::optional<transport::LinkKind> linkKind() const;
   /// Closed for good: no link will be taken any more.
   bool closed() const;

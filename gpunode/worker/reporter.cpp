@@ -21,8 +21,7 @@ WorkerReport reportOf(Worker& worker, decltype(&olpager_figures) figures_of) {
   WorkerReport report;
   report.calls = worker.calls();
   report.moved = worker.moved();
-  if (const auto kind = worker.channel().linkKind(); kind && worker.channel().linkUp())
-    report.link = static_cast<uint32_t>(*kind);
+  if (const auto kind = worker.channel().linkKind()) report.link = static_cast<uint32_t>(*kind);
   report.pinned = worker.hostMemory().bytes();
   OlpagerFigures figures;
   if (figures_of == nullptr || figures_of(&figures) != 0) return report;

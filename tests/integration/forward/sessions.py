@@ -118,6 +118,17 @@ class Bench:
             time.sleep(0.02)
         raise AssertionError(f"no worker {number}: {self.node.log}")
 
+    @staticmethod
+    def program_pid(client):
+        """The pid of a client's program, which olrun may have become, or may be the parent of."""
+        children = subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout
+        return int(children or client.process.pid)
+
+    def begin_anew(self, *options):
+        """Another gpunode, with these options: the one that clients find from now on."""
+        self.node = self.start([self.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", *options])
+        self.address = self.node.wait_log(r"listening at (\S+)").group(1)
+
     def gone(self, pid, within):
         end = time.monotonic() + within
         while time.monotonic() < end:
@@ -287,11 +298,9 @@ def kill_worker(bench):
 
 def kill_client(bench):
     """Its worker goes, and does not wait for a process of this machine that has ended; others stay."""
-    node = bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--grace", "60"])
-    bench.address, bench.node = node.wait_log(r"listening at (\S+)").group(1), node
+    bench.begin_anew("--grace", "60")
     client, other = bench.client(), bench.client()
-    pid = int(subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout or
-              client.process.pid)
+    pid = bench.program_pid(client)
     client.tell("step 100000")
     time.sleep(0.3)
     os.kill(pid, signal.SIGKILL)
@@ -304,8 +313,7 @@ def zeroed(bench):
     for _ in range(2):
         client = bench.client()
         assert client.ask("dirty 150") == "ok 0", client.log  # of 64 MiB of VRAM
-        own = subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout
-        os.kill(int(own or client.process.pid), signal.SIGKILL)
+        os.kill(bench.program_pid(client), signal.SIGKILL)
         client.process.wait(LONG)
         client = bench.client()
         assert client.ask("scan 150") == "ok 0", client.log
@@ -323,8 +331,7 @@ def random_kills(bench):
             client.tell(work)
         victim, kills_worker = chance.randrange(3), chance.random() < 0.5
         time.sleep(chance.random() * 0.3)
-        own = subprocess.run(["pgrep", "-P", str(clients[victim].process.pid)], capture_output=True, text=True).stdout
-        os.kill(bench.worker(first + victim) if kills_worker else int(own or clients[victim].process.pid), signal.SIGKILL)
+        os.kill(bench.worker(first + victim) if kills_worker else bench.program_pid(clients[victim]), signal.SIGKILL)
         for number, client in enumerate(clients):
             if number == victim and not kills_worker:
                 client.process.wait(LONG)
@@ -351,8 +358,7 @@ def vanish(bench):
         pid = int(node.wait_log(r"worker (\d+)$", after=seen).group(1))
         os.kill(pid, signal.SIGSTOP)  # it starts slowly
         vanished += not any("is at" in line for line in node.log[seen:])
-        program = subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout
-        os.kill(int(program or client.process.pid), signal.SIGKILL)
+        os.kill(bench.program_pid(client), signal.SIGKILL)
         if any("is at" in line for line in node.log[seen:]):
             os.kill(pid, signal.SIGKILL)  # too late: it was ready
         bench.gone(pid, 5)
@@ -460,8 +466,7 @@ def cut_for_good(bench):
 
 def waits_for_place(bench):
     """Where all places are taken, and one by a session that has lost its client, who comes next waits for that to end; else it is refused."""
-    node = bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--sessions", "1", "--grace", str(GRACE)])
-    bench.address, bench.node = node.wait_log(r"listening at (\S+)").group(1), node
+    bench.begin_anew("--sessions", "1", "--grace", str(GRACE))
     first, cable = client_on_cable(bench)
     assert first.ask("step 3") == "ok 3"
     refused = bench.client(ready=False)
@@ -471,7 +476,7 @@ def waits_for_place(bench):
     assert cable.cut() > 0
     time.sleep(1.5)  # the worker has told that it has no link
     second = bench.client()
-    node.wait_log("waits for the place of a session that has lost its client")
+    bench.node.wait_log("waits for the place of a session that has lost its client")
     assert second.ask("step 5") == "ok 5"
     assert first.ask("step 3").startswith("error "), "a success without a worker"
 
@@ -480,14 +485,13 @@ def ports(bench):
     """Workers listen where they are told to, and are reached by an address that is not the gpunode's own."""
     with socket.create_server(("127.0.0.1", 0)) as taken:  # its successor is likely to be free; else the test says so
         first = taken.getsockname()[1]
-        node = bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--ports", f"{first}-{first + 1}"])
-        bench.address, bench.node = node.wait_log(r"listening at (\S+)").group(1), node
+        bench.begin_anew("--ports", f"{first}-{first + 1}")
         port = int(bench.address.split(":")[1])
         Cable(port)
         Cable(first + 1)
         client = bench.client(address=f"127.0.0.2:{port}", transport="tcp")
         assert client.ask("step 3") == "ok 3"
-        node.wait_log(rf"is at 127\.0\.0\.1:{first + 1}$")
+        bench.node.wait_log(rf"is at 127\.0\.0\.1:{first + 1}$")
         second = bench.client(ready=False)
         assert second.line().startswith("error "), second.log
         second.wait_log(rf"no port of {first} to {first + 1} \(--ports\) is free")
@@ -498,8 +502,7 @@ def stopped(bench):
     """A client that is stopped for a while goes on; for longer than its session is kept it is told; nobody waits for it."""
     client, other = bench.client(), bench.client()
     assert client.ask("step 3") == "ok 3"
-    own = subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout
-    pid = int(own or client.process.pid)
+    pid = bench.program_pid(client)
     for seconds, ends in ((GRACE, "ok "), (17 + GRACE, "error ")):  # 10 s of silence, then what the worker waits, and some
         client.tell("copy 40")
         os.kill(pid, signal.SIGSTOP)
