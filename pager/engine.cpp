@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kPatienceNs = 200'000'000;  // a launch waits this long without progress, then it is mapped in place
 // Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for this launch.
 constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
-constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000;
+constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000, kPassPatienceNs = 5'000'000'000;
 constexpr uint64_t kLongestSurplusPatienceNs = 5'000'000'000;
 constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
@@ -1028,10 +1028,12 @@ bool Engine::serveWants(Lock& lock) {
             // Launches that come all the time would for ever take back VRAM that is owed to others, and for ever keep in place what there is
             // room for: they wait, a bounded time.
             const bool owed = extent.vram != nullptr && surplus_ > 0;
-            const bool patient =
-                now - want->since_ns < (owed ? std::max(kPatienceNs, surplus_patience_ns_) : kPatienceNs);
             const bool promoted = extent.vram == nullptr && now >= promoted_from_ns_;
             const bool waits = owed || (promoted && !want->in_place && chunks_.vramAvailable() >= extent.bytes());
+            // Once nothing uses it any more, it is a matter of the GPU alone.
+            const uint64_t patience = owed ? std::max(kPatienceNs, surplus_patience_ns_)
+                                           : (promoted && inPass(extent) ? kPassPatienceNs : kPatienceNs);
+            const bool patient = now - want->since_ns < patience;
             if (waits && patient) {
               in_flight = true;
             } else {

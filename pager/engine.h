@@ -272,6 +272,7 @@ class Engine {
   bool advanceBatches(Lock& lock);
   void cancelBatches();
   bool serveWants(Lock& lock);
+  bool inPass(const Extent& victim) const;
   void waitedInVain(uint64_t now);
   void surplusCameBack(uint64_t now);
   bool serveReliefs(Lock& lock);

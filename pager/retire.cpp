@@ -163,6 +163,14 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   return begin(std::move(batch));
 }
 
+// Whether all that used the victim is over, and the GPU is looking at it.
+bool Engine::inPass(const Extent& victim) const {
+  return std::any_of(batches_.begin(), batches_.end(), [&](const auto& batch) {
+    return batch->stage == Batch::Stage::kPass &&
+           std::find(batch->victims.begin(), batch->victims.end(), &victim) != batch->victims.end();
+  });
+}
+
 // The batch sets out, if there is anything in it.
 bool Engine::begin(std::unique_ptr<Batch> batch) {
   if (batch->victims.empty() && batch->scan_for.empty() && !batch->for_roots && !batch->scan_all) return false;

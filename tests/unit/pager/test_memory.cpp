@@ -281,6 +281,52 @@ TEST_CASE("memory in place comes to VRAM once there is room, though nobody can t
   CHECK(rig.holds(more, 6 * kMiB, 7));
 }
 
+// A pass of the pager's is slow where the GPU is: others keep the simulated one's processors.
+TEST_CASE("memory in place comes to VRAM beside launches that come all the time, also by a slow pass",
+          "[pager][memory][numa]") {
+  Rig rig;
+  const CUdeviceptr first = rig.allocate(2 * kMiB), other = rig.allocate(4 * kMiB), more = rig.allocate(6 * kMiB);
+  for (const auto& [address, bytes] :
+       {std::pair(first, 2 * kMiB), std::pair(other, 4 * kMiB), std::pair(more, 6 * kMiB)})
+    rig.fill(address, bytes, 5);
+  rig.launch(CU_STREAM_LEGACY, "sumTwo", first + 8, other, more, 4 * kMiB / 8 / kStep, kStep);
+  rig.synchronize();
+  REQUIRE(valueOf(rig.figures().in_place_bytes) > 0);
+  // None begins before there is much to look at.
+  std::atomic<bool> go{false}, over{false};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 3 * std::thread::hardware_concurrency(); ++i)
+    threads.emplace_back([&] {
+      while (!over) {
+      }
+    });
+  const CUstream held = rig.makeStream();
+  REQUIRE(driver().cuLaunchHostFunc(
+              held,
+              [](void* flag) {
+                while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
+              },
+              &go) == CUDA_SUCCESS);
+  for (const CUdeviceptr address : {first, other, more})
+    rig.launch(held, "addTo", address, uint64_t{8}, kStep, uint64_t{0});
+  REQUIRE(rig.pool().setVramBudget(0, 192 * kMiB) == 192 * kMiB);
+  const CUdeviceptr written = rig.allocate(160 * kMiB);
+  rig.launch(CU_STREAM_LEGACY, "addTo", written, uint64_t{8}, kStep, uint64_t{0});
+  go = true;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (valueOf(rig.figures().in_place_bytes) > 0 && std::chrono::steady_clock::now() < end) {
+    for (const CUdeviceptr address : {first, other, more, written})
+      rig.launch(CU_STREAM_LEGACY, "addTo", address, uint64_t{8}, kStep, uint64_t{0});
+    rig.synchronize();
+  }
+  over = true;
+  for (std::thread& thread : threads) thread.join();
+  if (!kInstrumented) CHECK(valueOf(rig.figures().in_place_bytes) == 0);
+  rig.pool().streamDestroyed(rig.key(held));
+  driver().api.cuStreamDestroy_v2(held);
+  CHECK(rig.holds(more, 6 * kMiB, 5));
+}
+
 TEST_CASE("memory freed in stream order is used again", "[pager][memory]") {
   Rig rig({.vram = 8 * kMiB, .host = 8 * kMiB});
   const CUstream stream = rig.makeStream();
