@@ -26,6 +26,13 @@ CUmemGenericAllocationHandle makeHandle(Rig& rig, uint64_t bytes) {
   return handle;
 }
 
+constexpr const char* kNotCounted = "malloc is the sanitizer's: nothing is counted";
+/// Bytes that the process has from malloc.
+size_t inUse() {
+  const auto malloced = mallinfo2();
+  return malloced.uordblks + malloced.hblkhd;
+}
+
 void mapAt(Rig& rig, CUdeviceptr address, uint64_t bytes, CUmemGenericAllocationHandle handle) {
   REQUIRE(rig.pool().map(address, bytes, 0, handle) == CUDA_SUCCESS);
   REQUIRE(rig.pool().setAccess(address, bytes, &kReadWrite, 1) == CUDA_SUCCESS);
@@ -449,7 +456,7 @@ TEST_CASE("allocations and frees do not look at all the others", "[pager][memory
 
 TEST_CASE("an extent costs 128 bytes at most, all included", "[pager][memory]") {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  WARN("malloc is the sanitizer's: nothing is counted");
+  WARN(kNotCounted);
 #else
   struct Extents {
     Region region;
@@ -469,10 +476,6 @@ TEST_CASE("an extent costs 128 bytes at most, all included", "[pager][memory]") 
       }
     }
   };
-  const auto inUse = [] {
-    const auto malloced = mallinfo2();
-    return malloced.uordblks + malloced.hblkhd;
-  };
   constexpr size_t kExtents = 20000;
   const Extents before(kExtents);  // takes what other tests left in the pool
   const size_t begin = inUse();
@@ -481,6 +484,36 @@ TEST_CASE("an extent costs 128 bytes at most, all included", "[pager][memory]") 
   INFO(used << " bytes for " << kExtents << " extents");
   CHECK(used >= kExtents * sizeof(Extent));  // it was counted
   CHECK(used <= kExtents * kExtentCost);
+#endif
+}
+
+TEST_CASE("a launch leaves no metadata behind", "[pager][memory]") {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  WARN(kNotCounted);
+#else
+  Rig rig({.vram = 64 * kMiB});
+  std::vector<CUdeviceptr> buffers;
+  for (int i = 0; i < 16; ++i) buffers.push_back(rig.allocate(2 * kMiB));
+  const std::array<CUstream, 2> streams = {rig.makeStream(), rig.makeStream()};
+  constexpr int kRounds = 200;
+  const auto work = [&](int times) {
+    for (int round = 0; round < times; ++round) {
+      for (size_t i = 0; i < buffers.size(); ++i)
+        rig.launch(streams[i % 2], "copyTo", buffers[i], buffers[(i + 1) % buffers.size()], uint64_t{1}, kStep);
+      rig.synchronize();
+    }
+  };
+  work(kRounds);  // what is kept of streams, events, the order of use and for later need is there by now
+  const size_t before = inUse();
+  work(10 * kRounds);
+  const size_t after = inUse();
+  const size_t launches = 10 * kRounds * buffers.size();
+  INFO(before << " bytes in use before, " << after << " after " << launches << " launches");
+  CHECK(after < before + launches * 2);  // nothing that each of them has
+  for (const CUstream stream : streams) {
+    rig.pool().streamDestroyed(rig.key(stream));
+    driver().api.cuStreamDestroy_v2(stream);
+  }
 #endif
 }
 
