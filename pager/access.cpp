@@ -14,18 +14,22 @@ Access::~Access() {
   if (stream_state_ != nullptr) submitted(CUDA_ERROR_UNKNOWN);
 }
 
-Access::Use& Access::push() {
-  if (count_ < kInlineUses) return inline_[count_++];
+Access::Use& Access::pushMore() {
   ++count_;
   return more_.emplace_back();
 }
 
-void Access::addWord(uint64_t word) {
-  if (pool_.contains(word)) {
-    push() = {word, 0, Mode::kReadWrite};
-    return;
-  }
+inline Access::Use& Access::push() { return count_ < kInlineUses ? inline_[count_++] : pushMore(); }
+
+void Access::addOutside(uint64_t word) {
   if (pool_.state_->roots.span().contains(word)) outside_words_.push_back(word);
+}
+
+inline void Access::addWord(uint64_t word) {
+  if (pool_.contains(word))
+    push() = {word, 0, Mode::kReadWrite};
+  else
+    addOutside(word);
 }
 
 void Access::addParameter(const void* bytes_at, size_t bytes) {

@@ -339,8 +339,10 @@ class Access {
   };
   static constexpr unsigned kInlineUses = 24;
   Use& push();
+  Use& pushMore();
   const Use& use(unsigned i) const { return i < kInlineUses ? inline_[i] : more_[i - kInlineUses]; }
   void addWord(uint64_t word);
+  void addOutside(uint64_t word);
   CUresult acquireSlow();
   CUresult nameAll(Closure& closure);
   CUresult await(Closure& closure, Lock& lock, uint64_t* waited_ns);
