@@ -15,4 +15,9 @@ inline std::string printable(std::string_view text) {
   return plain;
 }
 
+/// Why an option without a value is refused: most often it is a variable that is not set.
+inline std::string givenNothing(std::string_view option, std::string_view instead = "what it is to be") {
+  return std::string(option) + " is given nothing; leave it out, or say " + std::string(instead);
+}
+
 }  // namespace olpager::base

@@ -10,6 +10,7 @@
 #include "base/locate.h"
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/text.h"
 #include "gpunode/supervisor/options.h"
 #include "gpunode/supervisor/query.h"
 #include "gpunode/supervisor/supervisor.h"
@@ -63,7 +64,7 @@ int run(int argc, char** argv) {
     return refuse(status.error().message);
   for (const auto& [key, text] : given) {
     if (options_of[key]->count() == 0) continue;
-    if (text.empty()) return refuse(base::format("--{} is given nothing; leave it out, or say what it is to be", key));
+    if (text.empty()) return refuse(base::givenNothing("--" + key));
     if (auto status = gpunode::applyOption(options, key, base::fromCommandLine(key, text)); !status.ok())
       return refuse(base::format("--{}: {}", key, status.error().message));
   }

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <array>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include "interpose/forward/memory.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/straight_copies.h"
+#include "interpose/forward/visible_devices.h"
 
 namespace olpager::forward {
 
@@ -116,6 +118,10 @@ std::span<Session* const> sessions() {
   if (const auto made = existingSessions(); !made.empty()) return made;
   if (!state.configured || state.tried) return {};
   state.tried = true;
+  if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr && hidesAll(visible)) {
+    base::logInfo("CUDA_VISIBLE_DEVICES=%s: this program has no device, and no gpunode is asked", visible);
+    return {};
+  }
   std::vector<Session*> all;
   if (const Status connected = connectAll(state.settings, all); !connected.ok()) {
     if (base::logLevel() != base::LogLevel::kOff) base::logError("%s", connected.error().message.c_str());

@@ -31,4 +31,6 @@ std::vector<uint32_t> visibleDevices(const std::vector<std::string>& uuids, std:
   return visible;
 }
 
+bool hidesAll(std::string_view text) { return text.empty() || text == "-1"; }
+
 }  // namespace olpager::forward

@@ -12,4 +12,7 @@ namespace olpager::forward {
 /// up to the first that is none, as CUDA reads it.
 std::vector<uint32_t> visibleDevices(const std::vector<std::string>& uuids, std::string_view text);
 
+/// Whether it is there to hide all devices: empty, or -1.
+bool hidesAll(std::string_view text);
+
 }  // namespace olpager::forward

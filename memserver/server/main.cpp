@@ -9,6 +9,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "memserver/server/daemon.h"
 #include "memserver/server/query.h"
 
@@ -90,6 +91,7 @@ int main(int argc, char** argv) {
   }
   for (const auto& key : memserver::daemonKeys()) {
     if (app.count(dashed(key.key)) == 0) continue;
+    if (given[key.key].empty()) return refuse(base::givenNothing(dashed(key.key)));
     if (const Status status = memserver::applyKey(options, key.key, given[key.key]); !status.ok()) {
       return refuse(base::format("{}: {}", dashed(key.key), status.error().message));
     }

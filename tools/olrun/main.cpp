@@ -17,6 +17,7 @@
 #include "base/format.h"
 #include "base/locate.h"
 #include "base/settings.h"
+#include "base/text.h"
 #include "tools/olrun/daemons.h"
 #include "tools/olrun/driver_probe.h"
 #include "tools/olrun/environment.h"
@@ -127,8 +128,8 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
     SettingOption& setting = line.settings[i];
     setting.given = settings[i]->count() != 0;
     if (setting.given && setting.text.empty())
-      return refuse(base::format("{} is given nothing; leave it out, or say {}", setting.option,
-                                 settings[i]->get_delimiter() == ',' ? "none" : "what it is to be"));
+      return refuse(settings[i]->get_delimiter() == ',' ? base::givenNothing(setting.option, "none")
+                                                        : base::givenNothing(setting.option));
   }
   line.program = app.remaining();
   if (!line.program.empty() && line.program.front().starts_with('-')) {

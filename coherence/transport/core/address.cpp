@@ -79,7 +79,9 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, std::min(colon, address.size()));
   if (colon == std::string::npos || colon + 1 == address.size() || host.empty()) {
-    return Error{base::format("'{}' is no address: host:port, [v6]:port or unix:/path", base::printable(address))};
+    const std::string all = passive && colon == 0 ? base::format("; for every network: [::]{}", address) : "";
+    return Error{
+        base::format("'{}' is no address: host:port or [v6]:port{}", base::printable(address), base::printable(all))};
   }
   // getaddrinfo takes 65537 for 1.
   unsigned port = 0;

@@ -196,9 +196,10 @@ def devices(bench):
     assert one.ask("take 8") == "ok"
     large = lambda state: [s["vram"][0]["device"] for s in state["sessions"] if s["vram"] and s["vram"][0]["used"] >= 8 * MIB]
     assert large(bench.until(address, large)) == [1]
-    none = bench.program(bench.options.holder, address, {"CUDA_VISIBLE_DEVICES": ""}, ready=False)
-    assert none.line() == "error cudaErrorNoDevice"
-    none.wait_log("CUDA_VISIBLE_DEVICES= names none of its 2")
+    for named, says in (("7", "error: .*CUDA_VISIBLE_DEVICES=7 names none of its 2"), ("", "info: CUDA_VISIBLE_DEVICES=: "), ("-1", "info: CUDA_VISIBLE_DEVICES=-1: ")):
+        none = bench.program(bench.options.holder, address, {"CUDA_VISIBLE_DEVICES": named, "OL_LOG": "info"}, ready=False)
+        assert none.line() == "error cudaErrorNoDevice"
+        none.wait_log(says)
     for wrong, why in (("3", "there is no GPU 3; the driver has 0 to 2"), ("0,0", "named twice"), ("x", "not allowed")):
         refused = subprocess.run([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--device", wrong],
                                  env={**bench.env, "OL_SIM_DEVICES": "3"}, capture_output=True, text=True, timeout=LONG)

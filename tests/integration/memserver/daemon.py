@@ -613,6 +613,7 @@ def refusals(rig):
     expect(["keys"], "--listen", "127.0.0.1:0", "--key-quota", "anna=1GiB")
     expect(["--sessions"], "--sessions", "0")
     expect(["--nonsense"], "--nonsense")
+    expect(["--key is given nothing"], "--listen", "127.0.0.1:0", "--key", "")
     expect([rig.path("none.toml")], "--config", rig.path("none.toml"))
     expect([rig.path("none.key")], "--listen", "127.0.0.1:0", "--key", rig.path("none.key"))
     open_key = rig.key("open")
