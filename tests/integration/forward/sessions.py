@@ -586,6 +586,17 @@ def nonsense(bench):
     assert bench.client().ask("step 2") == "ok 2"
 
 
+def stranger(bench):
+    """Who has a session of the same gpunode is a stranger at another's worker all the same: only the session's own secret opens it."""
+    client = bench.client()
+    assert client.ask("step 5") == "ok 5"
+    port = bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)
+    said = subprocess.run([bench.options.stranger, bench.address, "127.0.0.1:" + port], env=bench.env, capture_output=True, text=True,
+                          timeout=LONG).stdout.splitlines()
+    assert len(said) == 2 and said[0].startswith("another's: ") and "key" in said[0] and said[1] == "own: connected", said
+    assert client.ask("step 5") == "ok 10"
+
+
 def nobody(bench):
     """Where no gpunode is, olrun starts nothing; under the bare library one line says so and the program gets CUDA's error."""
     said = subprocess.run([bench.options.olrun, "--gpunode", bench.address, "--", "env"], env=bench.env, check=True,
@@ -642,7 +653,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, nonsense, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, nonsense, stranger, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):
@@ -667,4 +678,4 @@ def run(scenarios, description, programs, make):
 
 
 if __name__ == "__main__":
-    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy"), Bench)
+    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger"), Bench)

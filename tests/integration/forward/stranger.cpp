@@ -1,0 +1,47 @@
+// Gets a session of its own and knocks at another's worker with its key: stranger GPUNODE WORKER. A line for each answer: "another's: REASON" and
+// "own: connected"; else what went wrong.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "base/settings.h"
+#include "coherence/transport/transport.h"
+#include "coherence/transport/trust/keys.h"
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/ask.h"
+
+using namespace olpager;
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const std::string gpunode = argv[1];
+  forward::SessionRequest request;
+  request.process = static_cast<uint32_t>(getpid());
+  request.specification = forward::kSpecification;
+  std::strncpy(request.program, "stranger", sizeof request.program - 1);
+  const auto reply = forward::askGpunode({}, gpunode, request, 5000, 20000);
+  if (!reply.ok() || reply.value().refused != 0) {
+    std::printf("no session: %s\n",
+                reply.ok() ? forward::textOf(reply.value()).c_str() : reply.error().message.c_str());
+    return 1;
+  }
+  transport::NamedKey key{forward::kSessionKeyName, {}};
+  std::memcpy(key.secret.data(), reply.value().key, sizeof reply.value().key);
+  transport::Options options;
+  options.tls = transport::Tls::kOff;
+  options.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
+  auto node = transport::makeEndpoint(options);
+  if (!node.ok()) {
+    std::printf("no endpoint: %s\n", node.error().message.c_str());
+    return 1;
+  }
+  const std::string own = gpunode.substr(0, gpunode.rfind(':') + 1) + std::to_string(reply.value().port);
+  for (const auto& [whose, worker] : {std::pair("another's", std::string(argv[2])), std::pair("own", own)}) {
+    const auto link = node.value()->connect(worker, {transport::makeDomain(), node.value()->makeQueue(), ""});
+    std::printf("%s: %s\n", whose, link.ok() ? "connected" : link.error().message.c_str());
+  }
+  return 0;
+}
