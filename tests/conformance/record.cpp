@@ -136,20 +136,21 @@ const char* const kPtx = R"(
   st.u32 [%d1], %r1;
   ret;
 }
-.visible .entry spin(.param .u64 flag, .param .u32 rounds)
+.visible .entry spin(.param .u64 flag, .param .u64 ns)
 {
   .reg .pred %p<3>;
-  .reg .b32 %r<4>;
-  .reg .b64 %d<2>;
+  .reg .b32 %r<2>;
+  .reg .b64 %d<5>;
   ld.param.u64 %d1, [flag];
-  ld.param.u32 %r1, [rounds];
-  mov.u32 %r2, 0;
+  ld.param.u64 %d2, [ns];
+  mov.u64 %d3, %globaltimer;
+  add.u64 %d2, %d2, %d3;
 again:
-  ld.volatile.u32 %r3, [%d1];
-  setp.ne.u32 %p1, %r3, 0;
+  ld.volatile.u32 %r1, [%d1];
+  setp.ne.u32 %p1, %r1, 0;
   @%p1 bra done;
-  add.u32 %r2, %r2, 1;
-  setp.lt.u32 %p2, %r2, %r1;
+  mov.u64 %d4, %globaltimer;
+  setp.lt.u64 %p2, %d4, %d2;
   @%p2 bra again;
 done:
   ret;

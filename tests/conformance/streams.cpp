@@ -7,7 +7,8 @@
 namespace conformance {
 namespace {
 
-/// Keeps a stream busy until release(): a kernel that spins on a flag in mapped host memory, bounded.
+/// Keeps a stream busy until release(): a kernel that looks at a flag in mapped host memory. For 5 s at most: where it does not see what the host
+/// writes meanwhile (forwarded by tcp), that is when it ends.
 class Busy {
  public:
   Busy(const Kernels& kernels, CUstream stream) {
@@ -16,8 +17,8 @@ class Busy {
     flag_ = static_cast<uint32_t*>(host);
     *flag_ = 0;
     CUdeviceptr address = CUdeviceptr(host);
-    uint32_t rounds = 50'000'000;
-    need(launchOne(kernels.spin, {&address, &rounds}, stream), "spin");
+    uint64_t ns = 5'000'000'000;
+    need(launchOne(kernels.spin, {&address, &ns}, stream), "spin");
   }
   Busy(const Busy&) = delete;
   Busy& operator=(const Busy&) = delete;
