@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -132,7 +133,9 @@ Result<std::vector<TomlEntry>> readTomlFile(const std::string& path, bool must) 
   if (!file && !must && (errno == ENOENT || errno == ENOTDIR)) return std::vector<TomlEntry>();
   std::string text;
   struct stat about {};
-  if (file && fstat(file.get(), &about) == 0 && !S_ISREG(about.st_mode) && !S_ISDIR(about.st_mode))
+  const bool known = file && fstat(file.get(), &about) == 0;
+  if (known && S_ISCHR(about.st_mode) && about.st_rdev == makedev(1, 3)) return std::vector<TomlEntry>();  // /dev/null
+  if (known && !S_ISREG(about.st_mode) && !S_ISDIR(about.st_mode))
     return Error{base::format("{}: is no file but a device, FIFO or socket", path)};  // which may never end
   // A file of another user's home or of root that we may not read is no setting of ours, but it was meant to be one.
   if (!file || !readAll(file.get(), text))

@@ -50,6 +50,19 @@ void forPointersBrought(const PoolState& state, const void* from, uint64_t bytes
   }
 }
 
+// Where the GPU uses no host memory in place: the engine in whose VRAM what is reached of it can't ever be all at once. Else nullptr.
+const Engine* tooSmallFor(const PoolState& state, const Closure& closure) {
+  for (const auto& engine : state.engines) {
+    if (engine->chunks().hostMappable()) continue;
+    uint64_t bytes = 0;
+    for (const Region* region : closure.regions)
+      if (!region->isRoot() && !region->by_pieces && region->engine == engine.get())
+        bytes += region->pages * kPageBytes;
+    if (bytes > engine->mostVram()) return engine.get();
+  }
+  return nullptr;
+}
+
 void tellRefused(const PoolState& state, const Closure& closure) {
   uint64_t bytes = 0, vram = 0, vram_used = 0, host_used = 0;
   for (const Region* region : closure.regions) bytes += region->pages * kPageBytes;
@@ -62,6 +75,14 @@ void tellRefused(const PoolState& state, const Closure& closure) {
     vram_used += engine->chunks().vramBudget() - engine->chunks().vramAvailable();
   }
   const unsigned long long reached = bytes >> 20;
+  if (const Engine* const engine = tooSmallFor(state, closure); engine != nullptr) {
+    base::warnOnce("reach does not fit VRAM",
+                   "device %d: a launch or copy that reaches %llu MiB is refused (out of memory): the GPU can't use "
+                   "host memory in place "
+                   "here (olrun --check), so what it reaches has to fit the budget of %llu MiB of VRAM (OL_VRAM)",
+                   engine->device(), reached, static_cast<unsigned long long>(engine->mostVram() >> 20));
+    return;
+  }
   if (bytes > vram + state.host.limit) {
     base::warnOnce("reach does not fit",
                    "a launch or copy that reaches %llu MiB is refused (out of memory): what it reaches has to fit VRAM "
@@ -195,6 +216,10 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
   uint64_t began = 0;
   bool in_vain = false, refused = false, lost = false;
   for (; !closure.settled(in_vain); closure.follow()) {
+    if (tooSmallFor(state, closure) != nullptr) {
+      refused = true;
+      break;
+    }
     if (began == 0) began = nowNs();
     asked.ask();
     state.changed.wait_for(lock, std::chrono::milliseconds(100));

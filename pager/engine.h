@@ -107,6 +107,8 @@ class Engine {
   /// Makes the mappings of these extents what read_only and the peers say. Their region is `wanted` by the caller.
   CUresult protect(const std::vector<Extent*>& extents, Lock& lock);
 
+  /// Bytes of VRAM that there are for pages, or were before some of them were lent.
+  uint64_t mostVram() const { return std::max(budget_, chunks_.vramBudget()); }
   /// Bytes that the device's allocations can have: its VRAM, and what others' leave of the host tier. Under the mutex.
   uint64_t capacity() const;
   /// What of them allocations do not have.

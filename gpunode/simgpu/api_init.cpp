@@ -6,6 +6,7 @@
 #include "gpunode/simgpu/modules/export_tables.h"
 #include "gpunode/simgpu/symbol_addresses.h"
 #include "interpose/api/driver_symbols.h"
+#include "interpose/api/error_names.h"
 #include "interpose/api/proc_address.h"
 
 using olpager::simgpu::Driver;
@@ -13,30 +14,6 @@ using olpager::simgpu::Driver;
 namespace {
 
 constexpr int kDriverVersion = 13000;
-
-const char* errorName(CUresult error) {
-  switch (error) {
-#define X(code, text) \
-  case code:          \
-    return #code;
-#include "gpunode/simgpu/error_names.inc"
-#undef X
-    default:
-      return nullptr;
-  }
-}
-
-const char* errorText(CUresult error) {
-  switch (error) {
-#define X(code, text) \
-  case code:          \
-    return text;
-#include "gpunode/simgpu/error_names.inc"
-#undef X
-    default:
-      return nullptr;
-  }
-}
 
 CUresult procAddress(const char* symbol, void** function, int version, cuuint64_t flags,
                      CUdriverProcAddressQueryResult* status) {
@@ -70,13 +47,13 @@ CUresult CUDAAPI cuDriverGetVersion(int* version) {
 
 CUresult CUDAAPI cuGetErrorName(CUresult error, const char** text) {
   if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *text = errorName(error);
+  *text = olpager::api::errorName(error);
   return *text != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult CUDAAPI cuGetErrorString(CUresult error, const char** text) {
   if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *text = errorText(error);
+  *text = olpager::api::errorText(error);
   return *text != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

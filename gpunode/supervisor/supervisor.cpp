@@ -246,8 +246,10 @@ std::string Supervisor::inTheWay(const SessionRequest& request, const std::strin
   return "";
 }
 
-// A client that has been there has called.
+// A client that has been there has called. Who comes right after a client of this machine has ended may be heard before that is.
 bool Supervisor::hasLostClient(const Session& session) {
+  pollfd ended{session.process_ended.get(), POLLIN, 0};
+  if (session.client_dead || (session.process_ended && poll(&ended, 1, 0) > 0)) return true;
   return session.report.calls != 0 && session.report.link == kNoLink;
 }
 
@@ -460,6 +462,7 @@ void Supervisor::hear(Session& session) {
 // Its worker sees the end of the link by itself, and waits no longer once it knows that it is for good.
 void Supervisor::processEnded(Session& session) {
   session.process_ended.reset();
+  session.client_dead = true;
   const WorkerOrder order{Order::kClientIsDead, 0, 0};
   if (session.socket) (void)!send(session.socket.get(), &order, sizeof order, MSG_DONTWAIT | MSG_NOSIGNAL);
 }

@@ -54,6 +54,7 @@ class Supervisor {
     bool starting = true;           // the worker is not ready
     base::UniqueFd socket;          // to the worker
     base::UniqueFd process_ended;   // of a client on this machine: base::watchProcess
+    bool client_dead = false;       // that has ended
     std::vector<uint32_t> devices;  // that it sees, as indices of devices_: what the worker calls 0, 1, ...
     WorkerReport report;            // the last one
     std::vector<uint64_t> budgets;  // by devices_, as ordered last; 0: none was

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "base/log.h"
+#include "interpose/api/error_names.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/api/proc_address.h"
 #include "interpose/forward/call.h"
@@ -132,6 +133,19 @@ CUresult ol_forward_cuDriverGetVersion(int* version) {
   *version = all.empty() ? CUDA_VERSION : kKnownVersion;
   for (const Session* const session : all) *version = std::min(*version, session->description().driver_version);
   return CUDA_SUCCESS;
+}
+
+// Who reports a failure asks for its name, also where no session came to be or it is lost. The gpunode's driver may know more codes than we.
+CUresult ol_forward_cuGetErrorName(CUresult error, const char** name) {
+  if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *name = olpager::api::errorName(error);
+  return *name != nullptr ? CUDA_SUCCESS : ol_forward_generated_cuGetErrorName(error, name);
+}
+
+CUresult ol_forward_cuGetErrorString(CUresult error, const char** text) {
+  if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *text = olpager::api::errorText(error);
+  return *text != nullptr ? CUDA_SUCCESS : ol_forward_generated_cuGetErrorString(error, text);
 }
 
 CUresult ol_forward_cuGetProcAddress_v2(const char* name, void** function, int version, cuuint64_t flags,

@@ -1,5 +1,6 @@
 #include "interpose/local/driverless.h"
 
+#include "interpose/api/error_names.h"
 #include "interpose/api/local_functions.h"
 
 namespace olpager::local {
@@ -14,41 +15,16 @@ CUresult driverGetVersion(int* version) {
   return CUDA_SUCCESS;
 }
 
-struct ErrorText {
-  CUresult error;
-  const char* name;
-  const char* text;
-};
-constexpr ErrorText kErrors[] = {
-    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
-    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
-    {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
-    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
-    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
-    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
-};
-
-const ErrorText* textOf(CUresult error) {
-  for (const ErrorText& entry : kErrors) {
-    if (entry.error == error) return &entry;
-  }
-  return nullptr;
-}
-
 CUresult getErrorName(CUresult error, const char** name) {
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const ErrorText* entry = textOf(error);
-  *name = entry != nullptr ? entry->name : nullptr;
-  return entry != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  *name = api::errorName(error);
+  return *name != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult getErrorString(CUresult error, const char** text) {
   if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const ErrorText* entry = textOf(error);
-  *text = entry != nullptr ? entry->text : nullptr;
-  return entry != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  *text = api::errorText(error);
+  return *text != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 // Takes the place of functions with any parameters: the caller clears the stack, and nothing is read.

@@ -17,9 +17,10 @@ namespace {
 
 volatile pid_t g_child = 0;
 
-// To the child, as if it had been sent to it: whoever stops olrun means the program.
-void handOn(int signal) {
-  if (g_child > 0) kill(g_child, signal);
+// To the child, as if it had been sent to it: whoever stops olrun means the program. What a terminal sends, it sends to the program itself.
+void handOn(int signal, siginfo_t* about, void* /*context*/) {
+  const bool from_terminal = (signal == SIGINT || signal == SIGQUIT) && about->si_code > 0;
+  if (g_child > 0 && !from_terminal) kill(g_child, signal);
 }
 
 std::vector<char*> pointers(const std::vector<std::string>& strings) {
@@ -66,6 +67,8 @@ int replaceBy(const std::string& path, const std::vector<std::string>& arguments
   return 126;
 }
 
+constexpr int kHandedOn[] = {SIGTERM, SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT};
+
 int runWithStats(const std::string& path, const std::vector<std::string>& arguments, Environment environment) {
   const uint64_t token = randomToken();
   environment.set("OL_COUNTERS_KEEP", base::format("{}", token));
@@ -73,7 +76,7 @@ int runWithStats(const std::string& path, const std::vector<std::string>& argume
   // Blocked until the child's pid is known, so that no signal is lost between fork and then.
   sigset_t handed_on;
   sigemptyset(&handed_on);
-  for (int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT}) sigaddset(&handed_on, signal);
+  for (int signal : kHandedOn) sigaddset(&handed_on, signal);
   sigset_t before;
   sigprocmask(SIG_BLOCK, &handed_on, &before);
   const pid_t child = fork();
@@ -87,12 +90,9 @@ int runWithStats(const std::string& path, const std::vector<std::string>& argume
   }
   g_child = child;
   struct sigaction action {};
-  action.sa_handler = handOn;
-  action.sa_flags = SA_RESTART;
-  for (int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT}) sigaction(signal, &action, nullptr);
-  // The terminal sends these to the program itself.
-  signal(SIGINT, SIG_IGN);
-  signal(SIGQUIT, SIG_IGN);
+  action.sa_sigaction = handOn;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
+  for (int signal : kHandedOn) sigaction(signal, &action, nullptr);
   sigprocmask(SIG_SETMASK, &before, nullptr);
 
   int status = 0;

@@ -496,6 +496,19 @@ def ports(bench):
         assert second.line().startswith("error "), second.log
         second.wait_log(rf"no port of {first} to {first + 1} \(--ports\) is free")
         assert client.ask("step 3") == "ok 6"
+    # No more sessions than ports.
+    bench.begin_anew("--ports", f"{first}-{first}")
+    bench.node.wait_log(r"at most 1 sessions: so many ports are there")
+    only = bench.client()
+    second = bench.client(ready=False)
+    assert second.process.wait(LONG) == 2 and second.line() is None
+    second.wait_log("olrun: gpunode .* refuses: it has 1 sessions already")
+    # Who comes right after the end of one that held the last place waits for it.
+    for _ in range(5):
+        pid = bench.program_pid(only)
+        os.kill(pid, signal.SIGKILL)
+        only = bench.client()
+        assert only.ask("step 1") == "ok 1"
 
 
 def stopped(bench):

@@ -26,9 +26,9 @@ CUmemGenericAllocationHandle makeHandle(Rig& rig, uint64_t bytes) {
   return handle;
 }
 
-constexpr const char* kNotCounted = "malloc is the sanitizer's: nothing is counted";
+[[maybe_unused]] constexpr const char* kNotCounted = "malloc is the sanitizer's: nothing is counted";
 /// Bytes that the process has from malloc.
-size_t inUse() {
+[[maybe_unused]] size_t inUse() {
   const auto malloced = mallinfo2();
   return malloced.uordblks + malloced.hblkhd;
 }

@@ -139,3 +139,22 @@ TEST_CASE("the host tier's bytes are counted", "[pager][refusals]") {
   }
   CHECK(valueOf(counters().host_used_bytes) == before);
 }
+
+TEST_CASE("a launch that VRAM can never hold is refused at once where nothing is used in place", "[pager][refused]") {
+  Rig rig({.vram = 16 * kMiB});
+  const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
+  constexpr uint64_t kTargets = 12;
+  std::vector<CUdeviceptr> targets;
+  for (uint64_t i = 0; i < kTargets; ++i) {
+    targets.push_back(rig.allocate(2 * kMiB));
+    rig.put(targets[i], 70 + i);
+  }
+  for (uint64_t i = 0; i < kTargets; ++i) rig.put(table + i * 8, targets[i]);
+  for (int again = 0; again < 3; ++again) {
+    const auto begun = std::chrono::steady_clock::now();
+    CHECK(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("gather"), out, table, kTargets) ==
+          CUDA_ERROR_OUT_OF_MEMORY);
+    if (!kInstrumented) CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(2));
+  }
+  for (uint64_t i = 0; i < kTargets; ++i) CHECK(rig.get(targets[i]) == 70 + i);
+}
