@@ -726,7 +726,7 @@ ContentHash Engine::fetchedHash(const Extent& extent, int slot) {
   return kernels::combineHashes(pages, 1u << extent.order);
 }
 
-bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
+bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
   if (extent.state != ExtentState::kParked || broken_ || nowNs() < refused_until_ns_) return false;
   setState(extent, ExtentState::kFetching);
   VramChunk* chunk = takeVram(extent, lock);
@@ -776,12 +776,12 @@ bool Engine::startFetch(Extent& extent, bool ahead, Lock& lock) {
   fetching_bytes_ += extent.bytes();
   add(figures_->bytes_in, image != nullptr ? PackedImages::bytesOf(extent) : extent.bytes());
   add(figures_->fetched_bytes, extent.bytes());
-  if (ahead) {
+  if (why == Fetch::kAhead) {
     extent.prefetched = true;
     ++extent.region->ahead;
     ahead_bytes_ += extent.bytes();
     add(figures_->prefetches_issued);
-  } else {
+  } else if (why == Fetch::kDemand) {
     add(figures_->demand_faults);
   }
   return true;
@@ -1070,7 +1070,7 @@ bool Engine::serveWants(Lock& lock) {
           const bool in_place = want->in_place || (!want->in_vram && (extent.in_host || extent.region->isSparse()));
           if (in_place && mapInPlace(extent, lock)) {
             moved = true;
-          } else if (parked ? startFetch(extent, false, lock) : mapEmpty(extent, lock)) {
+          } else if (parked ? startFetch(extent, Fetch::kDemand, lock) : mapEmpty(extent, lock)) {
             moved = in_flight = true;
           } else {
             missing += extent.bytes();
@@ -1204,7 +1204,7 @@ bool Engine::bringHome(Lock& lock) {
     for (auto& extent : region->extents) {
       if (extent->bytes() > chunks_.vramAvailable()) continue;
       if (extent->state == ExtentState::kInPlace && region->wanted == 0) return promote({extent.get()});
-      if (extent->state == ExtentState::kParked) return startFetch(*extent, false, lock);
+      if (extent->state == ExtentState::kParked) return startFetch(*extent, Fetch::kDemand, lock);
     }
   }
   recalled_ = false;
@@ -1235,7 +1235,7 @@ bool Engine::fillFreeVram() {
       coming.push_back(extent.get());
     }
   }
-  return !coming.empty() && promote(coming);
+  return !coming.empty() && promote(coming, true);
 }
 
 uint64_t Engine::windowBytes() const {
@@ -1330,7 +1330,7 @@ bool Engine::prefetch(Lock& lock) {
         prefetch_again_ = true;
         continue;
       }
-      if (!in_place && startFetch(extent, true, lock)) {
+      if (!in_place && startFetch(extent, Fetch::kAhead, lock)) {
         progress = prefetch_again_ = true;
         if (next.region->dead) return true;
         continue;

@@ -208,6 +208,7 @@ class Engine {
     uint64_t pass_number = 0;  // of the engine's: they end in this order
     bool for_roots = false;    // a launch waits for the scan of the variables
     bool scan_all = false;     // no victims: another engine waits for the scan
+    bool fills = false;        // victims are in place, and come to VRAM since there is room
     // Other engines that have to scan what is dirty of theirs before this one may unmap anything, and the pass that will have
     // done so, as of the victims' stamp then.
     std::vector<std::pair<const Engine*, uint64_t>> others;
@@ -302,14 +303,16 @@ class Engine {
 
   CUevent hashFetched(const Extent& extent, CUevent copied, int slot);
   ContentHash fetchedHash(const Extent& extent, int slot);
-  bool startFetch(Extent& extent, bool ahead, Lock& lock);
+  /// Why something comes to VRAM: a launch waits for it, it is expected to be used soon, or there is room.
+  enum class Fetch : uint8_t { kDemand, kAhead, kRoom };
+  bool startFetch(Extent& extent, Fetch why, Lock& lock);
   bool mapEmpty(Extent& extent, Lock& lock);
   VramChunk* takeVram(const Extent& extent, Lock& lock);
   CUresult mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock);
   bool mapInPlace(Extent& extent, Lock& lock);
   bool isHeld(const Region& region) const;
   bool isHeld(const Extent& extent) const;
-  bool promote(const std::vector<Extent*>& extents);
+  bool promote(const std::vector<Extent*>& extents, bool fills = false);
   uint64_t promotingBytes() const;
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
   bool hasNoPlace() const;

@@ -181,9 +181,10 @@ bool Engine::begin(std::unique_ptr<Batch> batch) {
 }
 
 // Extents in host memory in place are unmapped as victims are, once no launch reaches them, to be fetched after that.
-bool Engine::promote(const std::vector<Extent*>& extents) {
+bool Engine::promote(const std::vector<Extent*>& extents, bool fills) {
   if (broken_ || batches_.size() >= scratch_.size()) return false;
   auto batch = std::make_unique<Batch>();
+  batch->fills = fills;
   for (Extent* extent : extents) {
     if (extent->state != ExtentState::kInPlace) continue;
     setState(*extent, ExtentState::kRetiring);
@@ -971,6 +972,12 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
       continue;
     }
     evict(*extent, hashes[v], lock);
+    extent = batch.victims[v];  // a free has come meanwhile
+    if (extent == nullptr) continue;
+    // Nobody else would bring what no launch asks for.
+    if (batch.fills && extent->state == ExtentState::kParked && extent->region->wanted == 0 &&
+        !startFetch(*extent, Fetch::kRoom, lock))
+      mapInPlace(*extent, lock);
     left |= extent->state != ExtentState::kVram;
   }
   if (unplaced_ != unplaced && !left) {
@@ -1000,7 +1007,8 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     extent.hash_valid = !extent.region->by_pieces;
     setState(extent, ExtentState::kParked);
     // Ahead of a launch: it is on its way at once, or stays where it was.
-    if (extent.region->by_pieces && extent.wanted == 0 && !startFetch(extent, true, lock)) mapInPlace(extent, lock);
+    if (extent.region->by_pieces && extent.wanted == 0 && !startFetch(extent, Fetch::kAhead, lock))
+      mapInPlace(extent, lock);
     return;
   }
   const bool clean = extent.host != nullptr && extent.host_valid && extent.hash_valid && extent.hash == hash;

@@ -172,6 +172,7 @@ int Supervisor::run() {
       const auto found = sessions_.find(watched[i]);
       if (found != sessions_.end() && fds[2 + heard.size() + i].revents != 0) processEnded(found->second);
     }
+    openWaiting();  // before those who have just come
     transport::Completion completions[16];
     while (const size_t count = queue_->poll(completions)) {
       for (size_t i = 0; i < count; ++i) take(completions[i]);

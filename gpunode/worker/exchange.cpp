@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "base/kernel_faults.h"
 #include "gpunode/worker/relaxed.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/api/driver_symbols.h"
@@ -50,7 +51,8 @@ void Exchange::owe(CUcontext context, CUstream stream, std::vector<uint64_t> blo
 
 void Exchange::attend() {
   constexpr auto kLook = std::chrono::microseconds(200);
-  const std::lock_guard hands(hands_);
+  const std::unique_lock hands(hands_, std::try_to_lock);
+  if (!hands) return;  // settle() is at it
   bool late = false, look = false;
   {
     std::lock_guard lock(mutex_);
@@ -80,11 +82,18 @@ void Exchange::mark() {
   for (const auto& [where, answers] : marked) {
     worker_.setCurrent(where.first);
     const CUevent event = eventIn(where.first);
-    if (event != nullptr && worker_.driver().cuEventRecord(event, where.second) == CUDA_SUCCESS) {
-      std::lock_guard lock(mutex_);
-      behind_[where] = {event, answers};
-    } else {  // a context that is lost
+    const CUresult result =
+        event != nullptr ? worker_.driver().cuEventRecord(event, where.second) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (base::isKernelFault(result)) {  // nothing runs there any more
       pay(blocks, answers);
+      continue;
+    }
+    std::lock_guard lock(mutex_);
+    if (result == CUDA_SUCCESS) {
+      behind_[where] = {event, answers};
+    } else {  // for settle()
+      if (event != nullptr) spare_[where.first].push_back(event);
+      answers_[where] += answers;
     }
   }
   std::lock_guard lock(mutex_);
@@ -138,10 +147,11 @@ CUevent Exchange::eventIn(CUcontext context) {
 }
 
 void Exchange::settle() {
+  // Until all of it is in the streams: who waits for one of them next finds that something is owed, and waits here.
+  const std::lock_guard hands(hands_);
   std::map<Where, uint32_t> answers;
   std::vector<uint64_t> blocks;
   {
-    const std::lock_guard hands(hands_);
     std::lock_guard lock(mutex_);
     answers.swap(answers_);
     for (const auto& [where, behind] : behind_) {
@@ -150,7 +160,6 @@ void Exchange::settle() {
     }
     behind_.clear();
     blocks = blocks_;
-    owes_.store(false);
   }
   for (const auto& [where, count] : answers) {
     auto payment = std::make_unique<Payment>(Payment{this, count, blocks});
@@ -161,11 +170,13 @@ void Exchange::settle() {
       worker_.tell(forward::Answer::kHostBytes, count, CUDA_SUCCESS, {}, true);
     }
   }
+  std::lock_guard lock(mutex_);
+  noteOwes();
 }
 
-void Exchange::contextGone(uint64_t context) {
+void Exchange::contextGone(CUcontext context) {
   std::lock_guard lock(mutex_);
-  spare_.erase(reinterpret_cast<CUcontext>(context));
+  spare_.erase(context);
 }
 
 bool Exchange::settlesBefore(const forward::CallHead& head) {
@@ -179,6 +190,10 @@ bool Exchange::settlesBefore(const forward::CallHead& head) {
     case Operation::kCopyDevice:
     case Operation::kHostBytes:
     case Operation::kHostChanges:
+    // By which streams go on: they never wait for what settle() waits for, and tell the client of nothing.
+    case Operation::kHostFunctionDone:
+    case Operation::kOpenGate:
+    case Operation::kStraightStop:
       return false;
     default:
       break;

@@ -6,10 +6,10 @@
 // finds that it has passed, the leader pays.
 //
 // What a stream owes is in one place at a time: with its launches (answers_), behind an event (behind_), or in the hands of attend(). settle()
-// waits for those hands: what its caller tells the client then comes behind what they have paid.
+// waits for those hands, and is such hands itself: what its caller tells the client then comes behind what they have paid.
 //
 // Thread-safety: owe(), settle(), contextGone() from any thread, attend() from the leader. Locks, in this order: hands_ (the driver is called
-// under it, nothing that waits), paying_ (what is found changed is told in that order), mutex_ (nothing is called under it).
+// under it; it may wait there for a stream that is full, but not for calls that come by themselves: settlesBefore), paying_ (what is found changed is told in that order), mutex_ (nothing is called under it).
 #pragma once
 
 #include <cuda.h>
@@ -45,7 +45,7 @@ class Exchange {
   /// Enqueues the host functions that pay. Where one can't be enqueued (a context that is lost), the answer is empty.
   void settle();
   /// Its events are gone with it.
-  void contextGone(uint64_t context);
+  void contextGone(CUcontext context);
   /// Whether what is owed has to be settled before this call.
   static bool settlesBefore(const forward::CallHead& head);
 

@@ -242,6 +242,8 @@ int main() {
   (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
   if (getppid() == 1) return 1;
   (void)signal(SIGPIPE, SIG_IGN);
+  (void)signal(SIGINT,
+               SIG_IGN);  // of the terminal, to all: the gpunode ends its workers when it has told their clients
   int status = 1;
   try {
     status = run();

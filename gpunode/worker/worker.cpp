@@ -407,6 +407,8 @@ void Worker::make(const std::vector<std::byte>& record) {
     context = 0;
   }
   const uint64_t ends = operation ? 0 : contextThatEnds(head, reader, options_.slot);
+  uint64_t ending = 0;
+  if (ends != 0) (void)handles_.find(ends, HandleKind::kContext, &ending);
   if (exchange_.owes() && Exchange::settlesBefore(head)) exchange_.settle();
   CUresult result = CUDA_SUCCESS;
   const auto serve = [&] {
@@ -421,7 +423,10 @@ void Worker::make(const std::vector<std::byte>& record) {
   } else {
     serve();
   }
-  if (ends != 0 && result == CUDA_SUCCESS && !isStillThere(head, reader)) contextGone(ends);
+  if (ends != 0 && result == CUDA_SUCCESS && !isStillThere(head, reader)) {
+    exchange_.contextGone(handleFrom<CUcontext>(ending));
+    contextGone(ends);
+  }
   if (head.reply == 0) {
     if (result != CUDA_SUCCESS && head.thread != 0) {
       const AnswerHead failed{Answer::kFailed, head.thread, result, head.function};
@@ -480,6 +485,10 @@ CUresult Worker::threadStream(uint32_t thread, uint64_t context, CUstream* strea
   ThreadStream& known = thread_streams_[{context, forward::threadPlace(thread)}];
   // Of a thread that has ended: it serves the next in its place, unless there is still something in it that this one would wait for.
   if (known.stream != nullptr && known.thread != thread && driver_.cuStreamQuery(known.stream) != CUDA_SUCCESS) {
+    // What its launches owe goes into the stream before nobody can name it any more.
+    const CUcontext before = current();
+    if (exchange_.owes()) exchange_.settle();
+    setCurrent(before);
     (void)driver_.cuStreamDestroy_v2(known.stream);  // goes when it is through
     known.stream = nullptr;
   }
@@ -500,7 +509,6 @@ void Worker::contextGone(uint64_t context) {
   g_contexts_gone.fetch_add(1);
   staging_.contextGone(context);
   gates_.contextGone(context);
-  exchange_.contextGone(context);
   peers_.contextGone(context);
   std::lock_guard lock(streams_mutex_);
   std::erase_if(thread_streams_, [&](const auto& entry) { return entry.first.first == context; });

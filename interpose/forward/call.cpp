@@ -74,6 +74,7 @@ Call::Call(uint16_t function, Session* session) : session_(session) {
 }
 
 Call::~Call() {
+  if (waits_) session_->leave(wait_);  // an exception came between
   constexpr size_t kFree = 4, kLargest = 64 << 10;
   if (Buffers& free = buffers(); free.size() < kFree && out_.bytes.capacity() <= kLargest)
     free.push_back(std::move(out_.bytes));
@@ -102,15 +103,18 @@ CUresult Call::ready() {
 
 CUresult Call::begin(bool flush) {
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
-  return session_->begin(out_.bytes, bulk_, wait_, flush) ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  waits_ = session_->begin(out_.bytes, bulk_, wait_, flush);
+  return waits_ ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
 CUresult Call::finish() {
   const CUresult result = session_->finish(wait_);
+  waits_ = false;
   reply_ = Reader(wait_.record);
   if (wait_.done) (void)reply_.value<AnswerHead>();
   forget();
-  const CUresult told = result != CUDA_SUCCESS ? result : session_->takeFailure(tellsOfOthers(head().function));
+  const CUresult told =
+      result != CUDA_SUCCESS || of_our_own_ ? result : session_->takeFailure(tellsOfOthers(head().function));
   if (base::isKernelFault(told) && head().context != 0) session_->noteFault(head().context, told);
   return told;
 }
@@ -138,7 +142,9 @@ CUresult Call::cached() {
 }
 
 void Call::finishAhead() {
-  if (session_->finish(wait_) == CUDA_SUCCESS && wait_.answered) session_->remember(out_.bytes, wait_);
+  const CUresult result = session_->finish(wait_);
+  waits_ = false;
+  if (result == CUDA_SUCCESS && wait_.answered) session_->remember(out_.bytes, wait_);
 }
 
 CUresult Call::oneWay(bool flush) {

@@ -104,6 +104,8 @@ class Call {
   void mayWait() { head().flags |= kMayWait; }
   void forgetsAnswers() { forgets_ = true; }
   void changesKernels() { changes_kernels_ = true; }
+  /// Of the library's own beside what the program asks for: what failed before it is for the program's next call to tell.
+  void ofOurOwn() { of_our_own_ = true; }
 
   // Making it.
   CUresult sync();
@@ -153,8 +155,9 @@ class Call {
   std::span<const std::byte> bulk_;
   Wait wait_;
   Reader reply_;
+  bool waits_ = false;  // its answer is still to come
   bool too_long_ = false, other_device_ = false, other_session_ = false, forgets_ = false, changes_kernels_ = false,
-       before_init_ = false;
+       before_init_ = false, of_our_own_ = false;
 };
 
 }  // namespace olpager::forward

@@ -87,7 +87,7 @@ void changesBehind(Session* session, CUstream stream, bool per_thread) {
   session->expectChanges();
   call.value(static_cast<uint32_t>(blocks.size()));
   for (const uint64_t block : blocks) call.value(block);
-  (void)call.oneWay();
+  if (call.oneWay() != CUDA_SUCCESS) session->changesDoNotCome();
 }
 
 bool capturing() { return g_capturing.load(std::memory_order_relaxed) > 0; }

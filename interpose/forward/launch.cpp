@@ -121,20 +121,24 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
     pinned = sendPinned(session);
   head.pinned = static_cast<uint32_t>(pinned.size());
   noteLaunch(session->slot(), !pinned.empty());
+  for (uint32_t i = 0; i < head.attributes; ++i)
+    if (!travels(attributes[i])) return refused("a launch with an event or a node in its attributes", false);
   if (head.pinned != 0) session->expectChanges();
+  const auto sent = [&](CUresult result) {
+    if (result != CUDA_SUCCESS && head.pinned != 0) session->changesDoNotCome();
+    return result;
+  };
   Call call(Operation::kLaunch, session);
   call.value(head);
-  for (uint32_t i = 0; i < head.attributes; ++i) {
-    if (!travels(attributes[i])) return refused("a launch with an event or a node in its attributes", false);
-    call.value(attributes[i]);
-  }
+  for (uint32_t i = 0; i < head.attributes; ++i) call.value(attributes[i]);
   call.raw(block.data(), block.bytes());
   call.raw(pinned.data(), pinned.size() * sizeof pinned[0]);
   const uint64_t hash = hashOf(head, attributes);
-  if (taken().has(hash) && !capturing()) return call.oneWay();
+  if (taken().has(hash) && !capturing()) return sent(call.oneWay());
   // The program hears of what can't be launched from the launch itself.
   call.mayWait();
-  const CUresult result = call.sync();
+  if (const CUresult begun = sent(call.begin(true)); begun != CUDA_SUCCESS) return begun;
+  const CUresult result = call.finish();
   if (result == CUDA_SUCCESS) taken().note(hash, head);
   return result;
 }

@@ -173,6 +173,13 @@ std::unique_ptr<Call> freeCall(Session* session, uint64_t address) {
   return call;
 }
 
+// What was made at some workers, and not at all.
+void takeBack(Session* session, uint64_t address) {
+  const auto call = freeCall(session, address);
+  call->ofOurOwn();
+  (void)call->sync();
+}
+
 // Under mutex. By an address of the worker's: it is compared at each launch of the session from now on. False: there is no such block, or it has been named before.
 bool name(Memory& all, unsigned slot, uint64_t address) {
   uint64_t base = 0;
@@ -346,7 +353,7 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
   std::vector<std::pair<Session*, Side::Kind>> made;
   const CUresult result = calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
   if (result != CUDA_SUCCESS) {
-    for (const auto& [session, kind] : made) (void)freeCall(session, address)->sync();
+    for (const auto& [session, kind] : made) takeBack(session, address);
     block = Block{0, 0, false};  // its regions end before the memory does
     munmap(got, mapped);
     givePlace(address);
@@ -548,7 +555,14 @@ CUresult dropMirror(uint64_t address) {
   }
   InSessions calls;
   for (Session* const session : with) calls.add(freeCall(session, there));
-  if (const CUresult result = calls.finish([](const Call&) {}); result != CUDA_SUCCESS) return result;
+  // One that was answered is done there, whatever else the call tells: what failed before it.
+  size_t answered = 0;
+  const CUresult result = calls.finish([&](const Call& call) {
+    ++answered;
+    std::lock_guard lock(all.mutex);
+    setKind(all, all.blocks.at(address), call.session()->slot(), Side::Kind::kNone);
+  });
+  if (result != CUDA_SUCCESS && answered < with.size()) return result;
   {
     std::lock_guard lock(all.mutex);
     Block& block = all.blocks.at(address);
@@ -557,7 +571,7 @@ CUresult dropMirror(uint64_t address) {
     all.mirrors.erase(there);
   }
   givePlace(there);
-  return CUDA_SUCCESS;
+  return result;
 }
 }  // namespace
 
@@ -583,7 +597,7 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out) {
   std::vector<std::pair<Session*, Side::Kind>> made;
   if (const CUresult result = calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
       result != CUDA_SUCCESS) {
-    for (const auto& [session, kind] : made) (void)freeCall(session, there)->sync();
+    for (const auto& [session, kind] : made) takeBack(session, there);
     givePlace(there);
     return result;
   }
@@ -658,6 +672,7 @@ void mapPinned(Session* session, uint64_t context) {
   for (size_t i = 0; i < calls.size(); ++i) {
     const uint64_t address = missing[i];
     calls[i]->inContext(context);
+    calls[i]->ofOurOwn();
     const CUresult result = calls[i]->sync();
     std::lock_guard lock(all.mutex);
     const auto found = all.blocks.find(address);
@@ -773,6 +788,7 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
     // Everything of the context: which stream it comes in nobody noted.
     Call synchronize(api::Symbol::kCuCtxSynchronize, session);
     synchronize.mayWait();
+    synchronize.ofOurOwn();
     const CUresult result = synchronize.sync();
     if (unseen && result == CUDA_ERROR_DEVICE_UNAVAILABLE) continue;  // lost: it writes no more
     if (result != CUDA_SUCCESS) return result;
@@ -832,16 +848,21 @@ CUresult ol_forward_cuMemHostUnregister(void* pointer) {
   }
   // What asynchronous copies still move: those that bring bytes, and those that the worker has not come to.
   for (Session* const session : existingSessions()) (void)awaitMemory(address, blockBytes(address), *session);
-  if (const CUresult result = dropMirror(address); result != CUDA_SUCCESS) return result;
+  const CUresult told = dropMirror(address);
   InSessions calls;
-  for (Session* const session : existingSessions()) calls.add(std::make_unique<Call>(Operation::kHostBytes, session));
+  for (Session* const session : existingSessions()) {
+    auto call = std::make_unique<Call>(Operation::kHostBytes, session);
+    call->ofOurOwn();
+    calls.add(std::move(call));
+  }
   (void)calls.finish([](const Call&) {});
   std::unique_lock lock(all.mutex);
   const auto found = find();
   if (found == all.blocks.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  if (found->second.there != 0) return told;  // it is still at a worker
   const auto block = all.blocks.extract(found);
   lock.unlock();  // its regions end without the lock
-  return CUDA_SUCCESS;
+  return told;
 }
 
 CUresult ol_forward_cuMemHostGetFlags(unsigned* flags, void* pointer) {

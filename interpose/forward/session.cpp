@@ -107,6 +107,11 @@ CUresult Session::finish(Wait& wait) {
   return wait.result;
 }
 
+void Session::leave(const Wait& wait) {
+  std::lock_guard lock(waits_mutex_);
+  waits_.erase(wait.number);
+}
+
 CUresult Session::call(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait) {
   if (!begin(record, bulk, wait, true)) return wait.result = CUDA_ERROR_DEVICE_UNAVAILABLE;
   return finish(wait);
@@ -351,6 +356,8 @@ void Session::contextGone(uint64_t context) {
   std::lock_guard lock(waits_mutex_);
   broken_.erase(context);
   faults_.erase(context);
+  std::erase_if(failures_, [&](const auto& one) { return one.second.context == context; });
+  any_failure_.store(!failures_.empty() || !broken_.empty());
 }
 
 // --- what comes by itself ----------------------------------------------------------------------------------------------
@@ -377,6 +384,11 @@ void Session::expectChanges() {
   changes_expected_.fetch_add(1);
   comes_.fetch_add(1);
   // The call that is posted now wakes the attendant.
+}
+
+void Session::changesDoNotCome() {
+  changes_answered_.fetch_add(1);
+  comes_.fetch_sub(1);
 }
 
 bool Session::bytesOutstanding(uint64_t address, uint64_t bytes) {

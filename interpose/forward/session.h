@@ -57,6 +57,8 @@ class Session {
   /// The same in two steps: several may be under way.
   bool begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait, bool flush);
   CUresult finish(Wait& wait);
+  /// Instead of finish(): nobody comes back for the answer.
+  void leave(const Wait& wait);
   /// Sends a call that nobody waits for; at the latest with the next that is flushed.
   CUresult post(std::vector<std::byte>& record, std::span<const std::byte> bulk = {}, bool flush = false);
 
@@ -73,6 +75,8 @@ class Session {
   uint32_t expectBytes(void* into, uint64_t bytes);
   /// Changes of pinned blocks that come later (one of those that an Answer::kHostBytes counts).
   void expectChanges();
+  /// The call that was to bring them was not sent.
+  void changesDoNotCome();
   /// How many of these there were so far, and whether so many have come.
   uint64_t changesExpected() const { return changes_expected_.load(); }
   bool changesAnswered(uint64_t count) const { return changes_answered_.load() >= count; }

@@ -75,6 +75,7 @@ CUresult outOfReach(const char* name, const char* why) {
 void tellGone(Session* session, uint64_t address) {
   Call call(Operation::kManagedGone, session);
   call.value(address);
+  call.ofOurOwn();
   (void)call.sync();
 }
 
@@ -84,6 +85,7 @@ CUresult fetch(Session* session, uint64_t address, uint64_t bytes) {
   if (contextIn(session) != 0 && !capturing()) {
     Call synchronize(api::Symbol::kCuCtxSynchronize, session);
     synchronize.mayWait();
+    synchronize.ofOurOwn();
     (void)synchronize.sync();  // what a kernel did wrong is told by other calls
   }
   constexpr uint64_t kPiece = 4 << 20;
@@ -92,6 +94,7 @@ CUresult fetch(Session* session, uint64_t address, uint64_t bytes) {
     call.value(address);
     call.value(at);
     call.value(std::min(kPiece, bytes - at));
+    call.ofOurOwn();
     const CUresult result = call.sync();
     if (!call.answered()) return result != CUDA_SUCCESS ? result : CUDA_ERROR_UNKNOWN;
     putVariable(session, call.reply());

@@ -585,6 +585,14 @@ def functions_that_end(bench):
     assert grown < 800, f"{grown} KiB more for 16000 host functions"
 
 
+def late_failures(bench):
+    """What is known to have failed late is told once, by the program's own calls, in its own context; nothing is lost with it."""
+    for what in ("unregister", "questions", "refused", "reset", "successor"):
+        said = subprocess.run([bench.options.olrun, "--gpunode", bench.address, "--transport", bench.options.transport, "--",
+                               bench.options.late_failures, what], env=bench.env, capture_output=True, text=True, timeout=LONG)
+        assert said.returncode == 0 and said.stdout.splitlines()[-1:] == ["OK"], (what, said)
+
+
 def nonsense(bench):
     """Bytes of no meaning to the gpunode and to a worker: a line in the log at most, everybody goes on."""
     client = bench.client()
@@ -666,7 +674,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, nonsense, stranger, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, nonsense, stranger, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):
@@ -691,4 +699,4 @@ def run(scenarios, description, programs, make):
 
 
 if __name__ == "__main__":
-    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger"), Bench)
+    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger", "--late-failures"), Bench)

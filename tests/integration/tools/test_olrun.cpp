@@ -203,14 +203,15 @@ TEST_CASE("--stats prints the counters at the end and leaves no file", "[olrun]"
 
 TEST_CASE("--stats hands signals on to the program", "[olrun]") {
   const Installation olpager;
-  // -m: a shell has what it starts in the background ignore SIGINT otherwise.
+  // A shell has what it starts in the background ignore SIGINT, and who started the tests may have as well.
   for (const auto& [signal, status] : {std::pair("TERM", 9), std::pair("INT", 128 + SIGINT)}) {
-    const auto outcome = runChild(
-        {"/bin/bash", "-mc",
-         olpager.olrun + " --stats --driver " + olpager.driver + " -- " COUNTING_PROGRAM " 1 wait > " + olpager.path +
-             "/out & pid=$!; while ! grep -q ready " + olpager.path + "/out; do sleep 0.05; done; kill -" + signal +
-             " $pid; wait $pid; s=$?; rm " + olpager.path + "/out; exit $s"},
-        {olpager.runtime});
+    const auto outcome =
+        runChild({"/bin/sh", "-c",
+                  "env --default-signal=INT " + olpager.olrun + " --stats --driver " + olpager.driver +
+                      " -- " COUNTING_PROGRAM " 1 wait > " + olpager.path + "/out & pid=$!; while ! grep -q ready " +
+                      olpager.path + "/out; do sleep 0.05; done; kill -" + signal + " $pid; wait $pid; s=$?; rm " +
+                      olpager.path + "/out; exit $s"},
+                 {olpager.runtime});
     INFO(signal << outcome.err);
     CHECK(outcome.status == status);
     CHECK(outcome.err.find("launches        1\n") != std::string::npos);

@@ -1,0 +1,143 @@
+// What comes of launches that are known to have failed after they were made, and of what they left: for tests of forwarded mode, in which a launch
+// on a stream that is gone is such a one. Every check is of one argument:
+//   unregister  memory that kernels used is unregistered when something has failed: it is unregistered, and nothing is lost
+//   questions   calls that tell of no failure leave it to the next that does
+//   refused     a launch that forwarded mode refuses leaves nothing to wait for
+//   reset       what failed in a context is of no concern to the next one
+//   successor   a thread's launches in its own stream are paid for when another thread has taken its place
+// "OK" at the end.
+#include <cuda.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "common.h"
+
+#define GOOD(call)                                                   \
+  do {                                                               \
+    const CUresult result = (call);                                  \
+    CHECK(result == CUDA_SUCCESS, "%s: %d", #call, int(result));     \
+  } while (false)
+
+__global__ void bump(unsigned* at, unsigned turns) {
+  unsigned x = 1;
+  for (unsigned i = 0; i < turns; ++i) x = x * 1664525u + 1013904223u;
+  *at += x != 0 || turns == 0 ? 1 : 2;
+}
+
+static CUdevice g_device;
+static CUcontext g_context;
+
+static void enter() {
+  GOOD(cuDevicePrimaryCtxRetain(&g_context, g_device));
+  GOOD(cuCtxSetCurrent(g_context));
+}
+
+static CUresult launch(CUstream stream, CUdeviceptr at, unsigned turns) {
+  CUfunction function = nullptr;
+  if (cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function), reinterpret_cast<const void*>(bump)) != cudaSuccess)
+    return CUDA_ERROR_NOT_FOUND;
+  void* parameters[] = {&at, &turns};
+  return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr);
+}
+
+/// A launch that fails where nobody waits for it: taken before, on a stream that is gone.
+static void fail(CUdeviceptr memory) {
+  CUstream stream = nullptr;
+  GOOD(cuStreamCreate(&stream, 0));
+  GOOD(launch(stream, memory, 1));
+  GOOD(cuStreamSynchronize(stream));
+  GOOD(cuStreamDestroy(stream));
+  GOOD(launch(stream, memory, 1));
+}
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  GOOD(cuInit(0));
+  GOOD(cuDeviceGet(&g_device, 0));
+  enter();
+  CUdeviceptr memory = 0;
+  GOOD(cuMemAlloc(&memory, 4096));
+  GOOD(cuMemsetD8(memory, 0, 4096));
+  GOOD(launch(nullptr, memory, 1));
+  GOOD(cuCtxSynchronize());
+  static unsigned words[1 << 14];
+  if (what == "unregister") {
+    CUdeviceptr there = 0;
+    GOOD(cuMemHostRegister(words, sizeof words, 0));
+    GOOD(cuMemHostGetDevicePointer(&there, words, 0));
+    GOOD(launch(nullptr, there, 1));
+    GOOD(cuCtxSynchronize());
+    CHECK(words[0] == 1, "%u", words[0]);
+    fail(memory);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (cuMemHostUnregister(words) == CUDA_SUCCESS) CHECK(cuCtxSynchronize() != CUDA_SUCCESS, "nobody tells of the failure");
+    words[0] = 77;  // is exchanged no more
+    GOOD(launch(nullptr, memory, 1));
+    GOOD(cuCtxSynchronize());
+    CHECK(cuMemHostUnregister(words) == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "it is still registered");
+  } else if (what == "questions") {
+    const char* name = nullptr;
+    GOOD(cuMemHostRegister(words, sizeof words, 0));
+    fail(memory);
+    GOOD(cuGetErrorName(CUDA_ERROR_UNKNOWN, &name));
+    GOOD(cuMemHostUnregister(words));
+    CHECK(cuCtxSynchronize() != CUDA_SUCCESS, "nobody tells of the failure");
+    GOOD(cuCtxSynchronize());
+  } else if (what == "refused") {
+    unsigned* pinned = nullptr;
+    GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 4096, 0));
+    std::memset(pinned, 0, 4096);
+    GOOD(launch(nullptr, CUdeviceptr(pinned), 1));
+    GOOD(cuCtxSynchronize());
+    CUevent event = nullptr;
+    GOOD(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    CUlaunchAttribute attribute{};
+    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT;
+    attribute.value.programmaticEvent.event = event;
+    CUlaunchConfig config{};
+    config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    CUfunction function = nullptr;
+    CHECK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function), reinterpret_cast<const void*>(bump)) == cudaSuccess, "no kernel");
+    unsigned turns = 1;
+    void* parameters[] = {&memory, &turns};
+    CHECK(cuLaunchKernelEx(&config, function, parameters, nullptr) == CUDA_ERROR_NOT_SUPPORTED, "it is not refused any more");
+    GOOD(cuCtxSynchronize());
+    GOOD(cuMemcpyHtoD(memory, pinned, 4096));
+  } else if (what == "reset") {
+    std::thread([&] {
+      GOOD(cuCtxSetCurrent(g_context));
+      fail(memory);
+    }).join();
+    GOOD(cuDevicePrimaryCtxReset(g_device));
+    enter();
+    GOOD(cuCtxSynchronize());
+  } else if (what == "successor") {
+    unsigned* pinned = nullptr;
+    GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 4096, 0));
+    std::memset(pinned, 0, 4096);
+    GOOD(launch(nullptr, CUdeviceptr(pinned), 1));
+    GOOD(cuCtxSynchronize());
+    for (unsigned round = 2; round <= 6; ++round) {
+      std::thread([&] {
+        GOOD(cuCtxSetCurrent(g_context));
+        GOOD(launch(CU_STREAM_PER_THREAD, CUdeviceptr(pinned), 20000000));
+      }).join();
+      std::thread([&] {
+        GOOD(cuCtxSetCurrent(g_context));
+        GOOD(launch(CU_STREAM_PER_THREAD, memory, 1));
+      }).join();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      GOOD(cuCtxSynchronize());
+      CHECK(*pinned == round, "%u instead of %u", *pinned, round);
+    }
+  } else {
+    CHECK(false, "no such check: %s", what.c_str());
+  }
+  std::printf("OK\n");
+  return 0;
+}
