@@ -43,12 +43,13 @@ thread_local StreamCaches* my_caches = nullptr;
 struct Tables {
   std::mutex mutex;  // before StreamTable::mutex_
   std::vector<StreamTable*> all;
+  // Which has made the first one. A child that it forks later has none of its threads, and can't have the locks.
+  const pid_t process = getpid();
 };
 Tables& tables() {
   static auto* const instance = new Tables;
   return *instance;
 }
-const pid_t g_process = getpid();  // a forked child has none of the threads, and can't have the locks
 
 pthread_key_t slot_key, caches_key;
 pthread_once_t slot_key_once = PTHREAD_ONCE_INIT, caches_key_once = PTHREAD_ONCE_INIT;
@@ -57,7 +58,7 @@ void releaseCaches(void* caches) {
   my_caches = nullptr;
   const uint64_t thread = static_cast<StreamCaches*>(caches)->thread;
   delete static_cast<StreamCaches*>(caches);
-  if (thread != 0 && getpid() == g_process) StreamTable::threadEnded(thread);
+  if (thread != 0 && getpid() == tables().process) StreamTable::threadEnded(thread);
 }
 
 void makeCachesKey() { pthread_key_create(&caches_key, releaseCaches); }
@@ -146,7 +147,7 @@ StreamTable::StreamTable(const DriverApi& driver) : driver_(driver) {
 
 // Events die with their contexts; no driver call at exit.
 StreamTable::~StreamTable() {
-  if (getpid() != g_process) return;
+  if (getpid() != tables().process) return;
   std::lock_guard lock(tables().mutex);
   std::erase(tables().all, this);
 }

@@ -7,7 +7,9 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "base/format.h"
 #include "base/log.h"
@@ -19,6 +21,8 @@ namespace olpager::gpunode {
 namespace {
 
 constexpr int kPatienceMs = 30'000;
+constexpr int kReapTries = 300;
+constexpr std::chrono::milliseconds kReapPause{10};
 
 std::string uuidText(const uint8_t (&bytes)[16]) {
   std::string text = "GPU-";
@@ -62,8 +66,9 @@ Status Devices::find(const std::string& worker, const std::vector<std::string>& 
   }
   const bool told = ready > 0 && recv(socket.fd, &node, sizeof node, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof node);
   if (!told) kill(started.value().pid, SIGKILL);
-  while (waitpid(started.value().pid, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  // One that hangs in the driver can't be waited for: the supervisor reaps it one day.
+  for (int tries = 0; tries < kReapTries && waitpid(started.value().pid, nullptr, WNOHANG) == 0; ++tries)
+    std::this_thread::sleep_for(kReapPause);
   if (!told)
     return Error{ready > 0 ? "the driver ends the process that starts it" : "the driver does not start within 30 s"};
   node.text[sizeof node.text - 1] = '\0';

@@ -90,7 +90,7 @@ Status Connection::open(calls::Channel& channel) {
 Status Connection::join(calls::Channel& channel, std::chrono::milliseconds greeting) {
   auto queue = node_->makeQueue();
   auto link = node_->connect(worker_address_, {domain_, queue, link_});
-  if (!link.ok()) return Error{"worker at " + worker_address_ + ": " + link.error().message};
+  if (!link.ok()) return Error{"worker at " + link.error().message};  // which names the address
   auto heard = calls::greet(*link.value(), *queue, channel.taken(), greeting);
   if (!heard.ok()) return Error{"worker at " + worker_address_ + ": " + heard.error().message};
   link_ = link.value()->id();

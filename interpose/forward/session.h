@@ -3,7 +3,8 @@
 // Thread-safety: everything from any thread. Made by sessions.h, one for each gpunode, never destroyed. Errors: one line on standard error
 // when the session is lost, then results of CUDA.
 //
-// Locks: Session::waits_mutex_ (who waits, who receives); the channel's own below it. No lock is held while a callback runs.
+// Locks: Session::waits_mutex_ (who waits, who receives), with the channel's own and that of what was set of kernels (kernel_attributes.cpp) below
+// it; remembered_mutex_, with that of the known kernels below it. No lock is held while a callback runs.
 #pragma once
 
 #include <cuda.h>

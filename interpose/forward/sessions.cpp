@@ -122,16 +122,17 @@ std::span<Session* const> sessions() {
     base::logInfo("CUDA_VISIBLE_DEVICES=%s: this program has no device, and no gpunode is asked", visible);
     return {};
   }
-  std::vector<Session*> all;
-  if (const Status connected = connectAll(state.settings, all); !connected.ok()) {
-    if (base::logLevel() != base::LogLevel::kOff) base::logError("%s", connected.error().message.c_str());
-    return {};
-  }
+  // Before a thread can fork while this one connects, with the lock.
   static const bool handlers = [] {
     pthread_atfork(nullptr, nullptr, childAfterFork);
     return true;
   }();
   (void)handlers;
+  std::vector<Session*> all;
+  if (const Status connected = connectAll(state.settings, all); !connected.ok()) {
+    if (base::logLevel() != base::LogLevel::kOff) base::logError("%s", connected.error().message.c_str());
+    return {};
+  }
   std::copy(all.begin(), all.end(), g_sessions.begin());
   detail::g_session_count.store(static_cast<uint32_t>(all.size()), std::memory_order_release);
   return existingSessions();

@@ -65,10 +65,6 @@ Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
     return Error{
         base::format("key file {}: belongs to user {}; it has to be this user's or root's", path, about.st_uid)};
   }
-  if ((about.st_mode & 077) != 0) {
-    return Error{base::format("key file {}: others can read or change it (mode {:o}); run: chmod 600 {}", path,
-                              about.st_mode & 07777u, path)};
-  }
   std::string text;
   char buffer[4096];
   for (ssize_t got; (got = read(file.get(), buffer, sizeof buffer)) != 0;) {
@@ -99,6 +95,11 @@ Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
   }
   std::fill(text.begin(), text.end(), '\0');
   if (keys.empty()) return Error{base::format("key file {}: no key in it", path)};
+  // Only of what is a key file: nobody is to be told to change another file's mode.
+  if ((about.st_mode & 077) != 0) {
+    return Error{base::format("key file {}: others can read or change it (mode {:o}); run: chmod 600 {}", path,
+                              about.st_mode & 07777u, path)};
+  }
   return std::shared_ptr<const KeyRing>(std::make_shared<KeyRing>(std::move(keys)));
 }
 
