@@ -23,7 +23,9 @@ CUresult enqueue(CUstream stream, bool per_thread, bool with_status, std::functi
   const uint32_t number = session->expectFunction(std::move(run), again);
   if (again && node.fn != nullptr) noteNodeFunction(number, node);
   call.value(number);
-  return call.oneWay();
+  const CUresult posted = call.oneWay();
+  if (posted != CUDA_SUCCESS) session->functionDoesNotCome(number);
+  return posted;
 }
 
 }  // namespace

@@ -194,7 +194,11 @@ CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& si
   if (later) head.number = where.session->expectBytes(into, bytes);
   Call call(Operation::kCopyOut, where.session);
   call.value(head);
-  if (later) return call.oneWay(true);
+  if (later) {
+    const CUresult posted = call.oneWay(true);
+    if (posted != CUDA_SUCCESS) where.session->bytesDoNotCome(head.number);
+    return posted;
+  }
   call.mayWait();
   return call.sync();
 }
@@ -285,6 +289,7 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
     call->value(head);
     if (later) {
       first = call->oneWay();
+      if (first != CUDA_SUCCESS) where.session->bytesDoNotCome(head.number);
       continue;
     }
     call->mayWait();

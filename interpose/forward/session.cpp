@@ -380,6 +380,13 @@ uint32_t Session::expectBytes(void* into, uint64_t bytes) {
   return number;
 }
 
+void Session::bytesDoNotCome(uint32_t number) {
+  std::lock_guard lock(waits_mutex_);
+  if (expected_.erase(number) == 0) return;
+  bytes_come_.fetch_sub(1);
+  comes_.fetch_sub(1);
+}
+
 void Session::expectChanges() {
   changes_expected_.fetch_add(1);
   comes_.fetch_add(1);
@@ -415,6 +422,15 @@ uint32_t Session::expectFunction(std::function<void(CUresult)> run, bool again) 
   }
   somethingComes();
   return number;
+}
+
+void Session::functionDoesNotCome(uint32_t number) {
+  std::lock_guard lock(functions_mutex_);
+  const auto found = functions_.find(number);
+  if (found == functions_.end()) return;
+  if (!found->second.again) functions_outstanding_.fetch_sub(1);
+  functions_.erase(found);
+  comes_.fetch_sub(1);
 }
 
 uint32_t Session::expectNotice(std::function<void(CUresult)> told) {

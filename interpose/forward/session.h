@@ -74,6 +74,7 @@ class Session {
 
   /// Bytes that come later, behind a copy in stream order: written to `into`. The number goes with the copy's call.
   uint32_t expectBytes(void* into, uint64_t bytes);
+  void bytesDoNotCome(uint32_t number);  // the copy's call was not sent
   /// Changes of pinned blocks that come later (one of those that an Answer::kHostBytes counts).
   void expectChanges();
   /// The call that was to bring them was not sent.
@@ -87,6 +88,7 @@ class Session {
   bool memoryComes() const { return bytes_come_.load() != 0 || !changesAnswered(changesExpected()); }
   /// A function that the worker calls in stream order, once. `run` gets the stream's state.
   uint32_t expectFunction(std::function<void(CUresult)> run, bool again = false);
+  void functionDoesNotCome(uint32_t number);  // the call that enqueues it was not sent
   /// A place in a stream that the worker gives notice of by this number when the stream comes to it. `told` is called once, by a thread
   /// that receives, and must not wait: with CUDA_SUCCESS, or with why the stream will never come there. 0: the session has ended.
   uint32_t expectNotice(std::function<void(CUresult status)> told);

@@ -4,6 +4,7 @@
 //   questions   calls that tell of no failure leave it to the next that does
 //   refused     a launch that forwarded mode refuses leaves nothing to wait for
 //   reset       what failed in a context is of no concern to the next one
+//   fault       behind a kernel's fault every call is refused, and none of them is waited for
 //   successor   a thread's launches in its own stream are paid for when another thread has taken its place
 // "OK" at the end.
 #include <cuda.h>
@@ -116,6 +117,23 @@ int main(int argc, char** argv) {
     GOOD(cuDevicePrimaryCtxReset(g_device));
     enter();
     GOOD(cuCtxSynchronize());
+  } else if (what == "fault") {
+    unsigned* pinned = nullptr;
+    GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 4096, 0));
+    std::memset(pinned, 0, 4096);
+    GOOD(launch(nullptr, CUdeviceptr(pinned), 1));
+    GOOD(cuCtxSynchronize());
+    (void)launch(nullptr, 0x4000, 1);
+    CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS, "nobody tells of the fault");
+    bool called = false;
+    for (int again = 0; again < 3; ++again) {
+      CHECK(cuMemcpyDtoHAsync(pinned, memory, 4096, nullptr) == CUDA_ERROR_ILLEGAL_ADDRESS, "a copy behind a fault");
+      CHECK(cuLaunchHostFunc(nullptr, [](void* flag) { *static_cast<bool*>(flag) = true; }, &called) == CUDA_ERROR_ILLEGAL_ADDRESS,
+            "a host function behind a fault");
+      CHECK(launch(nullptr, memory, 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "a launch behind a fault");
+      CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS, "a synchronisation behind a fault");
+    }
+    CHECK(!called && *pinned == 1, "%u", *pinned);
   } else if (what == "successor") {
     unsigned* pinned = nullptr;
     GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 4096, 0));
