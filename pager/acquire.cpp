@@ -50,14 +50,14 @@ void forPointersBrought(const PoolState& state, const void* from, uint64_t bytes
   }
 }
 
-// Where the GPU uses no host memory in place: the engine in whose VRAM what is reached of it can't ever be all at once. Else nullptr.
+// Where the GPU uses no host memory in place: the engine in whose VRAM what is needed of it can't ever be all at once. Else nullptr.
 const Engine* tooSmallFor(const PoolState& state, const Closure& closure) {
+  if (closure.everything) return nullptr;  // which lists some twice
   for (const auto& engine : state.engines) {
     if (engine->chunks().hostMappable()) continue;
     uint64_t bytes = 0;
-    for (const Region* region : closure.regions)
-      if (!region->isRoot() && !region->by_pieces && region->engine == engine.get())
-        bytes += region->pages * kPageBytes;
+    for (const Extent* extent : closure.needed)
+      if (extent->region->engine == engine.get() && extent->state != ExtentState::kDetached) bytes += extent->bytes();
     if (bytes > engine->mostVram()) return engine.get();
   }
   return nullptr;
