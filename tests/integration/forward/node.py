@@ -333,9 +333,10 @@ def limits(bench):
     assert [s["key"] for s in bench.state(address, "--key", keys[1])["sessions"]] == ["bert"]
     assert len(bench.state(address, "--key", keys[0])["sessions"]) == 2
     annas[0].end()
-    last = bench.program(bench.options.steps, address, options=("--key", keys[1]), ready=False)
-    # The killed one's place is free after its grace time.
-    last.line()
+    # The killed one's place is free at once for who comes.
+    last = bench.program(bench.options.steps, address, options=("--key", keys[1]))
+    assert last.ask("step 2") == "ok 2"
+    last.end()
     for _ in range(40):
         if len([s for s in bench.state(address, "--key", keys[0])["sessions"] if s["running"]]) == 1:
             break
