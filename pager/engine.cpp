@@ -25,7 +25,9 @@ constexpr uint64_t kLongestRunNs = 1'000'000;
 constexpr uint64_t kLateNs = 1'000'000'000, kLatePauseNs = 10'000'000'000;
 constexpr uint64_t kRefusalPauseNs = 100'000'000;           // between fetches after the driver refused one
 constexpr uint64_t kRefusalBytes = 16ull << 20;             // of free chunks that it then gets back
-constexpr auto kPollPause = std::chrono::microseconds(10);  // while the GPU is at something: only asking tells
+// While the GPU is at something only asking tells. Asking costs a processor time, so pauses grow with what has been waited already, and
+// make it longer by a sixteenth at most.
+constexpr uint64_t kShortestPollNs = 10'000, kLongestPollNs = 200'000, kPollShare = 16;
 // Else whoever changes something rings; these are for what nobody rings for.
 constexpr auto kWantPause = std::chrono::microseconds(200);
 constexpr auto kRemotePause = std::chrono::milliseconds(5);
@@ -387,7 +389,7 @@ void Engine::run() {
   prctl(PR_SET_TIMERSLACK, 1000ul);  // the pauses below are to last microseconds
   pool_.streams.polls(device_, true);
   Lock lock(pool_.mutex);
-  uint64_t paused = nowNs();
+  uint64_t paused = nowNs(), waited_from = paused;
   while (!stop_) {
     if (poll_asked_) {
       poll_asked_ = false;
@@ -417,15 +419,16 @@ void Engine::run() {
       progress |= demote();
     }
     // The mutex is not fair: a launch that has all it needs must get it too.
-    const bool pause = nowNs() - paused > kLongestRunNs;
+    const uint64_t now = nowNs();
+    const bool pause = now - paused > kLongestRunNs;
+    if (progress) waited_from = now;
     if (stop_ || (progress && !pause)) continue;
     tellRoom(pool_);
     const bool gpu_busy = progress || !fetching_.empty() || !late_.empty() || !packing_.empty() || !writing_.empty() ||
                           !batches_.empty() || !reliefs_.empty();
     if (gpu_busy && !broken_) {
-      lock.unlock();
-      std::this_thread::sleep_for(kPollPause);
-      lock.lock();
+      const uint64_t pause_ns = std::clamp((now - waited_from) / kPollShare, kShortestPollNs, kLongestPollNs);
+      wake_.wait_for(lock, std::chrono::nanoseconds(pause_ns));
     } else {
       idle_ = true;
       if (!wants_.empty() && !broken_ && !hasNoPlace()) {
@@ -436,6 +439,7 @@ void Engine::run() {
         wake_.wait_for(lock, kIdlePause);
       }
       idle_ = false;
+      waited_from = nowNs();
     }
     paused = nowNs();
   }
