@@ -64,10 +64,8 @@ CUresult CUDAAPI cuEventCreate(CUevent* out, unsigned flags) {
   if (const CUresult result = requireContext(&context)) return result;
   constexpr unsigned kKnown = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
   if (out == nullptr || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
-  if ((flags & CU_EVENT_INTERPROCESS) != 0) {
-    if ((flags & CU_EVENT_DISABLE_TIMING) == 0) return CUDA_ERROR_INVALID_VALUE;
-    return notSupported("cuEventCreate with CU_EVENT_INTERPROCESS");
-  }
+  // An event like others: cuIpcGetEventHandle, which would hand it to another process, is not supported.
+  if ((flags & CU_EVENT_INTERPROCESS) != 0 && (flags & CU_EVENT_DISABLE_TIMING) == 0) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t handle = newHandleValue(HandleKind::kEvent);
   *out = reinterpret_cast<CUevent>(handle);
   Driver::get().events.set(handle, std::make_shared<Event>(context, *out, flags));

@@ -112,6 +112,16 @@ void Devices::setMemory(size_t i, uint64_t used) {
   device.free = device.total - device.used;
 }
 
+std::string Devices::names() const {
+  std::string text;
+  for (size_t first = 0, next = 0; first < devices_.size(); first = next) {
+    while (next < devices_.size() && devices_[next].name == devices_[first].name) ++next;
+    const std::string count = next - first == 1 ? "" : std::to_string(next - first) + " x ";
+    text += (text.empty() ? "" : ", ") + count + devices_[first].name;
+  }
+  return text;
+}
+
 std::vector<std::string> Devices::uuids() const {
   std::vector<std::string> all;
   for (const auto& device : devices_) all.push_back(device.uuid);

@@ -30,6 +30,8 @@ class Devices {
   const status::Device& at(size_t i) const { return devices_[i]; }
   const std::vector<status::Device>& all() const { return devices_; }
   std::vector<std::string> uuids() const;
+  /// "2 x NVIDIA H200, NVIDIA L4": for people.
+  std::string names() const;
   uint32_t cudaVersion() const { return cuda_version_; }
   const std::string& driverVersion() const { return driver_version_; }
 

@@ -287,7 +287,7 @@ void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionReques
     return sayNo(client, why);
   if (!devices_.known()) return sayNo(client, no_devices_);
   SessionReply reply;
-  const std::string text = base::format("{} of at most {} sessions", running(), options_.sessions);
+  const std::string text = base::format("{} of at most {} sessions; {}", running(), options_.sessions, devices_.names());
   std::strncpy(reply.text, text.c_str(), sizeof reply.text - 1);
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
 }

@@ -17,7 +17,7 @@ inline constexpr uint32_t kSessionVersion = 7;
 enum class SessionAsk : uint32_t {
   kOpen = 1,
   kWhatBecameOf = 2,
-  kWouldOpen = 3,  // as kOpen, but nothing is opened: refused, or `text` says how many sessions there are
+  kWouldOpen = 3,  // as kOpen, but nothing is opened: refused, or `text` says how many sessions and which GPUs there are
 };
 
 struct SessionRequest {

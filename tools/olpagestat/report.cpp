@@ -5,6 +5,7 @@
 #include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,9 +40,12 @@ const char* stateName(CountersSnapshot::State state) {
   return "";
 }
 
-double secondsOf(const Counters& counters) {
+/// How long the process has run; of one that was killed nobody knows when it ended.
+std::optional<double> secondsOf(const CountersSnapshot& process) {
+  const Counters& counters = *process.counters;
   uint64_t end = valueOf(counters.ended_unix_ns);
   if (end == 0) {
+    if (process.state == CountersSnapshot::State::kEnded) return std::nullopt;
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
     end = static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
@@ -136,8 +140,9 @@ unsigned devicesOf(const Counters& counters) {
 
 std::string processTable(const CountersSnapshot& process) {
   const Counters& counters = *process.counters;
-  std::string text = base::format("{}  pid {}  {}  {:.1f}s\n", printable(counters.program), counters.pid,
-                                  stateName(process.state), secondsOf(counters));
+  const std::optional<double> seconds = secondsOf(process);
+  std::string text = base::format("{}  pid {}  {}  {}\n", printable(counters.program), counters.pid, stateName(process.state),
+                                  seconds ? base::format("{:.1f}s", *seconds) : "killed");
   text += base::format("  {:<16}{}\n", "pool", formatSize(valueOf(counters.pool_bytes)));
   text += base::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
                        formatSize(valueOf(counters.host_limit_bytes)));
@@ -239,6 +244,7 @@ std::string countersJson(const pager::CountersReading& reading) {
   nlohmann::ordered_json processes = nlohmann::ordered_json::array();
   for (const auto& process : reading.processes) {
     const Counters& c = *process.counters;
+    const std::optional<double> seconds = secondsOf(process);
     nlohmann::ordered_json devices = nlohmann::ordered_json::array();
     for (unsigned d = 0; d < devicesOf(c); d++) devices.push_back(deviceJson(d, c.devices[d]));
     processes.push_back({
@@ -246,7 +252,7 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"program", c.program},
         {"state", process.state == CountersSnapshot::State::kElsewhere ? "elsewhere" : stateName(process.state)},
         {"started_unix_ns", c.started_unix_ns},
-        {"seconds", secondsOf(c)},
+        {"seconds", seconds ? nlohmann::ordered_json(*seconds) : nlohmann::ordered_json()},
         {"pool_bytes", valueOf(c.pool_bytes)},
         {"host_limit_bytes", valueOf(c.host_limit_bytes)},
         {"host_used_bytes", valueOf(c.host_used_bytes)},

@@ -1,4 +1,5 @@
-// counting_program <launches> [wait]: counts, as the pager in a program does; with `wait` runs until it is told to end.
+// counting_program <launches> [wait|die]: counts, as the pager in a program does; with `wait` runs until it is told to end, with
+// `die` it is killed.
 #include <unistd.h>
 
 #include <csignal>
@@ -21,5 +22,6 @@ int main(int argc, char** argv) {
     while (g_told == 0) usleep(10000);
     return 9;
   }
+  if (argc > 2 && std::strcmp(argv[2], "die") == 0) std::raise(SIGKILL);
   return 0;
 }

@@ -152,7 +152,7 @@ def gpunodes(bench):
     status, text = bench.check()
     assert status == 1 and re.search(rf"^GAP +gpunode +gpunode {absent}: Connection refused", text, re.M), text
     status, text = bench.check("--gpunode", good)
-    assert status == 0 and re.search(rf"^ok +gpunode +{good}: 0 of at most 3 sessions$", text, re.M) and "driver" in text, text
+    assert status == 0 and re.search(rf"^ok +gpunode +{good}: 0 of at most 3 sessions; olpager simulated GPU$", text, re.M) and "driver" in text, text
     # One whose driver can't start, for want of a GPU or of a driver.
     idle = bench.gpunode("--driver", "/no/libcuda.so.1")
     bench.refused([f"gpunode {idle} refuses", "/no/libcuda.so.1"], "--gpunode", idle)

@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -194,6 +195,16 @@ TEST_CASE("counters of an ended process stay until they are forgotten", "[olpage
   CHECK(runtime.olpagestat({"--once"}).out.find("counting_program  pid ") == 0);
   CHECK(runtime.olpagestat({"--once", "--forget"}).out.find("  ended  ") != std::string::npos);
   CHECK(runtime.olpagestat({"--once"}).out.find("no program") != std::string::npos);
+}
+
+TEST_CASE("how long a killed process ran is not made up", "[olpagestat]") {
+  Runtime runtime;
+  CHECK(runChild({COUNTING_PROGRAM, "12", "die"}, {runtime.variable, "OL_COUNTERS_KEEP=1"}).status == 128 + SIGKILL);
+  const auto all = nlohmann::json::parse(runtime.olpagestat({"--json"}).out);
+  REQUIRE(all.at("processes").size() == 1);
+  CHECK(all["processes"][0].at("state") == "ended");
+  CHECK(all["processes"][0].at("seconds").is_null());
+  CHECK(runtime.olpagestat({"--once"}).out.find("  ended  killed\n") != std::string::npos);
 }
 
 TEST_CASE("a hostile folder is refused with a line", "[olpagestat]") {
