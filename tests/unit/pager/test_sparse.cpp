@@ -1,5 +1,6 @@
 // Memory of which launches touch little: used in place instead of being fetched.
 #include <atomic>
+#include <chrono>
 
 #include "pager/sparse.h"
 #include "tests/unit/pager/rig.h"
@@ -50,9 +51,11 @@ Model makeModel(Rig& rig) {
 }
 
 /// Steps until the table is taken for sparse, or no longer (or all of it is in VRAM, where nothing is wrong with that);
-/// false: not within many.
+/// false: not in time. Steps are no measure: those that have all they need in place or in VRAM take less than 0.1 ms each and wait
+/// for nobody, and the engine, which looks at what they took, may be busy for longer than a thousand of them.
 bool stepUntil(Rig& rig, Model& model, bool sparse) {
-  for (unsigned tries = 0; tries < 1000; ++tries, ++model.steps) {
+  const auto end = std::chrono::steady_clock::now() + kPatience * std::chrono::seconds(30);
+  for (; std::chrono::steady_clock::now() < end; ++model.steps) {
     const Residency now = rig.pool().residency(model.table);
     if (now.sparse == sparse || (!sparse && now.vram == kTable)) return true;
     step(rig, model.table, model.weights);
