@@ -67,8 +67,12 @@ Status Devices::find(const std::string& worker, const std::vector<std::string>& 
   const bool told = ready > 0 && recv(socket.fd, &node, sizeof node, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof node);
   if (!told) kill(started.value().pid, SIGKILL);
   // One that hangs in the driver can't be waited for: the supervisor reaps it one day.
-  for (int tries = 0; tries < kReapTries && waitpid(started.value().pid, nullptr, WNOHANG) == 0; ++tries)
-    std::this_thread::sleep_for(kReapPause);
+  bool over = false;
+  for (int tries = 0; tries < kReapTries && !over; ++tries) {
+    over = waitpid(started.value().pid, nullptr, WNOHANG) != 0;
+    if (!over) std::this_thread::sleep_for(kReapPause);
+  }
+  if (!over) kill(started.value().pid, SIGKILL);
   if (!told)
     return Error{ready > 0 ? "the driver ends the process that starts it" : "the driver does not start within 30 s"};
   node.text[sizeof node.text - 1] = '\0';

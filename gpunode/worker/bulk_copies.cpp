@@ -51,7 +51,7 @@ Coming bringPieces(Invocation& in, const BulkCopy& copy, uint64_t at) {
   Coming coming{at};
   std::vector<transport::LocalRange> into;
   for (size_t left = piecesAtOnce(copy); left != 0 && at + coming.bytes < copy.bytes; --left) {
-    Staging::Piece* const piece = worker.staging().take(in.driver(), in.head().context);
+    Staging::Piece* const piece = worker.staging().take(in.driver(), copy.context);
     if (piece == nullptr) break;
     coming.pieces.push_back(piece);
     into.push_back({piece->region.get(), 0, pieceAt(copy, at + coming.bytes)});
@@ -78,10 +78,10 @@ CUresult bulkIn(Invocation& in, const BulkCopy& copy) {
       staging.give(piece);
       return;
     }
-    // Not marked, the piece stays with the driver until its context is gone.
     result = staging.mark(driver, piece, copy.stream);
-    if (result != CUDA_SUCCESS) return;
-    if (copy.in_order) {
+    if (result != CUDA_SUCCESS) {
+      staging.leave(piece);
+    } else if (copy.in_order) {
       staging.giveBehind(piece);
     } else {
       with_driver.push_back(piece);
@@ -119,9 +119,7 @@ CUresult bulkIn(Invocation& in, const BulkCopy& copy) {
   }
   if (copy.in_order) return result;
   const CUresult done = driver.cuStreamSynchronize(copy.stream);
-  for (Staging::Piece* const piece : with_driver) {
-    if (done == CUDA_SUCCESS) staging.give(piece);
-  }
+  for (Staging::Piece* const piece : with_driver) done == CUDA_SUCCESS ? staging.give(piece) : staging.leave(piece);
   return result != CUDA_SUCCESS ? result : done;
 }
 
@@ -143,7 +141,7 @@ calls::TransferPtr startPut(Worker& worker, const BulkCopy& copy, const Part& pa
 // The next piece of a copy, which the GPU is to write.
 CUresult enqueuePart(Invocation& in, const BulkCopy& copy, uint64_t at, Part* part) {
   Staging& staging = in.worker().staging();
-  Staging::Piece* const piece = staging.take(in.driver(), in.head().context);
+  Staging::Piece* const piece = staging.take(in.driver(), copy.context);
   if (piece == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   *part = {piece, at, pieceAt(copy, at), nullptr};
   const CUresult result = enqueueOut(in.driver(), copy, at, piece->bytes, part->bytes);
@@ -177,15 +175,20 @@ CUresult outNow(Invocation& in, const BulkCopy& copy) {
     if (copying.size() == kWithDriver) pass();
     Part part{};
     if (result == CUDA_SUCCESS) result = enqueuePart(in, copy, at, &part);
-    // Not marked, the piece stays with the driver until its context is gone.
-    if (result == CUDA_SUCCESS) result = worker.staging().mark(driver, part.piece, copy.stream);
-    if (result == CUDA_SUCCESS) copying.push_back(std::move(part));
+    if (result != CUDA_SUCCESS) break;
+    result = worker.staging().mark(driver, part.piece, copy.stream);
+    if (result == CUDA_SUCCESS) {
+      copying.push_back(std::move(part));
+    } else {
+      worker.staging().leave(part.piece);
+    }
   }
   while (result == CUDA_SUCCESS && !copying.empty()) pass();
   // What is on its way is waited for also when the rest has failed: the caller may use its memory again.
   while (!moving.empty()) endFirst();
   for (const Part& part : copying) {
-    if (driver.cuEventSynchronize(part.piece->event) == CUDA_SUCCESS) worker.staging().give(part.piece);
+    const bool done = driver.cuEventSynchronize(part.piece->event) == CUDA_SUCCESS;
+    done ? worker.staging().give(part.piece) : worker.staging().leave(part.piece);
   }
   return result;
 }
@@ -209,11 +212,13 @@ struct Written {
   std::shared_ptr<Outgoing> of;
 };
 
-void CUDA_CB partWritten(void* data) {
+// Callbacks, which unlike host functions are called behind a fault, too: then nothing was written, and the client is told all the same.
+void CUDA_CB partWritten(CUstream /*stream*/, CUresult status, void* data) {
   const std::unique_ptr<Written> written(static_cast<Written*>(data));
   Outgoing& out = *written->of;
   std::lock_guard lock(out.mutex);
   Part& part = out.parts[out.seen++];
+  if (status != CUDA_SUCCESS) out.cancelled = true;
   if (out.cancelled) {
     out.worker.staging().give(part.piece);
   } else {
@@ -235,16 +240,16 @@ void endWritten(Outgoing& out) {
   }
 }
 
-void CUDA_CB allWritten(void* data) {
+void CUDA_CB allWritten(CUstream /*stream*/, CUresult /*status*/, void* data) {
   const std::unique_ptr<Written> written(static_cast<Written*>(data));
   Outgoing& out = *written->of;
   endWritten(out);
   out.worker.tell(forward::Answer::kBytes, out.number, CUDA_SUCCESS, {}, true);
 }
 
-CUresult launchBehind(Invocation& in, const std::shared_ptr<Outgoing>& out, CUhostFn function) {
+CUresult launchBehind(Invocation& in, const std::shared_ptr<Outgoing>& out, CUstreamCallback function) {
   auto written = std::make_unique<Written>(Written{out});
-  const CUresult result = in.driver().cuLaunchHostFunc(out->copy.stream, function, written.get());
+  const CUresult result = in.driver().cuStreamAddCallback(out->copy.stream, function, written.get(), 0);
   if (result == CUDA_SUCCESS) (void)written.release();
   return result;
 }
@@ -256,6 +261,7 @@ CUresult outBehind(Invocation& in, const BulkCopy& copy, uint32_t number) {
     Part part{};
     result = enqueuePart(in, copy, at, &part);
     if (result != CUDA_SUCCESS) break;
+    in.worker().staging().leave(part.piece);  // the callback gives it
     {
       std::lock_guard lock(out->mutex);
       out->parts.push_back(std::move(part));

@@ -17,6 +17,7 @@ namespace olpager::gpunode {
 
 struct BulkCopy {
   CUstream stream = nullptr;
+  uint64_t context = 0;     // of the stream, which is current (the client's number)
   bool in_order = false;    // else the caller waits until the stream is done
   CUarray array = nullptr;  // null: `device` is an address
   CUdeviceptr device = 0;

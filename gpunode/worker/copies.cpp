@@ -26,6 +26,17 @@ Place placeOf(Invocation& in, const CopyHead& head) {
   return place;
 }
 
+// Makes the stream's context current, which need not be the caller's: the client's number of it. What marks a place in the stream has to be of
+// that one.
+uint64_t enterContextOf(Invocation& in, CUstream stream) {
+  if (stream == nullptr || stream == CU_STREAM_LEGACY) return in.head().context;
+  CUcontext context = nullptr;
+  if (in.driver().cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || context == Worker::current())
+    return in.head().context;
+  in.worker().setCurrent(context);
+  return in.numberFor(context);
+}
+
 // Fills in the worker's side of a box: arrays by their handles.
 bool settleArrays(Invocation& in, CUDA_MEMCPY3D& box) {
   const auto side = [&](CUmemorytype type, CUarray& array, CUdeviceptr) {
@@ -125,6 +136,7 @@ bool isBulk(const CopyHead& head) { return head.region.key != 0; }
 BulkCopy bulkOf(Invocation& in, const CopyHead& head, const Place& place) {
   BulkCopy copy;
   copy.stream = place.stream;
+  copy.context = enterContextOf(in, place.stream);
   copy.in_order = head.in_order != 0;
   if (head.array != 0) copy.array = in.translated<CUarray>(head.device);
   copy.device = head.array != 0 ? 0 : head.device;
@@ -195,9 +207,10 @@ namespace {
 // other memory waits for the stream, which may be waiting for the client.
 class Between {
  public:
-  Between(Invocation& in, const CopyHead& head) : worker_(in.worker()), number_(head.number), length_(head.bytes) {
+  Between(Invocation& in, const CopyHead& head, const Place& place)
+      : worker_(in.worker()), number_(head.number), length_(head.bytes) {
     if (number_ != 0 && length_ <= Staging::kPieceBytes)
-      piece_ = worker_.staging().take(in.driver(), in.head().context);
+      piece_ = worker_.staging().take(in.driver(), enterContextOf(in, place.stream));
     if (piece_ == nullptr) bytes_.resize(length_);
   }
   Between(const Between&) = delete;
@@ -205,10 +218,18 @@ class Between {
   ~Between() {
     if (piece_ != nullptr) worker_.staging().give(piece_);
   }
+  /// The GPU may write there whatever comes.
+  void leave() {
+    if (piece_ != nullptr) worker_.staging().leave(piece_);
+  }
   std::byte* data() { return piece_ != nullptr ? piece_->bytes : bytes_.data(); }
   /// Of a copy that the caller waits for.
   std::vector<std::byte> take() { return std::move(bytes_); }
-  void send() { worker_.tell(forward::Answer::kBytes, number_, CUDA_SUCCESS, {data(), length_}, true); }
+  void send(CUresult status) {
+    const std::span<const std::byte> bytes =
+        status == CUDA_SUCCESS ? std::span(data(), length_) : std::span<std::byte>();
+    worker_.tell(forward::Answer::kBytes, number_, CUDA_SUCCESS, bytes, true);
+  }
 
  private:
   Worker& worker_;
@@ -218,7 +239,10 @@ class Between {
   std::vector<std::byte> bytes_;
 };
 
-void CUDA_CB sendBetween(void* data) { std::unique_ptr<Between>(static_cast<Between*>(data))->send(); }
+// A callback, which unlike a host function is called behind a fault, too: the client waits for bytes, or for word that there are none.
+void CUDA_CB sendBetween(CUstream /*stream*/, CUresult status, void* data) {
+  std::unique_ptr<Between>(static_cast<Between*>(data))->send(status);
+}
 
 }  // namespace
 
@@ -239,7 +263,7 @@ CUresult copyOut(Invocation& in) {
   std::byte* const near = nearOf(in, head);
   if (!in.ok()) return in.refusal();
   if (near == nullptr && captures(in, head, place)) return CUDA_ERROR_NOT_SUPPORTED;
-  auto between = near == nullptr ? std::make_unique<Between>(in, head) : nullptr;
+  auto between = near == nullptr ? std::make_unique<Between>(in, head, place) : nullptr;
   std::byte* const into = near != nullptr ? near : between->data();
   CUresult result = CUDA_SUCCESS;
   if (head.shape != CopyShape::kLinear) {
@@ -261,7 +285,8 @@ CUresult copyOut(Invocation& in) {
   if (near != nullptr) return waitFor(in, head, place, result);
   if (head.number != 0) {
     if (result != CUDA_SUCCESS) return result;
-    result = driver.cuLaunchHostFunc(place.stream, sendBetween, between.get());
+    between->leave();
+    result = driver.cuStreamAddCallback(place.stream, sendBetween, between.get(), 0);
     (void)between.release();  // also when nothing will send it: the GPU may still write there
     if (result == CUDA_SUCCESS) owed.comes();
     return result;

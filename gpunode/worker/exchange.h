@@ -57,7 +57,7 @@ class Exchange {
     uint32_t answers = 0;
   };
 
-  static void CUDA_CB payInStream(void* data);
+  static void CUDA_CB payInStream(CUstream stream, CUresult status, void* data);
   void pay(const std::vector<uint64_t>& blocks, uint32_t answers);
   void mark();
   void collect();

@@ -100,11 +100,14 @@ CUresult hostFunction(Invocation& in) {
   const CUstream stream = in.streamOf(given, per_thread);
   const bool with_status = in.value<uint8_t>() != 0;
   const auto number = in.value<uint32_t>();
+  Owed owed(in.worker(), forward::Answer::kHostFunction, number, static_cast<CUresult>(forward::kFunctionNotTaken));
   if (!in.ok()) return in.refusal();
   auto function = std::make_unique<Function>(Function{&in.worker(), number, isCapturing(in, stream)});
   const CUresult result = with_status ? in.driver().cuStreamAddCallback(stream, callCallback, function.get(), 0)
                                       : in.driver().cuLaunchHostFunc(stream, callFunction, function.get());
-  if (result == CUDA_SUCCESS) (void)function.release();
+  if (result != CUDA_SUCCESS) return result;
+  (void)function.release();
+  owed.comes();
   return result;
 }
 
@@ -116,10 +119,10 @@ CUresult hostFunctionDone(Invocation& in) {
 }
 
 namespace {
-// A host function that waits for nothing: the stream has come to it.
-void CUDA_CB tellNotice(void* data) {
+// The stream has come to it, or never will. A callback, which unlike a host function is called behind a fault, too.
+void CUDA_CB tellNotice(CUstream /*stream*/, CUresult status, void* data) {
   const std::unique_ptr<Function> notice(static_cast<Function*>(data));
-  notice->worker->tell(forward::Answer::kHostFunction, notice->number, CUDA_SUCCESS, {}, true);
+  notice->worker->tell(forward::Answer::kHostFunction, notice->number, status, {}, true);
 }
 }  // namespace
 
@@ -135,7 +138,7 @@ CUresult gate(Invocation& in) {
   if (isCapturing(in, stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (notice != 0) {
     auto function = std::make_unique<Function>(Function{&in.worker(), notice, false});
-    const CUresult result = in.driver().cuLaunchHostFunc(stream, tellNotice, function.get());
+    const CUresult result = in.driver().cuStreamAddCallback(stream, tellNotice, function.get(), 0);
     if (result != CUDA_SUCCESS) return result;
     (void)function.release();
     owed.comes();
@@ -170,8 +173,8 @@ CUresult hostChanges(Invocation& in) {
   if (!in.ok()) return in.refusal();
   // What is captured comes back behind its graph.
   if (isCapturing(in, stream)) return CUDA_SUCCESS;
-  owed.comes();
   in.worker().exchange().owe(Worker::current(), stream, std::move(blocks));
+  owed.comes();
   return CUDA_SUCCESS;
 }
 

@@ -42,7 +42,8 @@ const char* Invocation::string() {
 CUstream Invocation::streamOf(uint64_t number, bool per_thread) {
   if (number == bitsOf(CU_STREAM_PER_THREAD) || (number == 0 && per_thread)) {
     CUstream stream = nullptr;
-    if (worker_.threadStream(head_.thread, head_.context, &stream) != CUDA_SUCCESS) bad_handle_ = true;
+    const CUresult result = worker_.threadStream(head_.thread, head_.context, &stream);
+    if (result != CUDA_SUCCESS) bad_handle_ = true, no_stream_ = result;
     return stream;
   }
   if (number == 0 || number == bitsOf(CU_STREAM_LEGACY)) return handleFrom<CUstream>(number);
@@ -59,7 +60,7 @@ CUfunction Invocation::kernel(uint64_t number, const ParameterPlaces** places) {
 CUresult Invocation::refusal() const {
   if (!in_.ok()) worker_.nonsense(head_);
   if (too_much_) return CUDA_ERROR_INVALID_VALUE;
-  return CUDA_ERROR_INVALID_HANDLE;
+  return no_stream_;
 }
 
 void Invocation::putText(const char* const* text) {

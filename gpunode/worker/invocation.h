@@ -134,6 +134,7 @@ class Invocation {
   size_t small_used_ = 0;
   uint64_t memory_bytes_ = 0;
   bool bad_handle_ = false, too_much_ = false;
+  CUresult no_stream_ = CUDA_ERROR_INVALID_HANDLE;  // why the thread has none
 };
 
 using Serve = CUresult (*)(Invocation&);

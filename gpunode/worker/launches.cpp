@@ -129,8 +129,8 @@ CUresult launch(Invocation& in) {
     result = driver.cuLaunchKernelEx(&config, function, parameters.pointers(), parameters.extra());
   }
   if (head.pinned == 0 || result != CUDA_SUCCESS) return result;
-  owed.comes();
   in.worker().exchange().owe(Worker::current(), stream, std::move(pinned));
+  owed.comes();
   return result;
 }
 

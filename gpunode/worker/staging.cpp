@@ -53,6 +53,7 @@ Staging::Piece* Staging::takeFree(const api::DriverTable& driver) {
     if (!free_.empty()) {
       piece = free_.back();
       free_.pop_back();
+      piece->used = true;
     }
     if (free_.size() > kKept) {
       const auto at =
@@ -85,20 +86,18 @@ Staging::Piece* Staging::takeMarked(const api::DriverTable& driver) {
       if (behind_.empty()) break;
       piece = behind_.front();
       behind_.pop_front();
-      piece->asked = true;
+      piece->left = false;  // this thread's while it asks
       event = piece->event;
     }
     const bool done = driver.cuEventQuery(event) == CUDA_SUCCESS;
     std::lock_guard lock(mutex_);
-    piece->asked = false;
-    // Without its event: its context is gone, and with it all that used the piece.
-    if (!done && piece->event != nullptr) {
+    if (!done && !piece->gone) {
+      piece->left = true;
       behind_.push_back(piece);
       ++not_done;
       continue;
     }
-    piece->used = false;
-    if (found != nullptr) free_.push_back(found);
+    if (found != nullptr) release(found);
     found = piece;
   }
   return found;
@@ -111,8 +110,13 @@ Staging::Piece* Staging::take(const api::DriverTable& driver, uint64_t context) 
     auto made = make();
     if (made == nullptr) return nullptr;
     piece = made.get();
+    piece->used = true;
     std::lock_guard lock(mutex_);
     all_.push_back(std::move(made));
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (piece->gone) forget(piece);
   }
   // Memory that the driver does not want to pin serves as well, only slower.
   if (!piece->pinned && driver.cuMemHostRegister_v2 != nullptr)
@@ -123,8 +127,20 @@ Staging::Piece* Staging::take(const api::DriverTable& driver, uint64_t context) 
   }
   std::lock_guard lock(mutex_);
   piece->context = context;
-  piece->used = true;
   return piece;
+}
+
+// Under mutex_: what the driver knew of it.
+void Staging::forget(Piece* piece) {
+  piece->pinned = piece->gone = false;
+  piece->event = nullptr;
+}
+
+// Under mutex_.
+void Staging::release(Piece* piece) {
+  if (piece->gone) forget(piece);
+  piece->used = piece->left = false;
+  free_.push_back(piece);
 }
 
 CUresult Staging::mark(const api::DriverTable& driver, Piece* piece, CUstream stream) {
@@ -140,14 +156,20 @@ CUresult Staging::mark(const api::DriverTable& driver, Piece* piece, CUstream st
 
 void Staging::give(Piece* piece) {
   std::lock_guard lock(mutex_);
-  if (!piece->used) return;  // its context is gone, and took it
-  piece->used = false;
-  free_.push_back(piece);
+  if (piece->used) release(piece);  // else it was left, and its context is gone
 }
 
 void Staging::giveBehind(Piece* piece) {
   std::lock_guard lock(mutex_);
-  if (piece->used) behind_.push_back(piece);
+  if (piece->gone) return release(piece);
+  piece->left = true;
+  behind_.push_back(piece);
+}
+
+void Staging::leave(Piece* piece) {
+  std::lock_guard lock(mutex_);
+  if (piece->gone) return release(piece);
+  piece->left = true;
 }
 
 void Staging::contextGone(uint64_t context) {
@@ -155,11 +177,12 @@ void Staging::contextGone(uint64_t context) {
   std::erase_if(behind_, [&](const Piece* piece) { return piece->context == context; });
   for (auto& piece : all_) {
     if (piece->context != context) continue;
-    piece->pinned = false;
-    piece->event = nullptr;
-    if (!piece->used || piece->asked) continue;
-    free_.push_back(piece.get());
-    piece->used = false;
+    if (piece->used && !piece->left) {
+      piece->gone = true;
+    } else {
+      forget(piece.get());
+      if (piece->used) release(piece.get());
+    }
   }
 }
 

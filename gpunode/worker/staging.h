@@ -1,9 +1,10 @@
 // Pinned memory of the worker through which bulk bytes pass between the network and the GPU: pieces of one size, each registered with
 // the driver and with the transport. There are as many as are in use at once; those that are free stay, up to kKept.
 //
-// States of a piece: free -> used (take); used -> free (give), or -> behind (giveBehind) -> free or used again when the GPU is done with it,
-// which take() asks the driver. A piece whose copy the driver never ended (a broken context) stays used until its context
-// is gone. Thread-safety: any thread; no lock is held while the driver is called. A piece in use is its user's alone.
+// States of a piece: free -> used (take): its user's alone, who ends that by give (-> free), by giveBehind (-> behind, and free or used again
+// when the GPU is done with it, which take() asks the driver), or by leave (-> left: the driver may never end its copy). The end of its
+// context frees what is behind or left; what a user has is the user's still. Thread-safety: any thread; no lock is held while the driver is
+// called.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,8 @@ class Staging {
     CUevent event = nullptr;  // of that context
     bool pinned = false;      // registered with the driver
     bool used = false;
-    bool asked = false;  // about, by takeMarked(): nobody else's meanwhile
+    bool left = false;  // used, and by the GPU alone
+    bool gone = false;  // its context is, since its user has it
   };
 
   /// `access`: what peers may do with the pieces; with any right they are shared memory to a peer on this host.
@@ -45,11 +47,13 @@ class Staging {
   Piece* take(const api::DriverTable& driver, uint64_t context);
   /// Records that the GPU is done with the piece when it has come to here in the stream: piece->event.
   CUresult mark(const api::DriverTable& driver, Piece* piece, CUstream stream);
-  /// Nothing moves it any more.
+  /// Nothing moves it any more. Also of one that was left, by who finds that the GPU is done with it; nothing when its context has gone since.
   void give(Piece* piece);
   /// The GPU is the last to use it, up to its mark.
   void giveBehind(Piece* piece);
-  /// The context is gone, and with it what the driver knew of memory that was registered in it.
+  /// The GPU may use it for as long as its context is there.
+  void leave(Piece* piece);
+  /// The context is gone, and with it what the driver knew of memory that was registered in it; it calls nobody any more.
   void contextGone(uint64_t context);
 
  private:
@@ -57,6 +61,8 @@ class Staging {
   void drop(std::unique_ptr<Piece> piece);
   Piece* takeFree(const api::DriverTable& driver);
   Piece* takeMarked(const api::DriverTable& driver);
+  void forget(Piece* piece);
+  void release(Piece* piece);
 
   const transport::DomainPtr domain_;
   const uint32_t access_;

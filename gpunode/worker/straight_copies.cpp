@@ -115,7 +115,8 @@ class Sender : public End {
     // What the other end may still read, and what the GPU still writes.
     if (!offered_.empty() && !settled_ && !link_down_) peer_->settle(copy_, worker_.ended() ? 0s : kAnswer);
     for (const Part& part : copying_) {
-      if (driver_.cuEventSynchronize(part.piece->event) == CUDA_SUCCESS) staging().give(part.piece);
+      const bool done = driver_.cuEventSynchronize(part.piece->event) == CUDA_SUCCESS;
+      done ? staging().give(part.piece) : staging().leave(part.piece);
     }
     for (const auto& [at, piece] : offered_) giveBack(piece);
     return over(result);
@@ -135,9 +136,11 @@ class Sender : public End {
       staging().give(piece);
       return result;
     }
-    // Not marked, the piece stays with the driver until its context is gone.
     result = staging().mark(driver_, piece, stream_);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS) {
+      staging().leave(piece);
+      return result;
+    }
     copying_.push_back({piece, asked_});
     asked_ += pieceAt(asked_);
     return result;
@@ -205,9 +208,9 @@ class Taker : public End {
       if (event.kind == Event::Kind::kLost) link_down_ = true;
     }
     const CUresult done = driver_.cuStreamSynchronize(stream_);
-    for (Staging::Piece* const piece : with_driver_) {
-      if (done == CUDA_SUCCESS) staging().give(piece);
-    }
+    for (const auto& [read, at] : reading_) staging().give(pieces_[read]);
+    for (Staging::Piece* const piece : with_driver_)
+      done == CUDA_SUCCESS ? staging().give(piece) : staging().leave(piece);
     return over(result != CUDA_SUCCESS ? result : done);
   }
 
@@ -287,9 +290,11 @@ class Taker : public End {
       staging().give(piece);
       return result;
     }
-    // Not marked, the piece stays with the driver until its context is gone.
     result = staging().mark(driver_, piece, stream_);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS) {
+      staging().leave(piece);
+      return result;
+    }
     with_driver_.push_back(piece);
     taken_ += pieceAt(at);
     worker_.peers().taken.fetch_add(pieceAt(at), std::memory_order_relaxed);

@@ -269,7 +269,8 @@ void Worker::lead(uint64_t self) {
     while (!ended_ && leader_ == self) {
       lock.unlock();
       const auto got = next(record, exchange_.owes() ? Exchange::kTurn : kSlice);
-      if (exchange_.owes()) {
+      // Not with what ends others' waits in hand: the driver, whom that asks, may be waiting for just it.
+      if (exchange_.owes() && !(got == calls::Channel::Read::kRecord && endsWaits(headOf(record)))) {
         lead_call_.store(++lead_calls_);
         exchange_.attend();
         lead_call_.store(0);

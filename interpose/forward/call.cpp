@@ -30,13 +30,10 @@ const char* keep(std::string_view text) {
   return (found != all->end() ? found : all->emplace(text).first)->c_str();
 }
 
-// What says that work is done, or brings what it has made.
-bool tellsOfOthers(uint16_t function) {
+// What says that a stream or an event has come to its end.
+bool asksStreamOrEvent(uint16_t function) {
   using api::Symbol;
-  if (function >= api::kSymbolCount) return static_cast<Operation>(function) == Operation::kCopyOut;
   switch (static_cast<Symbol>(function)) {
-    case Symbol::kCuCtxSynchronize:
-    case Symbol::kCuCtxSynchronize_v2:
     case Symbol::kCuStreamSynchronize:
     case Symbol::kCuStreamSynchronize_ptsz:
     case Symbol::kCuStreamQuery:
@@ -44,6 +41,38 @@ bool tellsOfOthers(uint16_t function) {
     case Symbol::kCuEventSynchronize:
     case Symbol::kCuEventQuery:
       return true;
+    default:
+      return false;
+  }
+}
+
+// What says that work is done, or brings what it has made; these leave nothing half-done by telling of something else. What makes or ends
+// something does not tell: done at the worker, it would be taken for not done here.
+bool tellsOfFailures(const CallHead& head) {
+  using api::Symbol;
+  const bool waits = (head.flags & kMayWait) != 0;
+  if (asksStreamOrEvent(head.function)) return true;
+  switch (static_cast<Symbol>(head.function)) {
+    case Symbol::kCuCtxSynchronize:
+    case Symbol::kCuCtxSynchronize_v2:
+      return true;
+    case Symbol::kCuMemcpyAtoA:
+    case Symbol::kCuMemcpyAtoA_v2:
+    case Symbol::kCuMemcpyAtoD_v2:
+    case Symbol::kCuMemcpyDtoA_v2:
+    case Symbol::kCuMemcpyDtoD_v2:
+    case Symbol::kCuMemcpyPeer:
+      return waits;
+    default:
+      break;
+  }
+  switch (static_cast<Operation>(head.function)) {
+    case Operation::kCopyOut:
+      return true;
+    case Operation::kCopyIn:
+    case Operation::kCopyDevice:
+    case Operation::kCopyPeer:
+      return waits;
     default:
       return false;
   }
@@ -103,6 +132,7 @@ CUresult Call::ready() {
 
 CUresult Call::begin(bool flush) {
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
+  waits_ = true;  // also where it throws; a wait without a number is nobody's
   waits_ = session_->begin(out_.bytes, bulk_, wait_, flush);
   return waits_ ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
@@ -113,10 +143,24 @@ CUresult Call::finish() {
   reply_ = Reader(wait_.record);
   if (wait_.done) (void)reply_.value<AnswerHead>();
   forget();
-  const CUresult told =
-      result != CUDA_SUCCESS || of_our_own_ ? result : session_->takeFailure(tellsOfOthers(head().function));
-  if (base::isKernelFault(told) && head().context != 0) session_->noteFault(head().context, told);
+  const CUresult told = result != CUDA_SUCCESS || of_our_own_ ? result : session_->takeFailure(tellsOfFailures(head()));
+  if (base::isKernelFault(told) && head().context != 0) {
+    const CUresult fault = faultOfCurrent(told);
+    if (base::isKernelFault(fault)) session_->noteFault(head().context, fault);
+  }
   return told;
+}
+
+// A stream or an event may be of another context than the current one, and the fault as well: so the current one is asked.
+CUresult Call::faultOfCurrent(CUresult told) {
+  if (!asksStreamOrEvent(head().function)) return told;
+  Call ask(api::Symbol::kCuStreamQuery, session_);
+  ask.handle(CU_STREAM_LEGACY);
+  ask.inContext(head().context);
+  if (const CUresult error = ask.begin(true); error != CUDA_SUCCESS) return error;
+  const CUresult result = session_->finish(ask.wait_);
+  ask.waits_ = false;
+  return result;
 }
 
 void Call::forget() {

@@ -12,7 +12,6 @@
 
 #include "base/process.h"
 #include "coherence/calls/greeting.h"
-#include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/from_settings.h"
 #include "coherence/transport/trust/keys.h"
 #include "interpose/api/forward_functions.h"
@@ -142,8 +141,5 @@ void Connection::nameToPeer(unsigned slot, PeerLinkHead* head, std::string* addr
   head->tcp_only = settings_.transport == base::TransportSetting::kTcp ? 1 : 0;
   *address = peer_address_;
 }
-
-// The transport's threads are not here, so nobody else uses them.
-void Connection::leaveToParent() { transport::closeInForkedChild(); }
 
 }  // namespace olpager::forward

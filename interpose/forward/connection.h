@@ -27,8 +27,6 @@ class Connection {
   Status open(calls::Channel& channel);
   /// Connects to the worker again, until it succeeds, the grace time is over or the gpunode says that the worker is gone.
   Status reopen(calls::Channel& channel);
-  /// In a forked child: lets go of what reaches the worker, which would else take the child for its client.
-  static void leaveToParent();
   const std::string& address() const { return worker_address_; }
   /// What the worker of the program's session in `slot` needs to connect to this one's worker.
   void nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const;

@@ -116,7 +116,8 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
   call.devices(device);
   call.needsNoContext();
   call.forgetsAnswers();
-  call.mayWait();  // for what is in its streams
+  call.mayWait();   // for what is in its streams
+  call.ofOurOwn();  // what has failed in them is no reason to keep what is gone there
   // What libraries attached to it goes first, as the driver does it.
   if (reset) contextGone(handleOf(context));
   const bool last = [&] {
@@ -132,9 +133,10 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
   // Others may have retained it too: then it stays, with its memory.
   unsigned flags = 0;
   int active = 0;
-  const bool stays = !reset && hasDeviceMemory(context) &&
-                     ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&
-                     active != 0;
+  const bool stays =
+      !last ||
+      (!reset && hasDeviceMemory(context) &&
+       ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active != 0);
   if (Session* const session = sessionOfHandle(context); session != nullptr && !stays) {
     session->contextGone(context);
     Contexts& all = contexts();
@@ -266,7 +268,12 @@ CUresult ol_forward_cuCtxDestroy_v2(CUcontext context) {
   if (context == nullptr || !deviceOf(numberOf(context), &device)) return CUDA_ERROR_INVALID_CONTEXT;
   contextGone(context);
   variablesGone(numberOf(context));
-  const CUresult result = ol_forward_generated_cuCtxDestroy_v2(context);
+  Call call(olpager::api::Symbol::kCuCtxDestroy_v2, Route().handle(context));
+  call.handle(context);
+  call.forgetsAnswers();
+  call.mayWait();   // for what is in its streams
+  call.ofOurOwn();  // as in release()
+  const CUresult result = call.sync();
   if (result == CUDA_SUCCESS) destroyed(numberOf(context));
   return result;
 }

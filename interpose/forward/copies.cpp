@@ -122,6 +122,7 @@ CUresult awaitStream(const Where& where) {
   Call wait(Operation::kSynchronizeDefault, where.session);
   wait.value(headOf(where));
   wait.mayWait();
+  wait.ofOurOwn();
   return wait.sync();
 }
 
@@ -191,8 +192,8 @@ CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& si
   CopyHead head = headOf(where, from, 0, bytes);
   side.name(head);
   const bool later = where.async && side.pinned();
-  if (later) head.number = where.session->expectBytes(into, bytes);
   Call call(Operation::kCopyOut, where.session);
+  if (later) head.number = where.session->expectBytes(into, bytes);
   call.value(head);
   if (later) {
     const CUresult posted = call.oneWay(true);
@@ -284,8 +285,8 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
   for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += kPiece) {
     CopyHead head = headOf(where, from, at, std::min(kPiece, bytes - at));
     auto* const target = static_cast<std::byte*>(into) + at;
-    if (later) head.number = where.session->expectBytes(target, head.bytes);
     auto call = std::make_unique<Call>(Operation::kCopyOut, where.session);
+    if (later) head.number = where.session->expectBytes(target, head.bytes);
     call->value(head);
     if (later) {
       first = call->oneWay();

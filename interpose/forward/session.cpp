@@ -148,6 +148,15 @@ void Session::receiveFor(Wait& wait) {
       continue;
     }
     receiving_ = true;
+    struct Turn {  // over also where something is thrown: somebody else receives then
+      Session& session;
+      std::unique_lock<std::mutex>& lock;
+      ~Turn() {
+        if (!lock.owns_lock()) lock.lock();
+        session.receiving_ = false;
+        if (session.waiting_threads_ != 0) session.turn_.notify_all();
+      }
+    } const turn{*this, lock};
     while (!wait.done && !ended_) {
       lock.unlock();
       const auto got = channel_.read(record, kSlice);
@@ -158,8 +167,6 @@ void Session::receiveFor(Wait& wait) {
       }
       lock.lock();
     }
-    receiving_ = false;
-    if (waiting_threads_ != 0) turn_.notify_all();
   }
   waits_.erase(wait.number);
 }
@@ -229,7 +236,7 @@ void Session::dispatch(std::vector<std::byte>& record) {
       const auto context = reader.value<uint64_t>();
       std::lock_guard lock(waits_mutex_);
       ++received_;
-      failures_.emplace(head.number, Failure{static_cast<CUresult>(head.result), context});
+      failures_.emplace(std::pair(context, head.number), static_cast<CUresult>(head.result));
       any_failure_.store(true);
       forgetSetAttributes();
       base::logDebug("%s failed at the gpunode: %d", functionName(head.function).c_str(), head.result);
@@ -299,6 +306,11 @@ void Session::dispatch(std::vector<std::byte>& record) {
         told(static_cast<CUresult>(head.result));
         break;
       }
+      if (head.result == kFunctionNotTaken) {
+        lock.unlock();
+        functionDoesNotCome(head.number);
+        break;
+      }
       due_.emplace_back(head.number, static_cast<CUresult>(head.result));
       function_due_.notify_one();
       break;
@@ -321,17 +333,20 @@ void Session::dispatch(std::vector<std::byte>& record) {
 
 // Its own, else of whoever has put something into this context: a kernel that was not launched is nothing that may seem to have ended well,
 // and its thread may never wait, or be gone.
-CUresult Session::takeFailure(bool tells_of_others) {
+CUresult Session::takeFailure(bool tells) {
   if (!any_failure_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+  const uint64_t context = contextIn(this);
   const uint32_t thread = thisThread();
   std::lock_guard lock(waits_mutex_);
-  if (const auto broken = broken_.find(contextIn(this)); broken != broken_.end()) return broken->second;
-  auto found = failures_.find(thread);
-  if (found == failures_.end() && tells_of_others)
-    found = std::find_if(failures_.begin(), failures_.end(),
-                         [&](const auto& one) { return one.second.context == contextIn(this); });
-  if (found == failures_.end()) return CUDA_SUCCESS;
-  const CUresult result = found->second.result;
+  if (const auto broken = broken_.find(context); broken != broken_.end()) return broken->second;
+  if (!tells) return CUDA_SUCCESS;
+  auto found = failures_.find({context, thread});
+  if (found == failures_.end()) found = failures_.find({0, thread});
+  if (found == failures_.end()) {
+    found = failures_.lower_bound({context, 0});
+    if (found == failures_.end() || found->first.first != context) return CUDA_SUCCESS;
+  }
+  const CUresult result = found->second;
   failures_.erase(found);
   any_failure_.store(!failures_.empty() || !broken_.empty());
   return result;
@@ -356,7 +371,7 @@ void Session::contextGone(uint64_t context) {
   std::lock_guard lock(waits_mutex_);
   broken_.erase(context);
   faults_.erase(context);
-  std::erase_if(failures_, [&](const auto& one) { return one.second.context == context; });
+  std::erase_if(failures_, [&](const auto& one) { return one.first.first == context; });
   any_failure_.store(!failures_.empty() || !broken_.empty());
 }
 
@@ -613,8 +628,6 @@ void Session::forgetAnswersIf(const std::function<bool(size_t function, std::str
     return is(question.function, question.arguments);
   });
 }
-
-void Session::leaveToParent() { Connection::leaveToParent(); }
 
 void Session::atExit() {
   if (ended_) return;

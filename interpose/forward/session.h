@@ -12,11 +12,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/settings.h"
@@ -88,7 +90,7 @@ class Session {
   bool memoryComes() const { return bytes_come_.load() != 0 || !changesAnswered(changesExpected()); }
   /// A function that the worker calls in stream order, once. `run` gets the stream's state.
   uint32_t expectFunction(std::function<void(CUresult)> run, bool again = false);
-  void functionDoesNotCome(uint32_t number);  // the call that enqueues it was not sent
+  void functionDoesNotCome(uint32_t number);  // the call that enqueues it was not sent, or refused
   /// A place in a stream that the worker gives notice of by this number when the stream comes to it. `told` is called once, by a thread
   /// that receives, and must not wait: with CUDA_SUCCESS, or with why the stream will never come there. 0: the session has ended.
   uint32_t expectNotice(std::function<void(CUresult status)> told);
@@ -114,9 +116,9 @@ class Session {
   /// Those that `is` says: it is given the function (a symbol, or an Operation) and the arguments as they were written.
   void forgetAnswersIf(const std::function<bool(size_t function, std::string_view arguments)>& is);
 
-  /// What a call of this thread that nobody waited for has failed with, once; of a context that is broken always.
-  /// `tells_of_others`: so does what another thread has failed with in the current context.
-  CUresult takeFailure(bool tells_of_others);
+  /// What is to be told of the calls in the current context that nobody waited for: by every call what broke the context; by one that
+  /// `tells` what one of this thread has failed with, else one of another thread, once each.
+  CUresult takeFailure(bool tells);
 
   /// What a kernel has done to the context, once a call has told the program: calls that nobody waits for fail with it as well.
   void noteFault(uint64_t context, CUresult fault);
@@ -129,8 +131,6 @@ class Session {
   void atExit();
   /// The context is gone, broken or not.
   void contextGone(uint64_t context);
-  /// In a forked child.
-  void leaveToParent();
 
  private:
   void resume();
@@ -170,14 +170,10 @@ class Session {
   uint32_t waiting_threads_ = 0;
   uint32_t next_wait_ = 1;
   std::unordered_map<uint32_t, Wait*> waits_;
-  struct Failure {
-    CUresult result;
-    uint64_t context;
-  };
-  std::unordered_map<uint32_t, Failure> failures_;  // by thread
-  std::unordered_map<uint64_t, CUresult> broken_;   // by context
-  std::atomic<bool> any_failure_{false};            // in either
-  std::unordered_map<uint64_t, CUresult> faults_;   // by context
+  std::map<std::pair<uint64_t, uint32_t>, CUresult> failures_;  // by context (0: none was current) and thread
+  std::unordered_map<uint64_t, CUresult> broken_;               // by context
+  std::atomic<bool> any_failure_{false};                        // in either
+  std::unordered_map<uint64_t, CUresult> faults_;               // by context
   std::atomic<bool> any_fault_{false};
   std::unordered_map<uint32_t, Expected> expected_;
   std::atomic<uint64_t> changes_expected_{0}, changes_answered_{0};

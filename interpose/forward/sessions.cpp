@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "coherence/transport/core/own_descriptors.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/devices.h"
 #include "interpose/forward/memory.h"
@@ -47,8 +48,10 @@ void childAfterFork() {
   // The parent's lock may be held by a thread that the child does not have: a root of its own.
   new (&root().mutex) std::mutex;
   root().tried = false;
-  for (Session* const session : parents) {
-    session->leaveToParent();
+  // What reaches workers, which would else take the child for their client; also of a session that is being made. The transport's threads
+  // are not here, so nobody else uses it.
+  transport::closeInForkedChild();
+  for (const Session* const session : parents) {
     if (session->initialized()) g_forked.store(true);
   }
   forgetDevices();

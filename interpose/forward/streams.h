@@ -1,14 +1,18 @@
 // What functions of the library ask of the program's streams. Thread-safety: any thread.
 #pragma once
 
-#include "interpose/api/forward_functions.h"
+#include "interpose/forward/call.h"
 
 namespace olpager::forward {
 
-/// Waits for all that is in the stream, as the program's own call would. `per_thread`: what NULL stands for.
+/// Waits for all that is in the stream. What has failed before is for the program's own calls to tell. `per_thread`: what NULL stands for.
 inline CUresult finishStream(CUstream stream, bool per_thread) {
-  return per_thread ? ol_forward_generated_cuStreamSynchronize_ptsz(stream)
-                    : ol_forward_generated_cuStreamSynchronize(stream);
+  Call call(per_thread ? api::Symbol::kCuStreamSynchronize_ptsz : api::Symbol::kCuStreamSynchronize,
+            Route().handle(stream));
+  call.handle(stream);
+  call.mayWait();
+  call.ofOurOwn();
+  return call.sync();
 }
 
 }  // namespace olpager::forward

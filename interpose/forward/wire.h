@@ -131,6 +131,8 @@ struct Room {
 enum class ImageForm : uint8_t { kBytes = 0, kDigest = 1, kKeep = 2, kRegion = 3 };
 /// In place of a load's result: the worker has no image with that digest.
 inline constexpr int32_t kImageUnknown = -1;
+/// In place of a host function's status: the stream has not taken it.
+inline constexpr int32_t kFunctionNotTaken = -2;
 
 /// Marks a handle of the program's. Below the mark: whether the worker made the number, the slot of the session that it belongs to, and
 /// the number itself, of 40 bits.

@@ -4,6 +4,11 @@
 //   questions   calls that tell of no failure leave it to the next that does
 //   refused     a launch that forwarded mode refuses leaves nothing to wait for
 //   reset       what failed in a context is of no concern to the next one
+//   retained    one that somebody else retains has to tell all the same
+//   ends        what makes or ends something does not tell: it is done
+//   devices     what failed on one device is of no concern to another, and told by its own (two devices)
+//   streams     who asks a stream of another device hears of its fault, which is not the current one's (two devices)
+//   large       large copies in streams of another device (two devices)
 //   fault       behind a kernel's fault every call is refused, and none of them is waited for
 //   successor   a thread's launches in its own stream are paid for when another thread has taken its place
 // "OK" at the end.
@@ -117,6 +122,96 @@ int main(int argc, char** argv) {
     GOOD(cuDevicePrimaryCtxReset(g_device));
     enter();
     GOOD(cuCtxSynchronize());
+  } else if (what == "retained") {
+    unsigned* pinned = nullptr;
+    GOOD(cuMemFree(memory));
+    GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 4096, 0));
+    std::thread([&] {
+      GOOD(cuCtxSetCurrent(g_context));
+      fail(CUdeviceptr(pinned));
+    }).join();
+    CUcontext again = nullptr;
+    GOOD(cuDevicePrimaryCtxRetain(&again, g_device));
+    GOOD(cuDevicePrimaryCtxRelease(g_device));
+    CHECK(cuCtxSynchronize() != CUDA_SUCCESS, "nobody tells of the failure");
+    GOOD(cuCtxSynchronize());
+  } else if (what == "ends") {
+    fail(memory);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CUdeviceptr more = 0;
+    CUevent event = nullptr;
+    CUcontext again = nullptr;
+    CUstream stream = nullptr;
+    CUgraph graph = nullptr;
+    GOOD(cuMemAlloc(&more, 64 << 20));
+    GOOD(cuMemFree(more));
+    GOOD(cuMemFree(memory));
+    GOOD(cuEventCreate(&event, 0));
+    GOOD(cuStreamCreate(&stream, 0));
+    GOOD(cuDevicePrimaryCtxRetain(&again, g_device));
+    GOOD(cuDevicePrimaryCtxRelease(g_device));
+    GOOD(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    GOOD(cuStreamEndCapture(stream, &graph));
+    CHECK(cuEventQuery(event) != CUDA_SUCCESS, "nobody tells of the failure");
+    GOOD(cuEventQuery(event));
+    GOOD(cuCtxSynchronize());
+  } else if (what == "devices" || what == "streams" || what == "large") {
+    CUcontext other = nullptr;
+    CUdevice second = 0;
+    CUdeviceptr there = 0;
+    CUstream here = nullptr;
+    GOOD(cuStreamCreate(&here, CU_STREAM_NON_BLOCKING));
+    GOOD(cuDeviceGet(&second, 1));
+    GOOD(cuDevicePrimaryCtxRetain(&other, second));
+    GOOD(cuCtxSetCurrent(other));
+    GOOD(cuMemAlloc(&there, 4096));
+    GOOD(cuMemsetD8(there, 0, 4096));
+    if (what == "devices") {
+      GOOD(cuCtxSetCurrent(g_context));
+      fail(memory);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      GOOD(cuCtxSetCurrent(other));
+      GOOD(cuCtxSynchronize());
+      fail(there);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      CHECK(cuCtxSynchronize() != CUDA_SUCCESS, "nobody tells of the second failure");
+      GOOD(cuCtxSynchronize());
+      GOOD(cuCtxSetCurrent(g_context));
+      CHECK(cuCtxSynchronize() != CUDA_SUCCESS, "nobody tells of the first failure");
+      GOOD(cuCtxSynchronize());
+    } else if (what == "streams") {
+      GOOD(cuCtxSetCurrent(g_context));
+      (void)launch(here, 0x4000, 1);
+      GOOD(cuCtxSetCurrent(other));
+      CHECK(cuStreamSynchronize(here) == CUDA_ERROR_ILLEGAL_ADDRESS, "nobody tells of the fault");
+      for (int again = 0; again < 3; ++again) {
+        GOOD(launch(nullptr, there, 1));
+        GOOD(cuMemsetD8Async(there + 1024, 0, 1024, nullptr));
+        GOOD(cuCtxSynchronize());
+      }
+      unsigned is = 0;
+      GOOD(cuMemcpyDtoH(&is, there, sizeof is));
+      CHECK(is == 3, "%u", is);
+      GOOD(cuCtxSetCurrent(g_context));
+      CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS, "the fault is forgotten");
+    } else {
+      constexpr size_t kBytes = 5 << 20;
+      unsigned char *from = nullptr, *to = nullptr;
+      CUdeviceptr large = 0;
+      GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&from), kBytes, CU_MEMHOSTALLOC_PORTABLE));
+      GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&to), kBytes, CU_MEMHOSTALLOC_PORTABLE));
+      GOOD(cuCtxSetCurrent(g_context));
+      GOOD(cuMemAlloc(&large, kBytes));
+      GOOD(cuCtxSetCurrent(other));
+      for (unsigned round = 0; round < 3; ++round) {
+        for (size_t i = 0; i < kBytes; ++i) from[i] = static_cast<unsigned char>(i * 7 + i / 4096 + round);
+        GOOD(cuMemcpyHtoDAsync(large, from, kBytes, here));
+        GOOD(cuMemcpyDtoHAsync(to, large, kBytes, here));
+        GOOD(cuStreamSynchronize(here));
+        CHECK(std::memcmp(from, to, kBytes) == 0, "round %u: other bytes", round);
+      }
+      GOOD(cuCtxSynchronize());
+    }
   } else if (what == "fault") {
     unsigned* pinned = nullptr;
     GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 4096, 0));

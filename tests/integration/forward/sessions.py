@@ -96,8 +96,8 @@ class Bench:
                                 "--memory", "256MiB", "--grace", str(GRACE)])
         self.address = self.node.wait_log(r"listening at (\S+)").group(1)
 
-    def start(self, command):
-        self.children.append(Child(command, self.env))
+    def start(self, command, **environment):
+        self.children.append(Child(command, {**self.env, **environment}))
         return self.children[-1]
 
     def client(self, address=None, ready=True, transport=None):
@@ -124,9 +124,9 @@ class Bench:
         children = subprocess.run(["pgrep", "-P", str(client.process.pid)], capture_output=True, text=True).stdout
         return int(children or client.process.pid)
 
-    def begin_anew(self, *options):
+    def begin_anew(self, *options, **environment):
         """Another gpunode, with these options: the one that clients find from now on."""
-        self.node = self.start([self.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", *options])
+        self.node = self.start([self.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", *options], **environment)
         self.address = self.node.wait_log(r"listening at (\S+)").group(1)
 
     def gone(self, pid, within):
@@ -604,7 +604,8 @@ def functions_that_end(bench):
 
 def late_failures(bench):
     """What is known to have failed late is told once, by the program's own calls, in its own context; nothing is lost with it."""
-    for what in ("unregister", "questions", "refused", "reset", "fault", "successor"):
+    bench.begin_anew(OL_SIM_DEVICES="2")
+    for what in ("unregister", "questions", "refused", "reset", "retained", "ends", "devices", "streams", "large", "fault", "successor"):
         said = subprocess.run([bench.options.olrun, "--gpunode", bench.address, "--transport", bench.options.transport, "--",
                                bench.options.late_failures, what], env=bench.env, capture_output=True, text=True, timeout=LONG)
         assert said.returncode == 0 and said.stdout.splitlines()[-1:] == ["OK"], (what, said)
