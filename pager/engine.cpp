@@ -23,8 +23,8 @@ constexpr uint64_t kInFlightBytes = 128ull << 20;
 constexpr uint64_t kLongestRunNs = 1'000'000;
 // Unpacking that the GPU does not come to is given up after this time, and for so long nothing is unpacked.
 constexpr uint64_t kLateNs = 1'000'000'000, kLatePauseNs = 10'000'000'000;
-constexpr uint64_t kRefusalPauseNs = 100'000'000;           // between fetches after the driver refused one
-constexpr uint64_t kRefusalBytes = 16ull << 20;             // of free chunks that it then gets back
+constexpr uint64_t kRefusalPauseNs = 100'000'000;  // between fetches after the driver refused one
+constexpr uint64_t kRefusalBytes = 16ull << 20;    // of free chunks that it then gets back
 // While the GPU is at something only asking tells. Asking costs a processor time, so pauses grow with what has been waited already, and
 // make it longer by a sixteenth at most.
 constexpr uint64_t kShortestPollNs = 10'000, kLongestPollNs = 200'000, kPollShare = 16;
@@ -1282,6 +1282,7 @@ bool Engine::prefetch(Lock& lock) {
   // makes room.
   std::vector<Extent*> leaving;
   uint64_t room = chunks_.vramAvailable();
+  uint64_t room_for = UINT64_MAX;  // the distance of the first that room is made for
   bool progress = false;
   for (const Next& next : upcoming) {
     if (next.region->in_place == 0 || next.region->wanted > 0 || next.region->isSparse()) continue;
@@ -1292,8 +1293,9 @@ bool Engine::prefetch(Lock& lock) {
       if (extent->bytes() <= room) {
         room -= extent->bytes();
         leaving.push_back(extent.get());
-      } else if (plan_known() && extent->bytes() > coming) {
-        progress |= retire(extent->bytes() - coming, next.distance, false);
+      } else if (plan_known()) {
+        room_for = std::min(room_for, next.distance);
+        if (extent->bytes() > coming) progress |= retire(extent->bytes() - coming, next.distance, false);
       }
     }
   }
@@ -1309,6 +1311,7 @@ bool Engine::prefetch(Lock& lock) {
     for (size_t i = range.first; i < std::min(range.last, next.region->extents.size()); ++i) {
       Extent& extent = *next.region->extents[i];
       if (extent.state == ExtentState::kRetiring && extent.vram != nullptr) {
+        if (next.distance > room_for) continue;  // it goes for what is used before it
         cancelRetiring(extent);
         progress = true;
         continue;

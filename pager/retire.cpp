@@ -48,6 +48,7 @@ void Engine::cancelRetiring(Extent& extent) {
   for (auto& batch : batches_)
     for (Extent*& victim : batch->victims)
       if (victim == &extent) victim = nullptr;
+  add(figures_->evictions_cancelled);
   if (extent.vram != nullptr) {
     incoming_ -= extent.bytes();
     setState(extent, ExtentState::kVram);

@@ -97,7 +97,9 @@ struct alignas(64) DeviceCounters {
   Counter remote_in;       // and came back
   Counter remote_dropped;  // bytes that left host RAM because memservers had them already
   Counter fetched_bytes;   // of the pages that came from host RAM into VRAM
-  Counter reserved_movement[2];
+  Counter
+      evictions_cancelled;  // extents that were chosen to leave VRAM or their place in host RAM and stayed: needed before they had left
+  Counter reserved_movement[1];
 
   alignas(64) WaitHistogram fault_wait;  // of launches and copies that waited: for extents fetched, on their
                                          // way already, or to be mapped in place

@@ -221,6 +221,7 @@ nlohmann::ordered_json deviceJson(unsigned ordinal, const DeviceCounters& d) {
       {"prefetches_wasted", valueOf(d.prefetches_wasted)},
       {"evictions_clean", valueOf(d.evictions_clean)},
       {"evictions_written", valueOf(d.evictions_written)},
+      {"evictions_cancelled", valueOf(d.evictions_cancelled)},
       {"bytes_in", valueOf(d.bytes_in)},
       {"fetched_bytes", valueOf(d.fetched_bytes)},
       {"bytes_out", valueOf(d.bytes_out)},

@@ -66,6 +66,7 @@ void fill(Counters& counters) {
   add(device.prefetches_wasted, 10);
   add(device.evictions_clean, 7);
   add(device.evictions_written, 8);
+  add(device.evictions_cancelled, 5);
   add(device.bytes_in, 3ull << 29);
   add(device.fetched_bytes, 1ull << 31);
   add(device.bytes_out, 1ull << 29);
@@ -97,6 +98,7 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(device.at("faults") == 100);
   CHECK(device.at("prefetches_useful") == 30);
   CHECK(device.at("evictions_clean") == 7);
+  CHECK(device.at("evictions_cancelled") == 5);
   CHECK(device.at("bytes_in") == 3ull << 29);
   CHECK(device.at("fetched_bytes") == 1ull << 31);
   CHECK(device.at("waits") == 100);
