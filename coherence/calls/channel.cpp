@@ -221,10 +221,14 @@ bool Channel::waitForRoom(std::unique_lock<std::mutex>& lock) {
 // Under receive_mutex_. Takes what has come, waiting for the first of it.
 void Channel::receive(std::chrono::microseconds timeout) {
   if (!queue_) return;
-  Completion completions[16];
-  const size_t count = queue_->wait(completions, timeout);
-  for (size_t i = 0; i < count; ++i) {
-    Completion& completion = completions[i];
+  const size_t count = queue_->wait(arrived_, timeout);
+  struct Emptied {  // nothing stays: completions hold their links, and messages room at them
+    std::span<Completion> completions;
+    ~Emptied() {
+      for (Completion& completion : completions) completion = {};
+    }
+  } const emptied{std::span(arrived_).first(count)};
+  for (Completion& completion : emptied.completions) {
     switch (completion.kind) {
       case Completion::Kind::kMessage: {
         const auto bytes = completion.message.bytes();

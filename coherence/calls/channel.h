@@ -17,6 +17,7 @@
 // Errors: a peer that breaks the protocol (a gap in the numbers, a record above the limit) closes the channel for good; reason() says why.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -186,6 +187,7 @@ class Channel {
   std::mutex receive_mutex_;
   std::atomic<uint32_t> readers_{0};  // in read(), which receives
   transport::QueuePtr queue_;
+  std::array<transport::Completion, 16> arrived_;  // of receive(), empty outside of it: to make and end so many takes a while
   std::deque<transport::Message> inbox_;
   std::atomic<size_t> inbox_messages_{0};
   uint64_t last_received_ = 0;  // into the inbox

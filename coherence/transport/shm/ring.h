@@ -6,6 +6,8 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,61 +23,72 @@ struct RingControl {
 };
 static_assert(sizeof(RingControl) == 256 && std::atomic<uint64_t>::is_always_lock_free);
 
-/// One side's view of a ring. Its own index is kept in private memory (atomic: others look whether there is something).
+/// One side's view of a ring. Its own index is kept in private memory (atomic: others look whether there is something; written by
+/// one at a time, under the locks of its users).
 class Ring {
  public:
   Ring() = default;
+  /// `capacity`: a power of two.
   void attach(RingControl* control, std::byte* bytes, uint64_t capacity) {
+    assert(std::has_single_bit(capacity));
     control_ = control;
     bytes_ = bytes;
     capacity_ = capacity;
   }
 
-  // The producer.
-  bool fits(uint64_t length) const {
-    const uint64_t used = own_ - control_->head.load(std::memory_order_acquire);
-    return used <= capacity_ && length <= capacity_ - used;
+  // The producer. How far the consumer is it looks up only when there seems to be no room: the consumer writes there for each frame,
+  // and a look would take the line from it.
+  bool fits(uint64_t length) {
+    if (length <= room()) return true;
+    consumed_ = control_->head.load(std::memory_order_acquire);
+    return length <= room();
   }
   /// Appends to what publish() will show.
   void put(const void* from, uint64_t length) {
-    move(own_, length, [&](std::byte* place, uint64_t done, uint64_t part) {
+    move(own(), length, [&](std::byte* place, uint64_t done, uint64_t part) {
       std::memcpy(place, static_cast<const std::byte*>(from) + done, part);
     });
-    own_ += length;
+    advance(length);
   }
   /// True when the consumer sleeps: ring its bell.
   bool publish() {
-    control_->tail.store(own_, std::memory_order_seq_cst);
+    control_->tail.store(own(), std::memory_order_seq_cst);
     return control_->asleep.load(std::memory_order_seq_cst) != 0 && control_->asleep.exchange(0) != 0;
   }
   void wantRoom() { control_->room_wanted.store(1, std::memory_order_seq_cst); }
 
   // The consumer.
   /// Bytes to read; more than capacity(): the producer broke the ring.
-  uint64_t available() const { return control_->tail.load(std::memory_order_acquire) - own_; }
+  uint64_t available() const { return control_->tail.load(std::memory_order_acquire) - own(); }
   uint64_t capacity() const { return capacity_; }
   void copyOut(void* into, uint64_t skip, uint64_t length) const {
-    move(own_ + skip, length, [&](std::byte* place, uint64_t done, uint64_t part) {
+    move(own() + skip, length, [&](std::byte* place, uint64_t done, uint64_t part) {
       std::memcpy(static_cast<std::byte*>(into) + done, place, part);
     });
   }
   /// True when the producer waits for room: ring its bell.
   bool consumed(uint64_t length) {
-    own_ += length;
-    control_->head.store(own_, std::memory_order_seq_cst);
+    advance(length);
+    control_->head.store(own(), std::memory_order_seq_cst);
     return control_->room_wanted.load(std::memory_order_seq_cst) != 0 && control_->room_wanted.exchange(0) != 0;
   }
   /// From now on the producer rings the bell. False: there is something already.
   bool sleep() {
     control_->asleep.store(1, std::memory_order_seq_cst);
-    return control_->tail.load(std::memory_order_seq_cst) == own_;
+    return control_->tail.load(std::memory_order_seq_cst) == own();
   }
 
  private:
+  uint64_t own() const { return own_.load(std::memory_order_relaxed); }
+  void advance(uint64_t length) { own_.store(own() + length, std::memory_order_relaxed); }
+  uint64_t room() const {
+    const uint64_t used = own() - consumed_;
+    return used <= capacity_ ? capacity_ - used : 0;  // an index that can't be: no room
+  }
   template <typename Copy>
   void move(uint64_t from, uint64_t length, Copy&& copy) const {
     for (uint64_t done = 0; done < length;) {
-      const uint64_t place = (from + done) % capacity_;
+      const uint64_t place = (from + done) & (capacity_ - 1);
       const uint64_t part = length - done < capacity_ - place ? length - done : capacity_ - place;
       copy(bytes_ + place, done, part);
       done += part;
@@ -86,6 +99,7 @@ class Ring {
   std::byte* bytes_ = nullptr;
   uint64_t capacity_ = 0;
   std::atomic<uint64_t> own_{0};
+  uint64_t consumed_ = 0;  // of the producer: as far as it knows
 };
 
 }  // namespace olpager::transport
