@@ -147,6 +147,29 @@ CUresult graphAllocNode(Invocation& in) {
   return result;
 }
 
+CUresult graphConditionalNode(Invocation& in) {
+  constexpr uint32_t kMostBodies = 4096;
+  const Target target = readTarget(in);
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+  params.conditional.handle = in.value<uint64_t>();
+  params.conditional.type = static_cast<CUgraphConditionalNodeType>(in.value<int32_t>());
+  params.conditional.size = in.value<uint32_t>();
+  params.conditional.ctx = in.handle<CUcontext>();
+  if (target.what != NodeCall::kAdd) in.arguments().fail();
+  if (!in.ok()) return in.refusal();
+  if (params.conditional.size > kMostBodies) return CUDA_ERROR_INVALID_VALUE;
+  if (in.driver().cuGraphAddNode_v2 == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  CUgraphNode node = nullptr;
+  const CUresult result = made(in, target,
+                               in.driver().cuGraphAddNode_v2(&node, target.graph, target.dependencies, nullptr,
+                                                             target.count, &params),
+                               node);
+  for (uint32_t i = 0; result == CUDA_SUCCESS && i < params.conditional.size; ++i)
+    in.results().value(in.numberFor(params.conditional.phGraph_out[i]));
+  return result;
+}
+
 namespace {
 
 // One block, whichever way the driver tells it.

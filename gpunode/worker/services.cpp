@@ -61,6 +61,8 @@ Serve writtenService(size_t operation) {
       return graphHostNode;
     case Operation::kGraphMemcpyNode:
       return graphMemcpyNode;
+    case Operation::kGraphConditionalNode:
+      return graphConditionalNode;
     case Operation::kGraphAllocNode:
       return graphAllocNode;
     case Operation::kGraphNodeParameters:

@@ -58,6 +58,7 @@ CUresult graphKernelNode(Invocation& in);
 CUresult graphHostNode(Invocation& in);
 CUresult graphMemcpyNode(Invocation& in);
 CUresult graphAllocNode(Invocation& in);
+CUresult graphConditionalNode(Invocation& in);
 CUresult graphNodeParameters(Invocation& in);
 CUresult graphKernelNodeAttribute(Invocation& in);
 

@@ -1,4 +1,5 @@
 // Nodes that a program adds to a graph by hand, as far as their parameters name memory or code of the program.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -182,6 +183,28 @@ CUresult ask(Call& call, CUgraphNode node, NodeKind kind) {
   call.value(reinterpret_cast<uint64_t>(node));
   call.value(kind);
   return call.sync();
+}
+
+// The graphs of its bodies are the driver's; the program reads their handles where it is told, as long as the graph lives.
+CUresult conditionalNode(const Target& target, CUDA_CONDITIONAL_NODE_PARAMS* given, CUgraphNode* made) {
+  if (made == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Session* const session = sessionOf(target);
+  if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  Call call(Operation::kGraphConditionalNode, session);
+  put(call, target);
+  call.value(static_cast<uint64_t>(given->handle));
+  call.value(static_cast<int32_t>(given->type));
+  call.value(static_cast<uint32_t>(given->size));
+  call.value(reinterpret_cast<uint64_t>(given->ctx));
+  const CUresult result = finish(call, made);
+  if (!call.answered()) return result;
+  const auto bodies = call.reply().raw(given->size * sizeof(uint64_t));
+  if (!call.reply().ok()) return CUDA_ERROR_UNKNOWN;
+  auto told = std::make_unique<ToldParameters>();
+  told->block.assign(bodies.begin(), bodies.end());
+  given->phGraph_out = reinterpret_cast<CUgraph*>(told->block.data());
+  keep(*made, std::move(told));
+  return result;
 }
 
 CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
@@ -385,13 +408,21 @@ CUresult ol_forward_cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNode
   return kernelAttribute(node, attribute, value, nullptr);
 }
 
-// The general form, by the kinds that have a function of their own.
+// The general form, by the kinds that have a function of their own. With data of its edges a node is added without them at first.
 CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                                       const CUgraphEdgeData* edges, size_t count, CUgraphNodeParams* given) {
   if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  for (size_t i = 0; edges != nullptr && i < count; ++i) {
-    if (edges[i].from_port != 0 || edges[i].to_port != 0 || edges[i].type != 0)
-      return refused("cuGraphAddNode with data of edges", false);
+  const auto says = [](const CUgraphEdgeData& edge) {
+    return edge.from_port != 0 || edge.to_port != 0 || edge.type != 0;
+  };
+  if (edges != nullptr && dependencies != nullptr && std::any_of(edges, edges + count, says)) {
+    if (const CUresult error = ol_forward_cuGraphAddNode_v2(node, graph, nullptr, nullptr, 0, given);
+        error != CUDA_SUCCESS)
+      return error;
+    const std::vector<CUgraphNode> to(count, *node);
+    const CUresult result = ol_forward_generated_cuGraphAddDependencies_v2(graph, dependencies, to.data(), edges, count);
+    if (result != CUDA_SUCCESS) (void)ol_forward_generated_cuGraphDestroyNode(*node);
+    return result;
   }
   switch (given->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
@@ -426,6 +457,8 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
     }
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
       return ol_forward_generated_cuGraphAddMemFreeNode(node, graph, dependencies, count, given->free.dptr);
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return conditionalNode({NodeCall::kAdd, graph, dependencies, count}, &given->conditional, node);
     default:
       return refused("cuGraphAddNode of this kind of node", false);
   }

@@ -57,6 +57,7 @@ enum class Operation : uint16_t {
   kLinkComplete,  // and a piece of what came out
   kLinkDestroy,
   kGraphAllocNode,
+  kGraphConditionalNode,  // with the graphs of its bodies
   kVariable,      // of a module or a library: where it is, and whether in managed memory
   kManagedBytes,  // what differs from zeros in a managed one, piece by piece
   kManagedGone,   // it is exchanged no more: what it belongs to is about to go

@@ -288,6 +288,13 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       (void)out.array<CUmemAccessDesc>(count);
       return;
     }
+    case Operation::kGraphConditionalNode:
+      nodeTarget(out);
+      writer.value(out.drawNumber());
+      writer.value(static_cast<int32_t>(out.input().byte() % 4));
+      writer.value(out.input().byte() % 8 == 0 ? static_cast<uint32_t>(out.drawNumber()) : 1u);
+      writer.value(out.drawHandle(HandleKind::kContext));
+      return;
     case Operation::kHostFunction: {
       writer.value(out.drawHandle(HandleKind::kStream));
       writer.value(static_cast<uint8_t>(out.input().byte() % 2));
