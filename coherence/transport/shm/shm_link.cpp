@@ -453,6 +453,7 @@ bool ShmLink::consume(bool wait) {
     const uint64_t available = channel_->in.available();
     if (available == 0) break;
     any = true;
+    channel_->in.expect(available);
     wire::Header header;
     if (available > channel_->in.capacity() || available < sizeof header) {
       broken = "a ring whose indices can't be";
