@@ -173,15 +173,14 @@ std::string Worker::serve(std::function<bool()> rejoined) {
     threads_ = 1;
     rejoined_ = std::move(rejoined);
   }
-  startThread();  // the one that looks whether the leader waits
   lead(0);
   if (base::logs(base::LogLevel::kDebug)) made_.tell("calls made", "in them");
   std::unique_lock lock(lead_mutex_);
   return why_.empty() ? "the program ended" : why_;
 }
 
+// Under lead_mutex_.
 void Worker::startThread() {
-  std::lock_guard lock(lead_mutex_);
   ++threads_;
   std::thread([this] { lead(0); }).detach();
 }
@@ -247,8 +246,10 @@ bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
     asleep_ -= looks ? 0 : 1;
     if (leader_ != 0 && leader_waits_ && waiting && waits_ == waits) break;
     // In a call that was not expected to wait, and that may wait for a host function or behind a gate all the same: the driver loads a kernel,
-    // drains a context, or has no room for a launch more, while the function is not over or the gate not open.
-    if (clientEndsSomething() && call != 0 && lead_call_.load() == call && !leader_waits_) {
+    // drains a context, or has no room for a launch more, while the function is not over or the gate not open. And where the link is lost
+    // during such a call the next one is taken, for which the client does not wait as long.
+    const bool reads = clientEndsSomething() || !channel_.linkUp();
+    if (reads && call != 0 && lead_call_.load() == call && !leader_waits_) {
       lock.unlock();
       readAhead(call);
       lock.lock();
@@ -258,6 +259,7 @@ bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
   if (ended_) return false;
   leader_ = self;
   leader_waits_ = false;
+  if (followers_ == 0) startThread();  // somebody looks whether the leader waits
   return true;
 }
 
@@ -300,9 +302,7 @@ void Worker::lead(uint64_t self) {
       leader_waits_ = true;
       if ((head.flags & forward::kOthersCall) != 0) {
         leader_ = 0;
-        const bool nobody = followers_ == 0;
         lock.unlock();
-        if (nobody) startThread();
         lead_free_.notify_one();
       } else {
         const bool nobody_looks = asleep_ == followers_;

@@ -131,7 +131,7 @@ class Worker {
   void makeAhead(const std::vector<std::byte>& record);
   void count(const std::vector<std::byte>& record);
   bool isStillThere(const forward::CallHead& head, forward::Reader arguments) const;
-  void startThread();
+  void startThread();  // under lead_mutex_
   bool clientEndsSomething() const;
   bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);
 

@@ -58,10 +58,15 @@ bool tellsOfFailures(const CallHead& head) {
       return true;
     case Symbol::kCuMemcpyAtoA:
     case Symbol::kCuMemcpyAtoA_v2:
+    case Symbol::kCuMemcpyAtoA_v2_ptds:
     case Symbol::kCuMemcpyAtoD_v2:
+    case Symbol::kCuMemcpyAtoD_v2_ptds:
     case Symbol::kCuMemcpyDtoA_v2:
+    case Symbol::kCuMemcpyDtoA_v2_ptds:
     case Symbol::kCuMemcpyDtoD_v2:
+    case Symbol::kCuMemcpyDtoD_v2_ptds:
     case Symbol::kCuMemcpyPeer:
+    case Symbol::kCuMemcpyPeer_ptds:
       return waits;
     default:
       break;

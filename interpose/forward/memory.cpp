@@ -52,9 +52,11 @@ struct Block {
   bool managed = false;
   bool variable = false;  // of a module or a library: not in the window, and not the program's to free
   uint64_t there = 0;     // its address at the workers; 0: they have no such memory (registered, until it is asked for)
+  bool leaving = false;   // the workers are told that it goes: nothing more is said of it
   std::array<Side, kMostSessions> sides{};
 
   bool isNamed(unsigned slot) const { return !sides[slot].agreed.empty(); }
+  bool goesWithLaunches(unsigned slot) const { return isNamed(slot) && !leaving; }
   bool isShared(unsigned slot) const { return sides[slot].kind == Side::Kind::kShared; }
 };
 
@@ -173,6 +175,23 @@ std::unique_ptr<Call> freeCall(Session* session, uint64_t address) {
   return call;
 }
 
+// `begin` begins the calls that tell the workers that a block goes. What others have said of it is before them, and nothing is behind them.
+template <typename Begin>
+void leaves(Memory& all, uint64_t address, Begin begin) {
+  std::lock_guard order(all.send_mutex);
+  {
+    std::lock_guard lock(all.mutex);
+    if (const auto found = all.blocks.find(address); found != all.blocks.end()) found->second.leaving = true;
+  }
+  begin();
+}
+
+// It does not after all, or is back.
+void stays(Memory& all, uint64_t address) {
+  std::lock_guard lock(all.mutex);
+  if (const auto found = all.blocks.find(address); found != all.blocks.end()) found->second.leaving = false;
+}
+
 // What was made at some workers, and not at all.
 void takeBack(Session* session, uint64_t address) {
   const auto call = freeCall(session, address);
@@ -184,7 +203,8 @@ void takeBack(Session* session, uint64_t address) {
 bool name(Memory& all, unsigned slot, uint64_t address) {
   uint64_t base = 0;
   Block* const block = findThere(all, address, &base);
-  if (block == nullptr || block->sides[slot].kind != Side::Kind::kExchanged || block->isNamed(slot)) return false;
+  if (block == nullptr || block->leaving) return false;
+  if (block->sides[slot].kind != Side::Kind::kExchanged || block->isNamed(slot)) return false;
   block->sides[slot].agreed.resize(block->bytes);
   all.counts[slot].unnamed.fetch_sub(1);
   base::logDebug("kernels can reach pinned memory at %p (%llu bytes): it is exchanged with every launch from now on",
@@ -386,15 +406,21 @@ CUresult releaseBlock(uint64_t address, bool managed) {
       if (found->second.sides[session->slot()].kind != Side::Kind::kNone) with.push_back(session);
     }
   }
-  InSessions calls;
-  for (Session* const session : with) calls.add(freeCall(session, address));
+  for (Session* const session : existingSessions()) session->awaitBytes(address, mapped);
   Memory& all = memory();
+  InSessions calls;
+  leaves(all, address, [&] {
+    for (Session* const session : with) calls.add(freeCall(session, address));
+  });
   const CUresult result = calls.finish([&](const Call& call) {
     std::lock_guard lock(all.mutex);
     if (const auto found = all.blocks.find(address); found != all.blocks.end())
       setKind(all, found->second, call.session()->slot(), Side::Kind::kNone);
   });
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS) {
+    stays(all, address);
+    return result;
+  }
   {
     std::unique_lock lock(all.mutex);
     auto block = all.blocks.extract(address);
@@ -424,8 +450,11 @@ void putVariable(const Session* session, Reader& runs) {
   for (Run run; runs.left() > 0 && readRun(runs, &run);) takePinned(session->slot(), run);
 }
 
-void removeVariable(uint64_t address) {
+void removeVariable(uint64_t address, Call& gone) {
   Memory& all = memory();
+  CUresult begun = CUDA_SUCCESS;
+  leaves(all, address, [&] { begun = gone.begin(true); });
+  if (begun == CUDA_SUCCESS) (void)gone.finish();
   std::unique_lock lock(all.mutex);
   const auto found = all.blocks.find(address);
   if (found == all.blocks.end() || !found->second.variable) return;
@@ -554,7 +583,9 @@ CUresult dropMirror(uint64_t address) {
     }
   }
   InSessions calls;
-  for (Session* const session : with) calls.add(freeCall(session, there));
+  leaves(all, address, [&] {
+    for (Session* const session : with) calls.add(freeCall(session, there));
+  });
   // One that was answered is done there, whatever else the call tells: what failed before it.
   size_t answered = 0;
   const CUresult result = calls.finish([&](const Call& call) {
@@ -562,6 +593,7 @@ CUresult dropMirror(uint64_t address) {
     std::lock_guard lock(all.mutex);
     setKind(all, all.blocks.at(address), call.session()->slot(), Side::Kind::kNone);
   });
+  stays(all, address);
   if (result != CUDA_SUCCESS && answered < with.size()) return result;
   {
     std::lock_guard lock(all.mutex);
@@ -725,7 +757,7 @@ void sendPinnedNow(Session* session) {
     for (bool again = true; again;) {
       again = false;
       for (auto& [base, block] : all.blocks) {
-        if (block.isNamed(session->slot())) again = takeChanges(all, session->slot(), base, block, runs) || again;
+        if (block.goesWithLaunches(session->slot())) again = takeChanges(all, session->slot(), base, block, runs) || again;
       }
     }
   }
@@ -744,7 +776,7 @@ std::vector<uint64_t> namedBlocks(const Session* session) {
   if (session == nullptr || all.counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0) return named;
   std::lock_guard lock(all.mutex);
   for (const auto& [base, block] : all.blocks) {
-    if (block.isNamed(session->slot())) named.push_back(block.there);
+    if (block.goesWithLaunches(session->slot())) named.push_back(block.there);
   }
   return named;
 }
@@ -755,7 +787,7 @@ CUresult awaitNamed(const Session& session) {
     Memory& all = memory();
     std::lock_guard lock(all.mutex);
     for (const auto& [base, block] : all.blocks) {
-      if (block.isNamed(session.slot())) named.emplace_back(base, block.bytes);
+      if (block.goesWithLaunches(session.slot())) named.emplace_back(base, block.bytes);
     }
   }
   for (const auto& [base, bytes] : named) {
@@ -792,9 +824,10 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
     const CUresult result = synchronize.sync();
     if (unseen && result == CUDA_ERROR_DEVICE_UNAVAILABLE) continue;  // lost: it writes no more
     if (result != CUDA_SUCCESS) return result;
+    session->awaitBytes(address, bytes);  // of copies in other contexts
     if (!comes()) continue;
     base::warnOnce("await",
-                   "a copy reads pinned memory into which a copy of another context is still to write: refused");
+                   "a copy reads pinned memory into which a kernel of another context is still to write: refused");
     return CUDA_ERROR_NOT_READY;
   }
   return CUDA_SUCCESS;
@@ -847,7 +880,10 @@ CUresult ol_forward_cuMemHostUnregister(void* pointer) {
                                                                     : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
   // What asynchronous copies still move: those that bring bytes, and those that the worker has not come to.
-  for (Session* const session : existingSessions()) (void)awaitMemory(address, blockBytes(address), *session);
+  for (Session* const session : existingSessions()) {
+    (void)awaitMemory(address, blockBytes(address), *session);
+    session->awaitBytes(address, blockBytes(address));  // also behind a fault
+  }
   const CUresult told = dropMirror(address);
   InSessions calls;
   for (Session* const session : existingSessions()) {

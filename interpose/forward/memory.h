@@ -11,6 +11,7 @@
 
 namespace olpager::forward {
 
+class Call;
 class Reader;
 class Session;
 
@@ -54,8 +55,8 @@ CUresult releaseBlock(uint64_t address, bool managed);
 void addVariable(Session* session, uint64_t address, uint64_t bytes);
 /// What came for it is in place.
 void putVariable(const Session* session, Reader& runs);
-/// Its memory can be unmapped after that.
-void removeVariable(uint64_t address);
+/// `gone` tells the worker. Its memory can be unmapped after that.
+void removeVariable(uint64_t address, Call& gone);
 /// False: an address that lies in no block for sure. Takes no lock.
 bool mayBeBlock(uint64_t address);
 

@@ -195,6 +195,7 @@ void Session::lost(const std::string& why) {
     if (ended_.exchange(true)) return;
     why_lost_ = why;
     turn_.notify_all();
+    bytes_came_.notify_all();
   }
   channel_.close(why);
   if (leaving_) {
@@ -277,6 +278,7 @@ void Session::dispatch(std::vector<std::byte>& record) {
       {
         std::lock_guard lock(waits_mutex_);
         expected_.erase(head.number);
+        bytes_came_.notify_all();
       }
       bytes_come_.fetch_sub(1);
       comes_.fetch_sub(1);
@@ -402,6 +404,7 @@ uint32_t Session::expectBytes(void* into, uint64_t bytes) {
 void Session::bytesDoNotCome(uint32_t number) {
   std::lock_guard lock(waits_mutex_);
   if (expected_.erase(number) == 0) return;
+  bytes_came_.notify_all();
   bytes_come_.fetch_sub(1);
   comes_.fetch_sub(1);
 }
@@ -417,14 +420,27 @@ void Session::changesDoNotCome() {
   comes_.fetch_sub(1);
 }
 
-bool Session::bytesOutstanding(uint64_t address, uint64_t bytes) {
-  // Whoever counted the last one had put it in place.
-  if (bytes_come_.load(std::memory_order_acquire) == 0) return false;
-  std::lock_guard lock(waits_mutex_);
+// Under waits_mutex_.
+bool Session::expects(uint64_t address, uint64_t bytes) const {
   return std::any_of(expected_.begin(), expected_.end(), [&](const auto& entry) {
     const auto begin = reinterpret_cast<uint64_t>(entry.second.into);
     return begin < address + bytes && address < begin + entry.second.bytes;
   });
+}
+
+bool Session::bytesOutstanding(uint64_t address, uint64_t bytes) {
+  // Whoever counted the last one had put it in place.
+  if (bytes_come_.load(std::memory_order_acquire) == 0) return false;
+  std::lock_guard lock(waits_mutex_);
+  return expects(address, bytes);
+}
+
+// The attendant receives them.
+void Session::awaitBytes(uint64_t address, uint64_t bytes) {
+  if (bytes_come_.load(std::memory_order_acquire) == 0) return;
+  (void)channel_.flush();
+  std::unique_lock lock(waits_mutex_);
+  while (!ended_ && expects(address, bytes)) bytes_came_.wait_for(lock, kSlice);
 }
 
 uint32_t Session::expectFunction(std::function<void(CUresult)> run, bool again) {

@@ -86,6 +86,8 @@ class Session {
   bool changesAnswered(uint64_t count) const { return changes_answered_.load() >= count; }
   /// Whether bytes of copies to [address, + bytes) are still to come.
   bool bytesOutstanding(uint64_t address, uint64_t bytes);
+  /// Waits until none are: their streams have come to the copies, of whatever context, or will not any more.
+  void awaitBytes(uint64_t address, uint64_t bytes);
   /// Whether bytes are to come for any of the program's memory.
   bool memoryComes() const { return bytes_come_.load() != 0 || !changesAnswered(changesExpected()); }
   /// A function that the worker calls in stream order, once. `run` gets the stream's state.
@@ -139,6 +141,7 @@ class Session {
   void dispatch(std::vector<std::byte>& record);
   void receiveFor(Wait& wait);
   void attend();
+  bool expects(uint64_t address, uint64_t bytes) const;
   void runFunctions();
 
   struct Expected {
@@ -166,6 +169,7 @@ class Session {
 
   std::mutex waits_mutex_;
   std::condition_variable turn_;
+  std::condition_variable bytes_came_;  // or do not come
   bool receiving_ = false;
   uint32_t waiting_threads_ = 0;
   uint32_t next_wait_ = 1;

@@ -72,12 +72,12 @@ CUresult outOfReach(const char* name, const char* why) {
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-void tellGone(Session* session, uint64_t address) {
-  Call call(Operation::kManagedGone, session);
-  call.value(address);
-  call.ofOurOwn();
-  (void)call.sync();
-}
+struct Gone : Call {
+  Gone(Session* session, uint64_t address) : Call(Operation::kManagedGone, session) {
+    value(address);
+    ofOurOwn();
+  }
+};
 
 // Brings what is there by now: the image's values, and what kernels made of them.
 CUresult fetch(Session* session, uint64_t address, uint64_t bytes) {
@@ -108,8 +108,8 @@ void forget(Variables& known, uint64_t address) {
   const Variable variable = found->second;
   // What asynchronous copies still move.
   (void)awaitMemory(address, variable.bytes, *variable.session);
-  tellGone(variable.session, address);
-  removeVariable(address);
+  Gone gone(variable.session, address);
+  removeVariable(address, gone);
   known.all.erase(found);
   const Pages pages = ownPages(known, address, variable.bytes);
   if (pages.begin < pages.end) munmap(pages.at(), pages.bytes());
@@ -129,7 +129,7 @@ CUresult adopt(Session* session, uint64_t address, uint64_t bytes, const Variabl
                     "addresses",
                     session->gpunode().c_str(), static_cast<unsigned long long>(address),
                     got == MAP_FAILED ? std::strerror(errno) : "taken");
-      tellGone(session, address);
+      (void)Gone(session, address).sync();
       return outOfReach(name, why);
     }
   }
@@ -177,7 +177,7 @@ CUresult findVariable(VariableKind kind, uint64_t owner, const char* name, CUdev
     Variable variable{size, 0, 0, session};
     const bool is_known = ownerOf(known, kind, owner, &variable);
     if (!is_known || severalSessions()) {
-      tellGone(session, found);
+      (void)Gone(session, found).sync();
       return outOfReach(shown, is_known ? "the program has several gpunodes" : "it is not known what its module is of");
     }
     if (const CUresult error = adopt(session, found, size, variable, shown); error != CUDA_SUCCESS) return error;

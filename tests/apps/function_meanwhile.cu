@@ -1,5 +1,6 @@
 // A host function takes its time while other threads load modules and launch: the driver may not let them go on before the function is
-// over (it drains a context for a module, has no room for more launches, loads a kernel), and the function must end all the same.
+// over (it drains a context for a module, has no room for more launches, loads a kernel), and the function must end all the same. So it must
+// while yet another thread waits for its stream.
 #include <cuda.h>
 
 #include <atomic>
@@ -37,6 +38,10 @@ int main(int argc, char** argv) {
   for (unsigned round = 0; round < kRounds; ++round) {
     RUNTIME_OK(cudaLaunchHostFunc(slow, takeTime, nullptr));
     apps::add(first, bytes, round, slow);
+    std::thread waits([&] {
+      if (round % 2 != 0) RUNTIME_OK(cudaStreamSynchronize(slow));
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // it waits by then
     std::thread loads([] {
       CUmodule module = nullptr;
       RUNTIME_OK(cudaSetDevice(0));
@@ -45,6 +50,7 @@ int main(int argc, char** argv) {
     });
     for (unsigned i = 0; i < kLaunches; ++i) apps::add(second, bytes / kLaunches & ~size_t{15}, 1, other);
     loads.join();
+    waits.join();
     added += round;
   }
   RUNTIME_OK(cudaStreamSynchronize(slow));

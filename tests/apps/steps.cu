@@ -8,10 +8,12 @@
 //   threads N    N threads one after the other, each of which adds 1 to every word in its own default stream and ends
 //   functions N  N host functions in a stream, counted
 //   frees N      N allocations that are freed again
+//   slow N       launches that take N seconds, and a free behind them
 //   dirty N      N MiB that are kept, full of a word; scan N: N MiB as they come, of which none may have that word
 // "ok COUNT", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its input.
 #include "common.h"
 
+#include <chrono>
 #include <string>
 #include <thread>
 
@@ -21,6 +23,12 @@ __global__ void addOne(uint32_t* words, uint32_t count) {
 }
 
 __global__ void spoil(uint32_t* nowhere) { *nowhere = 1; }
+
+__global__ void turn(uint32_t* word, uint32_t turns) {
+  uint32_t x = *word;
+  for (uint32_t i = 0; i < turns; ++i) x = x * 1664525u + 1013904223u;
+  *word = x;
+}
 
 static cudaError_t g_error = cudaSuccess;
 static bool good(cudaError_t result) {
@@ -124,6 +132,29 @@ static bool frees(int count) {
   return fine;
 }
 
+static bool slow(int seconds) {
+  uint32_t* words = nullptr;
+  void* freed = nullptr;
+  bool fine = good(cudaMalloc(&words, 4096)) && good(cudaMalloc(&freed, 4096)) && good(cudaMemset(words, 0, 4096)) &&
+              good(cudaDeviceSynchronize());
+  const auto launch = [&](uint32_t turns) {
+    turn<<<1, 1>>>(words, turns);
+    return good(cudaGetLastError());
+  };
+  uint32_t turns = 1 << 16;
+  double took = 0;
+  while (fine && took < 0.05) {
+    turns *= 2;
+    const auto begun = std::chrono::steady_clock::now();
+    fine = launch(turns) && good(cudaDeviceSynchronize());
+    took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  }
+  for (double left = seconds; fine && left > 0; left -= took) fine = launch(turns);
+  std::printf("queued\n");
+  std::fflush(stdout);
+  return fine && good(cudaFree(freed)) && good(cudaDeviceSynchronize()) && good(cudaFree(words));
+}
+
 int main(int argc, char** argv) {
   (void)argc, (void)argv;
   constexpr uint32_t kCount = 16384;
@@ -182,6 +213,8 @@ int main(int argc, char** argv) {
       fine = dirty(count);
     } else if (said.rfind("scan", 0) == 0) {
       fine = scan(count);
+    } else if (said.rfind("slow", 0) == 0) {
+      fine = slow(count);
     } else if (said.rfind("frees", 0) == 0) {
       fine = frees(count);
     } else if (said.rfind("bad", 0) == 0) {

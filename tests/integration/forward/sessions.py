@@ -449,6 +449,19 @@ def cut_half(bench):
     assert client.ask("step 1") == f"ok {done + 1}", client.log
 
 
+def cut_free(bench):
+    """A connection that is cut while the worker is in a call for longer than the grace time, one that nobody waits for: it is connected
+    again all the same."""
+    client, cable = client_on_cable(bench)
+    client.tell(f"slow {2 * GRACE + 2}")
+    assert client.line() == "queued", client.log
+    time.sleep(0.5)  # the worker has come to the free
+    assert cable.cut() > 0
+    assert client.line() == "ok 0", client.log
+    client.wait_log("connected again")
+    assert client.ask("step 3") == "ok 3", client.log
+
+
 def cut_for_good(bench):
     """Longer than the grace time: an error and a line, on both sides. The worker waits longer than its client, which tries until the end."""
     client, cable = client_on_cable(bench)
@@ -692,7 +705,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, nonsense, stranger, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_free, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, nonsense, stranger, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):
