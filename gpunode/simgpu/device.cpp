@@ -99,7 +99,6 @@ const std::unordered_map<int, int>& attributes() {
       {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1, 1},
       {CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1, 1},
       {CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1},
-      {CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH, 0},
       {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 232448},
       {CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, 0},
       {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
@@ -139,8 +138,6 @@ const std::unordered_map<int, int>& attributes() {
       {CU_DEVICE_ATTRIBUTE_MPS_ENABLED, 0},
       {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0},
       {CU_DEVICE_ATTRIBUTE_D3D12_CIG_SUPPORTED, 0},
-      {CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK, 0},
-      {CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_MAXIMUM_LENGTH, 0},
       {CU_DEVICE_ATTRIBUTE_VULKAN_CIG_SUPPORTED, 0},
       {CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID, 0},
       {CU_DEVICE_ATTRIBUTE_GPU_PCI_SUBSYSTEM_ID, 0},
@@ -207,6 +204,15 @@ CUresult Device::attribute(CUdevice_attribute attribute, int* value) const {
       return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
       *value = Driver::get().settings.host_numa ? 1 : 0;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH:
+      *value = Driver::get().settings.extras ? 1 : 0;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK:
+      *value = Driver::get().settings.extras ? CU_MEM_DECOMPRESS_ALGORITHM_LZ4 : 0;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_MAXIMUM_LENGTH:
+      *value = Driver::get().settings.extras ? static_cast<int>(kMostDecompressed) : 0;
       return CUDA_SUCCESS;
     default:
       break;

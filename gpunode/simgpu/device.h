@@ -42,6 +42,7 @@ struct Settings {
   unsigned connections = 0;  // queues that the streams of a device share; 0: one each
   double bandwidth = 0;      // bytes per second of one copy; 0: as fast as the host
   unsigned threads = 0;      // of the worker pool; 0: one per core
+  bool extras = false;       // what an H200 can't do: decompression, one kernel on several devices
 };
 
 /// A device's page table as kernels see it.
@@ -121,6 +122,9 @@ class Driver {
   std::once_flag executor_once_;
   std::unique_ptr<ptx::Executor> executor_;
 };
+
+/// Bytes of one piece that a device decompresses (OL_SIM_EXTRAS).
+inline constexpr size_t kMostDecompressed = 4 << 20;
 
 /// A driver function that is not there: logs the name once (stderr), CUDA_ERROR_NOT_SUPPORTED.
 CUresult notSupported(const char* function);

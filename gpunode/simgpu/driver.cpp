@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gpunode/simgpu/device.h"
+#include "gpunode/simgpu/logs.h"
 #include "gpunode/simgpu/settings.h"
 
 namespace olpager::simgpu {
@@ -31,6 +32,7 @@ std::string uuidText(const Settings& settings, int number) {
 // CUDA_VISIBLE_DEVICES: numbers or UUIDs with commas between them; the first that is neither ends the list.
 std::vector<int> visibleDevices(const Settings& settings) {
   std::vector<int> all;
+  all.reserve(static_cast<size_t>(settings.devices));
   for (int i = 0; i < settings.devices; ++i) all.push_back(i);
   const char* const wanted = std::getenv("CUDA_VISIBLE_DEVICES");
   if (wanted == nullptr) return all;
@@ -106,9 +108,12 @@ CUresult requireInit() {
 CUresult notSupported(const char* function) {
   static std::mutex* const mutex = new std::mutex;
   static auto* const told = new std::set<std::string>;
-  std::scoped_lock lock(*mutex);
-  if (told->insert(function).second)
-    std::fprintf(stderr, "olsimcuda: %s is not supported by the simulated GPU\n", function);
+  {
+    std::scoped_lock lock(*mutex);
+    if (told->insert(function).second)
+      std::fprintf(stderr, "olsimcuda: %s is not supported by the simulated GPU\n", function);
+  }
+  logMessage(CU_LOG_LEVEL_ERROR, std::string(function) + " is not supported by the simulated GPU");
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 

@@ -22,5 +22,5 @@
 //  10. leaves: Event::mutex, HandleTable::mutex, Context::mutex (limits, peers, hooks; with 4 only in activate()),
 //      Runners::mutex, RunningKernels::mutex, HostCallbacks::mutex, PrintfSink::mutex (with Context::mutex in activate() and setLimit(),
 //      with PrintfSink::flush_mutex, which is held while text is written), the registries of pools (which takes a HandleTable's)
-//      and of captures, Allocation::advice_mutex, the list of what was not supported
+//      and of captures, Allocation::advice_mutex, the list of what was not supported, those of logs.h
 #pragma once

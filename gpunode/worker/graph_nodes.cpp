@@ -1,5 +1,6 @@
 // Nodes of graphs whose parameters a client sends: kernels with their block of parameters, copies, its own functions.
 #include "gpunode/worker/block_ranges.h"
+#include "gpunode/worker/node_target.h"
 #include "gpunode/worker/parameters.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/structures.h"
@@ -7,41 +8,10 @@
 #include "interpose/forward/launch_wire.h"
 
 namespace olpager::gpunode {
-namespace {
-
 using forward::NodeCall;
 
-struct Target {
-  NodeCall what{};
-  CUgraph graph = nullptr;
-  CUgraphNode node = nullptr;
-  CUgraphExec exec = nullptr;
-  uint64_t count = 0;
-  CUgraphNode* dependencies = nullptr;
-};
-
-Target readTarget(Invocation& in) {
-  Target target;
-  target.what = in.value<NodeCall>();
-  target.graph = in.handle<CUgraph>();
-  target.node = in.handle<CUgraphNode>();
-  target.exec = in.handle<CUgraphExec>();
-  target.count = in.value<uint64_t>();
-  target.dependencies = in.handles<CUgraphNode>(target.count);
-  if (target.what > NodeCall::kSetExec) in.arguments().fail();
-  return target;
-}
-
-// `node`: by reference, since it is made while the arguments are.
-CUresult made(Invocation& in, const Target& target, CUresult result, const CUgraphNode& node) {
-  if (result == CUDA_SUCCESS && target.what == NodeCall::kAdd) in.results().value(in.numberFor(node));
-  return result;
-}
-
-}  // namespace
-
 CUresult graphKernelNode(Invocation& in) {
-  const Target target = readTarget(in);
+  const NodeTarget target = readTarget(in);
   const auto head = in.value<forward::KernelNodeHead>();
   const auto sent = in.arguments().raw(head.parameter_bytes);
   if (head.parameter_bytes > forward::kMostParameterBytes) in.arguments().fail();
@@ -84,7 +54,7 @@ CUresult graphKernelNode(Invocation& in) {
 }
 
 CUresult graphHostNode(Invocation& in) {
-  const Target target = readTarget(in);
+  const NodeTarget target = readTarget(in);
   const auto number = in.value<uint32_t>();
   if (!in.ok()) return in.refusal();
   const CUDA_HOST_NODE_PARAMS params{clientFunction(), clientFunctionData(in.worker(), number)};
@@ -103,7 +73,7 @@ CUresult graphHostNode(Invocation& in) {
 }
 
 CUresult graphMemcpyNode(Invocation& in) {
-  const Target target = readTarget(in);
+  const NodeTarget target = readTarget(in);
   auto box = in.value<CUDA_MEMCPY3D>();
   const auto context = in.handle<CUcontext>();
   if (!in.ok()) return in.refusal();
@@ -128,7 +98,7 @@ CUresult graphMemcpyNode(Invocation& in) {
 }
 
 CUresult graphAllocNode(Invocation& in) {
-  const Target target = readTarget(in);
+  const NodeTarget target = readTarget(in);
   CUDA_MEM_ALLOC_NODE_PARAMS params{};
   params.poolProps = in.value<CUmemPoolProps>();
   params.poolProps.win32SecurityAttributes = nullptr;
@@ -234,11 +204,12 @@ CUresult allocParameters(Invocation& in, CUgraphNode node) {
 CUresult graphNodeParameters(Invocation& in) {
   const auto node = in.handle<CUgraphNode>();
   const auto kind = in.value<forward::NodeKind>();
-  if (kind > forward::NodeKind::kAlloc) in.arguments().fail();
+  if (kind > forward::NodeKind::kBatch) in.arguments().fail();
   if (!in.ok()) return in.refusal();
   const api::DriverTable& driver = in.driver();
   if (kind == forward::NodeKind::kKernel) return kernelParameters(in, node);
   if (kind == forward::NodeKind::kAlloc) return allocParameters(in, node);
+  if (kind == forward::NodeKind::kBatch) return batchParameters(in, node);
   if (kind == forward::NodeKind::kHost) {
     CUDA_HOST_NODE_PARAMS params{};
     const CUresult result = driver.cuGraphHostNodeGetParams(node, &params);

@@ -99,6 +99,18 @@ Serve writtenService(size_t operation) {
       return linkComplete;
     case Operation::kLinkDestroy:
       return linkDestroy;
+    case Operation::kUserObjectCreate:
+      return userObjectCreate;
+    case Operation::kGraphBatchNode:
+      return graphBatchNode;
+    case Operation::kGraphDotPrint:
+      return graphDotPrint;
+    case Operation::kLogsDump:
+      return logsDump;
+    case Operation::kLogsListen:
+      return logsListen;
+    case Operation::kLaunchOnDevices:
+      return launchOnDevices;
   }
   return nullptr;
 }

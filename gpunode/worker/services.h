@@ -35,6 +35,7 @@ CUresult linkDestroy(Invocation& in);
 
 CUresult parameters(Invocation& in);
 CUresult launch(Invocation& in);
+CUresult launchOnDevices(Invocation& in);
 CUresult clusters(Invocation& in);
 
 CUresult hostAlloc(Invocation& in);
@@ -54,11 +55,17 @@ CUresult straightStop(Invocation& in);
 
 CUresult allocateAt(Invocation& in);
 
+CUresult userObjectCreate(Invocation& in);
+CUresult graphDotPrint(Invocation& in);
+CUresult logsDump(Invocation& in);
+CUresult logsListen(Invocation& in);
+
 CUresult graphKernelNode(Invocation& in);
 CUresult graphHostNode(Invocation& in);
 CUresult graphMemcpyNode(Invocation& in);
 CUresult graphAllocNode(Invocation& in);
 CUresult graphConditionalNode(Invocation& in);
+CUresult graphBatchNode(Invocation& in);
 CUresult graphNodeParameters(Invocation& in);
 CUresult graphKernelNodeAttribute(Invocation& in);
 
@@ -67,6 +74,8 @@ CUhostFn clientFunction();
 void* clientFunctionData(Worker& worker, uint32_t number);
 /// The number that such data has.
 uint32_t clientFunctionNumber(const void* data);
+/// What a node that is a batch of operations has, as the answer to kGraphNodeParameters.
+CUresult batchParameters(Invocation& in, CUgraphNode node);
 /// The places of a kernel's parameters, by either of its two handles.
 CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function, ParameterPlaces& places);
 /// Whether the values of the attribute are plain: no handles.

@@ -9,7 +9,7 @@
 // ends them or opens them.
 //
 // Locks: lead_mutex_ (who leads); reading_mutex_ (who takes records), before rejoin_mutex_ (who waits for the client's next link); the
-// tables' own; none is held while the driver is called, but a linker's (links.h) and Exchange's hands_.
+// tables' own; none is held while the driver is called, but a linker's (links.h), who listens to the log (logs.h) and Exchange's hands_.
 #pragma once
 
 #include <cuda.h>
@@ -32,6 +32,7 @@
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/host_memory.h"
 #include "gpunode/worker/links.h"
+#include "gpunode/worker/logs.h"
 #include "gpunode/worker/module_cache.h"
 #include "gpunode/worker/peers.h"
 #include "gpunode/worker/staging.h"
@@ -80,6 +81,7 @@ class Worker {
   Gates& gates() { return gates_; }
   Peers& peers() { return peers_; }
   Exchange& exchange() { return exchange_; }
+  LogListener& logListener() { return log_listener_; }
   const WorkerOptions& options() const { return options_; }
   int devices() const { return devices_; }
   /// The part of the range whose addresses the client gives out; bytes 0: none.
@@ -152,6 +154,7 @@ class Worker {
   CaptureThread capture_thread_;
   Gates gates_;
   Peers peers_;
+  LogListener log_listener_;
   Text text_{STDOUT_FILENO};
   Text errors_{STDERR_FILENO};
 

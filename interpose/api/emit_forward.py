@@ -21,7 +21,7 @@ DEEP_TYPES = frozenset(
     CUlaunchAttributeValue CUkernelNodeAttrValue CUgraphKernelNodeUpdate CUDA_KERNEL_NODE_PARAMS
     CUDA_KERNEL_NODE_PARAMS_v1 CUDA_HOST_NODE_PARAMS CUDA_BATCH_MEM_OP_NODE_PARAMS CUDA_LAUNCH_PARAMS
     CUDA_CONDITIONAL_NODE_PARAMS CUdevResource CUasyncNotificationInfo CUcheckpointLockArgs CUcheckpointCheckpointArgs
-    CUcheckpointRestoreArgs CUcheckpointUnlockArgs CUeglFrame CUmemDecompressParams""".split())
+    CUcheckpointRestoreArgs CUcheckpointUnlockArgs CUeglFrame""".split())
 
 # Structures with handles in them that the worker translates (settle and unsettle of gpunode/worker/structures.h).
 SETTLED_TYPES = frozenset(("CUDA_RESOURCE_DESC", "CUgraphExecUpdateResultInfo", "CUDA_GRAPH_INSTANTIATE_PARAMS"))
@@ -41,6 +41,9 @@ FORGETS = re.compile(r"^(cuParamSet|cuCtxSet|cuDevicePrimaryCtxRe|cuDevicePrimar
                      r"|cuStreamSetAttribute|cuDeviceSet)")
 # What makes wrong what is remembered of kernels.
 CHANGES_KERNELS = re.compile(r"^cu(Func|Kernel)Set(?!Attribute)")
+
+# Their results are there where they fail, too.
+TELLS_WHAT_WAS_WRONG = frozenset(("cuGraphExecUpdate", "cuLogsDumpToMemory", "cuMemBatchDecompressAsync"))
 
 # Texts that a worker may be given. Any other may name a file, and a client names none on the gpunode.
 TEXTS = frozenset(("name", "symbol", "pciBusId"))
@@ -319,7 +322,7 @@ def _worker_function(symbol):
         for p in results:
             out += f"  if (result == CUDA_SUCCESS) in.bind(number_{p.name}, made_{p.name});\n"
         return out + "  return result;\n}\n"
-    if results and form.function.name != "cuGraphExecUpdate":  # that tells what was wrong
+    if results and form.function.name not in TELLS_WHAT_WAS_WRONG:
         out += "  if (result != CUDA_SUCCESS) return result;\n"
     for p in results:
         if p.get("static") and p.get("string"):

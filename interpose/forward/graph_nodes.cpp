@@ -11,38 +11,10 @@
 #include "interpose/forward/graph_nodes.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/node_calls.h"
 
 namespace olpager::forward {
 namespace {
-
-// Where in a graph: for kAdd the graph and what it depends on, for the others the node.
-struct Target {
-  NodeCall what;
-  CUgraph graph = nullptr;
-  const CUgraphNode* dependencies = nullptr;
-  size_t count = 0;
-  CUgraphNode node = nullptr;
-  CUgraphExec exec = nullptr;
-};
-
-Session* sessionOf(const Target& target) {
-  return Route().handle(target.graph).handle(target.node).handle(target.exec).session();
-}
-
-void put(Call& call, const Target& target) {
-  call.value(target.what);
-  call.value(reinterpret_cast<uint64_t>(target.graph));
-  call.value(reinterpret_cast<uint64_t>(target.node));
-  call.value(reinterpret_cast<uint64_t>(target.exec));
-  call.value(static_cast<uint64_t>(target.dependencies != nullptr ? target.count : 0));
-  call.array(target.dependencies, target.count);
-}
-
-CUresult finish(Call& call, CUgraphNode* made) {
-  const CUresult result = call.sync();
-  if (call.answered() && made != nullptr) *made = reinterpret_cast<CUgraphNode>(call.reply().value<uint64_t>());
-  return result;
-}
 
 CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, CUgraphNode* made) {
   if (given == nullptr || (target.what == NodeCall::kAdd && made == nullptr)) return CUDA_ERROR_INVALID_VALUE;
@@ -158,33 +130,6 @@ CUresult hostNode(const Target& target, const CUDA_HOST_NODE_PARAMS* given, CUgr
   return finish(call, made);
 }
 
-// What a program was told of a node: a kernel's block and pointers into it, who may use allocated memory. It stays until it asks for the same node again.
-struct ToldParameters {
-  std::vector<std::byte> block;
-  std::vector<void*> pointers;  // into the block; of one that was given as such: what `extra` is
-  size_t bytes = 0;             // of the block, as `extra` says it
-};
-struct Told {
-  std::mutex mutex;
-  std::unordered_map<uint64_t, std::unique_ptr<ToldParameters>> of;
-};
-Told& told() {
-  static auto* const instance = new Told;
-  return *instance;
-}
-
-void keep(CUgraphNode node, std::unique_ptr<ToldParameters> made) {
-  Told& all = told();
-  const std::lock_guard lock(all.mutex);
-  all.of[reinterpret_cast<uint64_t>(node)] = std::move(made);
-}
-
-CUresult ask(Call& call, CUgraphNode node, NodeKind kind) {
-  call.value(reinterpret_cast<uint64_t>(node));
-  call.value(kind);
-  return call.sync();
-}
-
 // The graphs of its bodies are the driver's; the program reads their handles where it is told, as long as the graph lives.
 CUresult conditionalNode(const Target& target, CUDA_CONDITIONAL_NODE_PARAMS* given, CUgraphNode* made) {
   if (made == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -203,7 +148,7 @@ CUresult conditionalNode(const Target& target, CUDA_CONDITIONAL_NODE_PARAMS* giv
   auto told = std::make_unique<ToldParameters>();
   told->block.assign(bodies.begin(), bodies.end());
   given->phGraph_out = reinterpret_cast<CUgraph*>(told->block.data());
-  keep(*made, std::move(told));
+  keepTold(*made, std::move(told));
   return result;
 }
 
@@ -240,7 +185,7 @@ CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
   out->sharedMemBytes = head.shared;
   void** const told = made->pointers.empty() ? nullptr : made->pointers.data();
   (as_block ? out->extra : out->kernelParams) = told;
-  keep(node, std::move(made));
+  keepTold(node, std::move(made));
   return result;
 }
 
@@ -266,7 +211,7 @@ CUresult allocParameters(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
   params.accessDescCount = made->block.size() / sizeof(CUmemAccessDesc);
   if (params.accessDescCount != 0) params.accessDescs = reinterpret_cast<const CUmemAccessDesc*>(made->block.data());
   *out = params;
-  keep(node, std::move(made));
+  keepTold(node, std::move(made));
   return result;
 }
 
@@ -299,6 +244,9 @@ CUDA_KERNEL_NODE_PARAMS paramsOf(const CUDA_KERNEL_NODE_PARAMS_v3& from) {
 }
 CUDA_MEM_ALLOC_NODE_PARAMS paramsOf(const CUDA_MEM_ALLOC_NODE_PARAMS_v2& from) {
   return {from.poolProps, from.accessDescs, from.accessDescCount, from.bytesize, from.dptr};
+}
+CUDA_BATCH_MEM_OP_NODE_PARAMS paramsOf(const CUDA_BATCH_MEM_OP_NODE_PARAMS_v2& from) {
+  return {from.ctx, from.count, from.paramArray, from.flags};
 }
 CUDA_MEMSET_NODE_PARAMS paramsOf(const CUDA_MEMSET_NODE_PARAMS_v2& from) {
   return {from.dst, from.pitch, from.value, from.elementSize, from.width, from.height};
@@ -459,6 +407,10 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
       return ol_forward_generated_cuGraphAddMemFreeNode(node, graph, dependencies, count, given->free.dptr);
     case CU_GRAPH_NODE_TYPE_CONDITIONAL:
       return conditionalNode({NodeCall::kAdd, graph, dependencies, count}, &given->conditional, node);
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
+      const CUDA_BATCH_MEM_OP_NODE_PARAMS params = paramsOf(given->memOp);
+      return ol_forward_cuGraphAddBatchMemOpNode(node, graph, dependencies, count, &params);
+    }
     default:
       return refused("cuGraphAddNode of this kind of node", false);
   }
@@ -489,6 +441,10 @@ CUresult ol_forward_cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* gi
       return ol_forward_generated_cuGraphEventWaitNodeSetEvent(node, given->eventWait.event);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
       return ol_forward_generated_cuGraphEventRecordNodeSetEvent(node, given->eventRecord.event);
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
+      const CUDA_BATCH_MEM_OP_NODE_PARAMS params = paramsOf(given->memOp);
+      return ol_forward_cuGraphBatchMemOpNodeSetParams(node, &params);
+    }
     default:
       return refused("cuGraphNodeSetParams of this kind of node", false);
   }
@@ -514,6 +470,10 @@ CUresult ol_forward_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
       return ol_forward_generated_cuGraphExecEventWaitNodeSetEvent(exec, node, given->eventWait.event);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
       return ol_forward_generated_cuGraphExecEventRecordNodeSetEvent(exec, node, given->eventRecord.event);
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
+      const CUDA_BATCH_MEM_OP_NODE_PARAMS params = paramsOf(given->memOp);
+      return ol_forward_cuGraphExecBatchMemOpNodeSetParams(exec, node, &params);
+    }
     default:
       return refused("cuGraphExecNodeSetParams of this kind of node", false);
   }

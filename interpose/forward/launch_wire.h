@@ -27,6 +27,17 @@ struct LaunchHead {
 };
 static_assert(sizeof(LaunchHead) == 64);
 
+/// Of kLaunchOnDevices; behind it for each a LaunchHead (its `pinned` and `attributes` are none) and its block of parameters, then the addresses of the pinned
+/// blocks, which are the same for all: where there are some, as many answers with changes come as there are launches.
+struct DevicesLaunchHead {
+  uint32_t flags = 0;
+  uint32_t count = 0;
+  uint32_t pinned = 0;
+  uint32_t reserved = 0;
+};
+static_assert(sizeof(DevicesLaunchHead) == 16);
+inline constexpr uint32_t kMostLaunchDevices = 64;
+
 /// Of kClusters; behind it a LaunchHead and its attributes.
 enum class ClusterQuestion : uint8_t { kMostActive, kLargest };
 
@@ -49,8 +60,18 @@ static_assert(sizeof(KernelNodeHead) == 56);
 
 /// Of kGraphNodeParameters: the kind that is asked for. The reply has for a kernel KernelNodeHead, which has the kernel's function in it,
 /// the function by its other name, and the parameters; for a copy CUDA_MEMCPY3D; for a host function its number; for an allocation CUmemPoolProps, bytes and
-/// address (8 each), and a CUmemAccessDesc for each that may use it.
-enum class NodeKind : uint8_t { kKernel, kMemcpy, kHost, kAlloc };
+/// address (8 each), and a CUmemAccessDesc for each that may use it; for operations of streams what kGraphBatchNode has behind its target.
+enum class NodeKind : uint8_t { kKernel, kMemcpy, kHost, kAlloc, kBatch };
+
+/// Of kGraphBatchNode, behind the target; then come the operations (CUstreamBatchMemOpParams).
+struct BatchNodeHead {
+  uint64_t context = 0;
+  uint32_t flags = 0;
+  uint32_t count = 0;
+};
+static_assert(sizeof(BatchNodeHead) == 16);
+/// The driver takes no more in one call.
+inline constexpr uint32_t kMostBatchOperations = 256;
 
 /// Of the reply to kParameters, one for each parameter.
 struct ParameterPlace {

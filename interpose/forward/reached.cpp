@@ -1,21 +1,45 @@
 #include "interpose/forward/reached.h"
 
+#include <algorithm>
+
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/copies_between.h"
+#include "interpose/forward/launch_wire.h"
 #include "interpose/forward/memory.h"
 
 namespace olpager::forward {
 
+std::vector<CUdeviceptr> addressesOf(const CUstreamBatchMemOpParams* operations, size_t count) {
+  std::vector<CUdeviceptr> addresses;
+  for (size_t i = 0; operations != nullptr && i < std::min<size_t>(count, kMostBatchOperations); ++i) {
+    switch (operations[i].operation) {
+      case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+      case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+        addresses.push_back(operations[i].waitValue.address);
+        break;
+      case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+      case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        addresses.push_back(operations[i].writeValue.address);
+        break;
+      default:
+        break;  // barriers and flushes name no memory
+    }
+  }
+  return addresses;
+}
+
 CUresult reaching(const Reaching& where, const std::function<CUresult()>& make) {
   CUdeviceptr any = 0;
   Session* const session = Route().handle(where.stream).session();
-  for (const CUdeviceptr address : where.addresses) {
-    if (session == nullptr || !isExchanged(*session, address)) continue;
+  const auto reaches = [&](CUdeviceptr address) {
+    if (session == nullptr || !isExchanged(*session, address)) return;
     noteNamed(session, address);
     any = address;
-  }
+  };
+  for (const CUdeviceptr address : where.addresses) reaches(address);
+  for (const CUdeviceptr address : where.further) reaches(address);
   if (any == 0) return make();
   // What is captured is exchanged at each launch of its graph.
   const bool captured = capturing() && captures(where.stream, where.per_thread);
@@ -114,6 +138,18 @@ CUresult ol_forward_cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset,
                                                    unsigned flags) {                                                 \
     return reaching({{to}, stream, per_thread, true},                                                                \
                     [&] { return ol_forward_generated_cuStreamWriteValue64##suffix(stream, to, value, flags); });    \
+  }                                                                                                                  \
+  CUresult ol_forward_cuStreamBatchMemOp_v2##suffix(CUstream stream, unsigned count,                                 \
+                                                    CUstreamBatchMemOpParams* operations, unsigned flags) {          \
+    return reaching({{}, stream, per_thread, true, addressesOf(operations, count)}, [&] {                            \
+      return ol_forward_generated_cuStreamBatchMemOp_v2##suffix(stream, count, operations, flags);                   \
+    });                                                                                                              \
+  }                                                                                                                  \
+  CUresult ol_forward_cuStreamBatchMemOp##suffix(CUstream stream, unsigned count,                                    \
+                                                 CUstreamBatchMemOpParams* operations, unsigned flags) {             \
+    return reaching({{}, stream, per_thread, true, addressesOf(operations, count)}, [&] {                            \
+      return ol_forward_generated_cuStreamBatchMemOp##suffix(stream, count, operations, flags);                      \
+    });                                                                                                              \
   }
 OL_IN_STREAM(, false)
 OL_IN_STREAM(_ptsz, true)

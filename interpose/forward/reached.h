@@ -8,6 +8,8 @@
 
 #include <functional>
 #include <initializer_list>
+#include <span>
+#include <vector>
 
 namespace olpager::forward {
 
@@ -16,7 +18,11 @@ struct Reaching {
   CUstream stream = nullptr;
   bool per_thread = false;
   bool async = false;  // else what the GPU changed in host memory is there when the call returns
+  std::span<const CUdeviceptr> further = {};
 };
+
+/// What operations of a stream wait for or write; of more than the driver takes, of the first.
+std::vector<CUdeviceptr> addressesOf(const CUstreamBatchMemOpParams* operations, size_t count);
 
 /// Makes the call, which is `make`.
 CUresult reaching(const Reaching& where, const std::function<CUresult()>& make);

@@ -18,11 +18,13 @@
 #include "interpose/forward/device_memory.h"
 #include "interpose/forward/kernel_attributes.h"
 #include "interpose/forward/launch.h"
+#include "interpose/forward/logs.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/pinned.h"
 #include "interpose/forward/tally.h"
 #include "interpose/forward/threads.h"
 #include "interpose/forward/trips.h"
+#include "interpose/forward/user_objects.h"
 
 namespace olpager::forward {
 namespace {
@@ -214,6 +216,7 @@ void Session::lost(const std::string& why) {
     notices.swap(notices_);
   }
   for (const auto& [number, told] : notices) told(CUDA_ERROR_DEVICE_UNAVAILABLE);
+  forgetUserObjects(slot_);
 }
 
 void Session::dispatch(std::vector<std::byte>& record) {
@@ -319,6 +322,19 @@ void Session::dispatch(std::vector<std::byte>& record) {
       }
       due_.emplace_back(head.number, static_cast<CUresult>(head.result));
       function_due_.notify_one();
+      break;
+    }
+    case Answer::kUserObjectGone:
+    case Answer::kLog: {
+      {
+        std::lock_guard lock(waits_mutex_);
+        ++received_;
+      }
+      if (head.kind == Answer::kUserObjectGone) {
+        userObjectGone(*this, reader.value<uint64_t>());
+      } else {
+        driverLogged(head.number, {reinterpret_cast<const char*>(record.data()) + sizeof head, reader.left()});
+      }
       break;
     }
     case Answer::kEnds: {

@@ -106,8 +106,9 @@ class Session {
   void graphLaunched() { graphs_with_functions_.store(graphs_with_functions_ || functions_in_graphs_); }
   /// Whether a host function may still be to run, which may change what this thread is about to read. False in a host function itself.
   bool functionsOutstanding() const;
-  /// Something will come that nobody waits for: receives also when no thread does.
+  /// Something will come that nobody waits for: receives also when no thread does. It has come, or does not any more: nothingComes().
   void somethingComes();
+  void nothingComes() { comes_.fetch_sub(1); }
 
   /// Answers that stay the same (class cached). The key is the call's bytes after its reply number.
   bool remembered(const std::vector<std::byte>& record, Wait& wait);

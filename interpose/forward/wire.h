@@ -61,6 +61,12 @@ enum class Operation : uint16_t {
   kVariable,      // of a module or a library: where it is, and whether in managed memory
   kManagedBytes,  // what differs from zeros in a managed one, piece by piece
   kManagedGone,   // it is exchanged no more: what it belongs to is about to go
+  kUserObjectCreate,
+  kGraphBatchNode,   // operations of streams, added to a graph or set
+  kGraphDotPrint,    // a file of the driver's: its text is the reply
+  kLogsDump,         // likewise, behind where the logs go on
+  kLogsListen,       // from now on what the driver logs comes, or no more
+  kLaunchOnDevices,  // one kernel on several devices at once
 };
 
 /// Of kVariable: whose the variable is, and which function is asked.
@@ -96,8 +102,10 @@ enum class Answer : uint32_t {
   kHostBytes,
   kHostFunction,
   kText,
-  kBroken,  // what was told to succeed failed for good: the context in the body can't be used any more
-  kEnds,    // the session ends now; the body says why, in a line
+  kBroken,          // what was told to succeed failed for good: the context in the body can't be used any more
+  kEnds,            // the session ends now; the body says why, in a line
+  kUserObjectGone,  // the driver has called its destructor; the body is its number
+  kLog,             // a line of the driver's log; the number is its level
 };
 
 /// At the head of a record of the worker's.

@@ -59,6 +59,7 @@ done:
     void* parameters[] = {&address, &count, &value};
     DRIVER_OK(cuLaunchKernel(kernel_, (count + 127) / 128, 1, 1, 128, 1, 1, 0, nullptr, parameters, nullptr));
   }
+  CUfunction kernel() const { return kernel_; }
 
  private:
   CUfunction kernel_ = nullptr;

@@ -55,8 +55,7 @@ const char* const kModule = R"(
 }
 )";
 
-constexpr uint32_t kGateNumber = 9;
-constexpr uint32_t kFunctionNumber = 7;
+constexpr uint32_t kFunctionNumber = 7, kGateNumber = 9;
 
 std::string buildFolder() {
   char path[PATH_MAX] = {};
@@ -335,6 +334,59 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       writer.value(uint32_t{1});
       return;
     }
+    case Operation::kGraphBatchNode: {
+      nodeTarget(out);
+      const uint8_t how = out.input().byte();
+      forward::BatchNodeHead head;
+      head.context = how % 4 == 0 ? out.drawHandle(HandleKind::kContext) : 0;
+      head.flags = how % 16 == 1 ? static_cast<uint32_t>(out.drawNumber()) : 0;
+      head.count = how < 240 ? 1 + how % 3 : static_cast<uint32_t>(out.drawNumber());
+      writer.value(head);
+      for (int i = 0; i < 1 + how % 3; ++i) {  // nothing that waits: nobody ends it
+        CUstreamBatchMemOpParams one{};
+        one.operation = how % 8 == 5 ? CU_STREAM_MEM_OP_BARRIER : CU_STREAM_MEM_OP_WRITE_VALUE_32;
+        if (how % 8 != 5) one.writeValue.address = out.drawAddress();
+        writer.value(one);
+      }
+      return;
+    }
+    case Operation::kLaunchOnDevices: {
+      const uint8_t how = out.input().byte();
+      forward::DevicesLaunchHead head;
+      head.flags = how % 16 == 3 ? static_cast<uint32_t>(out.drawNumber()) : how % 4;
+      head.count = how < 250 ? 1 + how % 2 : static_cast<uint32_t>(out.drawNumber());
+      head.pinned = how % 32 == 5 ? 1 : 0;
+      writer.value(head);
+      for (int i = 0; i < 1 + how % 2; ++i) {
+        forward::LaunchHead part;
+        part.function = out.drawHandle(HandleKind::kFunction);
+        part.stream = out.drawHandle(HandleKind::kStream);
+        for (int d = 0; d < 3; ++d) part.grid[d] = part.block[d] = 1;
+        part.parameter_bytes = 12;
+        part.by_pointers = how % 8 != 7;
+        writer.value(part);
+        writer.value(out.known().addresses.front());
+        writer.value(uint32_t{1});
+      }
+      if (head.pinned != 0) writer.value(forward::kWindow);
+      return;
+    }
+    case Operation::kGraphDotPrint:
+      writer.value(out.drawHandle(HandleKind::kGraph));
+      (void)out.value<unsigned>();
+      return;
+    case Operation::kUserObjectCreate:
+      out.number<CUuserObject>();
+      writer.value(static_cast<unsigned>(out.input().byte() % 8 != 0 ? 1 + out.input().byte() % 3 : out.drawNumber()));
+      writer.value(static_cast<unsigned>(out.input().byte() % 8 != 0 ? 1 : out.drawNumber()));
+      return;
+    case Operation::kLogsDump:
+      (void)out.array<CUlogIterator>(1);
+      writer.value(static_cast<unsigned>(out.input().byte() % 8 != 0 ? 0 : out.drawNumber()));
+      return;
+    case Operation::kLogsListen:
+      writer.value(static_cast<uint8_t>(out.input().byte() % 2));
+      return;
     case Operation::kGraphHostNode:
       nodeTarget(out);
       writer.value(kFunctionNumber);
@@ -355,7 +407,7 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
     }
     case Operation::kGraphNodeParameters:
       writer.value(out.drawHandle(HandleKind::kGraphNode));
-      writer.value(static_cast<uint8_t>(out.input().byte() % 5));
+      writer.value(static_cast<uint8_t>(out.input().byte() % 6));
       return;
     case Operation::kGraphKernelNodeAttribute:
       writer.value(out.drawHandle(HandleKind::kGraphNode));
@@ -460,7 +512,7 @@ class Session {
       operate(Operation::kPeerLink, none, 0);
     }
     constexpr auto kFirst = static_cast<uint16_t>(Operation::kParameters);
-    constexpr auto kLast = static_cast<uint16_t>(Operation::kManagedGone);
+    constexpr auto kLast = static_cast<uint16_t>(Operation::kLaunchOnDevices);
     for (size_t i = 0; i < kMostCalls && !input.empty() && !worker_.ended(); ++i) {
       const uint8_t how = input.byte();
       if (how % 3 == 0) {

@@ -17,11 +17,12 @@ struct BoundOp {
   std::unique_ptr<StreamOp> op;
 };
 
-// A run of an instance. Keeps the memory of its allocation nodes until it is done.
+// A run of an instance. Keeps the memory of its allocation nodes, and what the program has tied to it, until it is done.
 class GraphOp final : public StreamOp {
  public:
-  GraphOp(std::vector<BoundOp> ops, std::vector<std::shared_ptr<GraphMemory>> memory)
-      : ops_(std::move(ops)), memory_(std::move(memory)) {}
+  GraphOp(std::vector<BoundOp> ops, std::vector<std::shared_ptr<GraphMemory>> memory,
+          std::shared_ptr<UserObjectReferences> user_objects)
+      : ops_(std::move(ops)), memory_(std::move(memory)), user_objects_(std::move(user_objects)) {}
 
   const char* name() const override { return "graph"; }
 
@@ -46,6 +47,7 @@ class GraphOp final : public StreamOp {
  private:
   std::vector<BoundOp> ops_;
   std::vector<std::shared_ptr<GraphMemory>> memory_;
+  std::shared_ptr<UserObjectReferences> user_objects_;
 };
 
 bool oneDimensional(const CUDA_MEMCPY3D& copy) { return copy.Height <= 1 && copy.Depth <= 1; }
@@ -225,7 +227,7 @@ CUresult GraphExec::instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<
     if (const CUresult error = build(graph, &exec->nodes_, &exec->order_); error != CUDA_SUCCESS) return error;
   }
   if (const CUresult error = lookAtMemsets(exec->nodes_, culprit); error != CUDA_SUCCESS) return error;
-  exec->user_objects_.retainAll(graph.userObjects());
+  exec->user_objects_->retainAll(graph.userObjects());
   exec->handle_ = reinterpret_cast<CUgraphExec>(GraphRegistry::get().execs.add(exec));
   *out = std::move(exec);
   return CUDA_SUCCESS;
@@ -253,7 +255,8 @@ CUresult GraphExec::launch(Context& context, Stream& stream) {
   collect(nodes_, order_, &ops, &memory);
   std::vector<StreamPoint> dependencies;
   if (last_.stream != nullptr && last_.stream.get() != &stream && !last_.complete()) dependencies.push_back(last_);
-  last_ = context.submit(stream, std::make_unique<GraphOp>(std::move(ops), std::move(memory)), std::move(dependencies));
+  last_ = context.submit(stream, std::make_unique<GraphOp>(std::move(ops), std::move(memory), user_objects_),
+                         std::move(dependencies));
   return CUDA_SUCCESS;
 }
 

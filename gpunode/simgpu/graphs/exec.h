@@ -70,7 +70,7 @@ class GraphExec {
 
   CUgraphExec handle_ = nullptr;
   cuuint64_t flags_ = 0;
-  UserObjectReferences user_objects_;
+  std::shared_ptr<UserObjectReferences> user_objects_ = std::make_shared<UserObjectReferences>();  // its runs' as well
   std::mutex mutex_;
   std::vector<ExecNode> nodes_;
   std::vector<size_t> order_;

@@ -81,7 +81,7 @@ TEST_CASE("boxes that don't match their bytes never reach the driver", "[gpunode
   constexpr uint64_t kHalf = 1ull << 32;
   for (const auto operation : {forward::Operation::kCopyIn, forward::Operation::kCopyOut}) {
     make(operation, forward::CopyShape::kBox2d, 4096, 16, 0, 0);
-    make(operation, forward::CopyShape::kBox2d, 4096, 16, 2, 4096 * 32);
+    make(operation, forward::CopyShape::kBox2d, 4096, 16, 2, uint64_t{4096} * 32);
     make(operation, forward::CopyShape::kBox2d, 4096, 0, 1, 0);
     make(operation, forward::CopyShape::kBox2d, 4096, 16, 1, 4096);
     make(operation, forward::CopyShape::kBox2d, kHalf, kHalf, 1, 0);  // the product wraps around to 0
@@ -127,6 +127,24 @@ TEST_CASE("what a call owes is answered whichever way it ends", "[gpunode]") {
     gate.value(number);
     gate.value(uint32_t{3});
     CHECK(told(forward::Operation::kGate, gate) == (number != 0));
+  }
+}
+
+TEST_CASE("batches of operations without, with too many or with fewer than they say are nonsense", "[gpunode]") {
+  for (const auto& [said, sent] : {std::pair{0u, 0u}, {0u, 1u}, {2u, 1u}, {257u, 257u}, {UINT32_MAX, 3u}, {1u, 1u}}) {
+    gpunode::Worker worker({});  // without a driver: a call of it would end the test
+    forward::CallHead head{};
+    head.function = static_cast<uint16_t>(forward::Operation::kGraphBatchNode);
+    forward::Writer writer;
+    writer.value(forward::NodeCall::kAdd);
+    for (int i = 0; i < 3; ++i) writer.value(uint64_t{0});  // no graph, node or executable graph
+    writer.value(uint64_t{0});
+    writer.value(uint8_t{0});
+    writer.value(forward::BatchNodeHead{0, 0, said});
+    for (uint32_t i = 0; i < sent; ++i) writer.value(CUstreamBatchMemOpParams{});
+    Invocation in(worker, head, forward::Reader(writer.bytes));
+    CHECK(gpunode::writtenService(head.function)(in) != CUDA_SUCCESS);
+    CHECK(in.arguments().ok() == (said == 1));
   }
 }
 

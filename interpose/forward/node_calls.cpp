@@ -1,0 +1,51 @@
+#include "interpose/forward/node_calls.h"
+
+#include <mutex>
+#include <unordered_map>
+
+namespace olpager::forward {
+namespace {
+
+struct Told {
+  std::mutex mutex;
+  std::unordered_map<uint64_t, std::unique_ptr<ToldParameters>> of;
+};
+Told& told() {
+  static auto* const instance = new Told;
+  return *instance;
+}
+
+}  // namespace
+
+Session* sessionOf(const Target& target) {
+  return Route().handle(target.graph).handle(target.node).handle(target.exec).session();
+}
+
+void put(Call& call, const Target& target) {
+  call.value(target.what);
+  call.value(reinterpret_cast<uint64_t>(target.graph));
+  call.value(reinterpret_cast<uint64_t>(target.node));
+  call.value(reinterpret_cast<uint64_t>(target.exec));
+  call.value(static_cast<uint64_t>(target.dependencies != nullptr ? target.count : 0));
+  call.array(target.dependencies, target.count);
+}
+
+CUresult finish(Call& call, CUgraphNode* made) {
+  const CUresult result = call.sync();
+  if (call.answered() && made != nullptr) *made = reinterpret_cast<CUgraphNode>(call.reply().value<uint64_t>());
+  return result;
+}
+
+void keepTold(CUgraphNode node, std::unique_ptr<ToldParameters> made) {
+  Told& all = told();
+  const std::lock_guard lock(all.mutex);
+  all.of[reinterpret_cast<uint64_t>(node)] = std::move(made);
+}
+
+CUresult ask(Call& call, CUgraphNode node, NodeKind kind) {
+  call.value(reinterpret_cast<uint64_t>(node));
+  call.value(kind);
+  return call.sync();
+}
+
+}  // namespace olpager::forward

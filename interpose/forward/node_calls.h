@@ -1,0 +1,42 @@
+// Calls about nodes of graphs whose parameters are written by hand: where a node is or goes, and what a program was told of one.
+// Thread-safety: any thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "interpose/forward/call.h"
+#include "interpose/forward/launch_wire.h"
+
+namespace olpager::forward {
+
+/// Where in a graph: for kAdd the graph and what it depends on, for the others the node.
+struct Target {
+  NodeCall what;
+  CUgraph graph = nullptr;
+  const CUgraphNode* dependencies = nullptr;
+  size_t count = 0;
+  CUgraphNode node = nullptr;
+  CUgraphExec exec = nullptr;
+};
+
+Session* sessionOf(const Target& target);
+void put(Call& call, const Target& target);
+/// Makes it. `made`: where the node goes that was added.
+CUresult finish(Call& call, CUgraphNode* made);
+
+/// What a program was told of a node: a kernel's block and pointers into it, who may use allocated memory, operations of streams.
+struct ToldParameters {
+  std::vector<std::byte> block;
+  std::vector<void*> pointers;  // into the block; of one that was given as such: what `extra` is
+  size_t bytes = 0;             // of the block, as `extra` says it
+};
+/// It stays until the program asks for the same node again.
+void keepTold(CUgraphNode node, std::unique_ptr<ToldParameters> made);
+/// Asks for them.
+CUresult ask(Call& call, CUgraphNode node, NodeKind kind);
+
+}  // namespace olpager::forward
