@@ -54,6 +54,13 @@ CUresult straightStop(Invocation& in);
 
 CUresult allocateAt(Invocation& in);
 
+CUresult exportMemory(Invocation& in);
+CUresult importMemory(Invocation& in);
+CUresult exportGone(Invocation& in);
+
+CUresult greenContext(Invocation& in);
+CUresult greenDestroy(Invocation& in);
+
 CUresult graphKernelNode(Invocation& in);
 CUresult graphHostNode(Invocation& in);
 CUresult graphMemcpyNode(Invocation& in);

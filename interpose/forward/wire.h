@@ -60,6 +60,11 @@ enum class Operation : uint16_t {
   kVariable,      // of a module or a library: where it is, and whether in managed memory
   kManagedBytes,  // what differs from zeros in a managed one, piece by piece
   kManagedGone,   // it is exchanged no more: what it belongs to is about to go
+  kGreenContext,  // the context that stands for a green one
+  kGreenDestroy,  // a green one, and with it that
+  kExportMemory,  // for a descriptor of the program's; answered by an ExportToken
+  kImportMemory,  // what a token names
+  kExportGone,    // nobody has its descriptor any more
 };
 
 /// Of kVariable: whose the variable is, and which function is asked.
