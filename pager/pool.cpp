@@ -669,13 +669,14 @@ CUresult Pool::free(CUdeviceptr address) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
-  CUcontext context = nullptr;
+  CUcontext context = nullptr, engines = nullptr;
   uint64_t number = 0;
   Hazards::Snapshot launching;
   {
     Lock lock(state.mutex);
     if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
     context = state.find(address)->context;
+    engines = state.find(address)->engine->context();
     number = state.launch_number.load();
     hazards().snapshot(launching);
   }
@@ -683,6 +684,9 @@ CUresult Pool::free(CUdeviceptr address) {
   // that every launch up to `number` is among that work.
   while (!Hazards::passed(launching)) std::this_thread::yield();
   CUresult result = state.driver.cuCtxPushCurrent_v2(context);
+  // A green context that is gone leaves its memory to the primary one.
+  if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED)
+    result = state.driver.cuCtxPushCurrent_v2(engines);
   if (result == CUDA_SUCCESS) {
     result = state.driver.cuCtxSynchronize();
     CUcontext popped = nullptr;

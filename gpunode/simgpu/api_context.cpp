@@ -48,7 +48,7 @@ CUresult destroy(CUcontext handle) {
   if (const CUresult result = requireInit()) return result;
   auto context = Driver::get().contexts.find(handle);
   if (context == nullptr) return handle == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  if (context->primary()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context->primary() || context->green != nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (Driver::get().contexts.remove(handle) == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   context->teardown();
   auto& stack = ThreadState::get().stack;

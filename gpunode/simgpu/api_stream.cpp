@@ -198,14 +198,14 @@ OLSIM_STREAM_FUNCTION(cuStreamGetCtx, _ptsz, (CUstream handle, CUcontext* out),
                       });)
 OLSIM_STREAM_FUNCTION(cuStreamGetCtx_v2, _ptsz, (CUstream handle, CUcontext* out, CUgreenCtx* green),
                       return ask(handle, kPerThread, out, [&](Context& context, Stream&) {
-                        if (green != nullptr) *green = nullptr;
+                        if (green != nullptr) *green = context.green;
                         *out = context.handle();
                         return CUDA_SUCCESS;
                       });)
 
 CUresult CUDAAPI cuStreamGetGreenCtx(CUstream handle, CUgreenCtx* green) {
-  return ask(handle, false, green, [&](Context&, Stream&) {
-    *green = nullptr;
+  return ask(handle, false, green, [&](Context& context, Stream&) {
+    *green = context.green;
     return CUDA_SUCCESS;
   });
 }

@@ -67,6 +67,8 @@ Context::Context(Device& device, CUcontext handle, uint64_t id, unsigned context
 
 Context::~Context() = default;
 
+Context& Context::memoryOwner() { return green != nullptr ? *device_.primary : *this; }
+
 void Context::activate() {
   std::scoped_lock lock(submit_mutex, mutex_);
   static std::atomic<uint64_t> ids{1};

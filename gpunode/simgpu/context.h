@@ -70,6 +70,10 @@ class Context : public std::enable_shared_from_this<Context> {
   CUcontext handle() const { return handle_; }
   uint64_t id() const { return id_.load(std::memory_order_relaxed); }
   bool primary() const { return primary_; }
+  /// The green context that it is the context of. Set before it is given out.
+  CUgreenCtx green = nullptr;
+  /// Whose the memory is that is allocated here: the primary context's where it is a green one's.
+  Context& memoryOwner();
   std::atomic<unsigned> flags;
   std::atomic<bool> active{false};
   std::atomic<int> attached{0};  // cuCtxAttach

@@ -31,6 +31,8 @@ enum class HandleKind : uint64_t {
   kLinker,
   kUserObject,
   kMemory,  // CUmemGenericAllocationHandle
+  kResourceDesc,
+  kGreenContext,
 };
 
 /// A new handle value: (kind << 40) | (serial << 4). Never 0, 1, 2 or anything below 2^40.

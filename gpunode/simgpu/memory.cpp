@@ -141,8 +141,8 @@ CUresult Memory::allocate(Context& context, uint64_t bytes, AllocationKind kind,
   allocation->bytes = bytes;
   allocation->kind = kind;
   allocation->device = &context.device();
-  allocation->context = context.weak_from_this();
-  allocation->context_handle = context.handle();
+  allocation->context = context.memoryOwner().weak_from_this();
+  allocation->context_handle = context.memoryOwner().handle();
   allocation->buffer_id = newBufferId();
   {
     std::unique_lock lock(state_->mutex);
@@ -309,8 +309,8 @@ void Memory::addPoolAllocation(Context& context, CUmemoryPool pool, uint64_t add
   allocation->bytes = bytes;
   allocation->kind = AllocationKind::kPool;
   allocation->device = &context.device();
-  allocation->context = context.weak_from_this();
-  allocation->context_handle = context.handle();
+  allocation->context = context.memoryOwner().weak_from_this();
+  allocation->context_handle = context.memoryOwner().handle();
   allocation->buffer_id = newBufferId();
   allocation->pool = pool;
   std::unique_lock lock(state_->mutex);
@@ -336,8 +336,8 @@ std::shared_ptr<Allocation> hostAllocation(Context& context, std::byte* host, ui
   allocation->bytes = bytes;
   allocation->kind = kind;
   allocation->device = &context.device();
-  allocation->context = context.weak_from_this();
-  allocation->context_handle = context.handle();
+  allocation->context = context.memoryOwner().weak_from_this();
+  allocation->context_handle = context.memoryOwner().handle();
   allocation->flags = flags;
   allocation->buffer_id = newBufferId();
   allocation->host = host;

@@ -73,7 +73,9 @@ std::string howItEnded(int status) {
 }  // namespace
 
 Supervisor::Supervisor(const SupervisorOptions& options, std::string worker, std::string library, std::string sim)
-    : options_(options), worker_(std::move(worker)), library_(std::move(library)), sim_(std::move(sim)) {}
+    : options_(options), worker_(std::move(worker)), library_(std::move(library)), sim_(std::move(sim)) {
+  transport::randomBytes(secret_);
+}
 
 Supervisor::~Supervisor() {
   for (auto& [id, session] : sessions_) {
@@ -287,7 +289,8 @@ void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionReques
     return sayNo(client, why);
   if (!devices_.known()) return sayNo(client, no_devices_);
   SessionReply reply;
-  const std::string text = base::format("{} of at most {} sessions; {}", running(), options_.sessions, devices_.names());
+  const std::string text =
+      base::format("{} of at most {} sessions; {}", running(), options_.sessions, devices_.names());
   std::strncpy(reply.text, text.c_str(), sizeof reply.text - 1);
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
 }
@@ -324,6 +327,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.process = request.process;
   session.slot = request.slot;
   session.slots = request.slots;
+  session.exportable_is_drivers = request.exportable_is_drivers != 0;
   session.program = printable(request.program, sizeof request.program);
   session.peer = client->peer().address;
   session.node = client->peer().node;
@@ -382,6 +386,10 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   setup.slot = session.slot;
   setup.slots = session.slots;
   std::memcpy(setup.key, session.reply.key, sizeof setup.key);
+  const std::string& name = session.key_name;
+  const auto group = transport::mac(secret_, {reinterpret_cast<const uint8_t*>(name.data()), name.size()});
+  static_assert(sizeof group == sizeof setup.key_group);
+  std::memcpy(setup.key_group, group.data(), sizeof setup.key_group);
   setup.transport = static_cast<uint32_t>(options_.choice);
   setup.tls = static_cast<uint32_t>(options_.key.empty() ? transport::Tls::kOff : options_.tls);
   setup.grace_ms = forward::workerGraceMs(options_.grace_ms);
@@ -401,6 +409,10 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   std::vector<std::string> environment = workerEnvironment();
   if (!options_.driver.empty())
     environment.push_back("OL_DRIVER=" + (options_.driver == "sim" ? sim_ : options_.driver));
+  if (session.exportable_is_drivers) {
+    std::erase_if(environment, [](const std::string& entry) { return entry.starts_with("OL_EXPORTABLE="); });
+    environment.emplace_back("OL_EXPORTABLE=driver");
+  }
   if (options_.vram.given()) environment.push_back("OL_VRAM=" + base::exactBudget(options_.vram));
   if (options_.memory.given()) environment.push_back("OL_HOST=" + base::exactBudget(options_.memory));
   if (session.devices.size() != devices_.size() || !options_.devices.empty()) {
@@ -411,6 +423,7 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   }
   auto started = launchWorker(worker_, std::move(environment), setup);
   explicit_bzero(setup.key, sizeof setup.key);
+  explicit_bzero(setup.key_group, sizeof setup.key_group);
   if (!started.ok()) return started.error();
   session.pid = started.value().pid;
   session.start_ticks = pager::processStartTicks(static_cast<uint64_t>(session.pid));

@@ -22,6 +22,7 @@
 #include "coherence/status/metrics.h"
 #include "coherence/status/status.h"
 #include "coherence/transport/transport.h"
+#include "coherence/transport/trust/tls.h"
 #include "gpunode/supervisor/devices.h"
 #include "gpunode/supervisor/options.h"
 #include "gpunode/worker/setup.h"
@@ -46,9 +47,10 @@ class Supervisor {
     uint64_t id = 0;      // as its client names it
     uint64_t number = 0;  // from 1
     pid_t pid = 0;
-    uint64_t start_ticks = 0;      // of it
-    uint32_t process = 0;          // the client's
-    uint32_t slot = 0, slots = 1;  // which of its program's sessions it is, of how many
+    uint64_t start_ticks = 0;            // of it
+    uint32_t process = 0;                // the client's
+    bool exportable_is_drivers = false;  // as its program wants it (OL_EXPORTABLE)
+    uint32_t slot = 0, slots = 1;        // which of its program's sessions it is, of how many
     std::string program, peer, node, key_name;
     bool left = false;              // the client has, before the worker was ready
     bool starting = true;           // the worker is not ready
@@ -110,7 +112,8 @@ class Supervisor {
   std::map<uint64_t, Session> sessions_;
   std::vector<Waiting> waiting_;
   uint64_t next_number_ = 1, refused_ = 0, ended_ = 0, failed_ = 0, ended_calls_ = 0, ended_moved_ = 0;
-  std::string cache_;  // the folder with a folder for each key; "": none
+  transport::Secret secret_{};  // what the sessions of each key have in common follows from it
+  std::string cache_;           // the folder with a folder for each key; "": none
   Devices devices_;
   std::string no_devices_ = "its driver has no GPU";  // or why none are known
   bool measured_ = false;                             // by NVML

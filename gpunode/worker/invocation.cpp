@@ -59,7 +59,7 @@ CUfunction Invocation::kernel(uint64_t number, const ParameterPlaces** places) {
 
 CUresult Invocation::refusal() const {
   if (!in_.ok()) worker_.nonsense(head_);
-  if (too_much_) return CUDA_ERROR_INVALID_VALUE;
+  if (too_much_ || bad_value_) return CUDA_ERROR_INVALID_VALUE;
   return no_stream_;
 }
 

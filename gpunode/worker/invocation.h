@@ -74,8 +74,10 @@ class Invocation {
     return static_cast<T*>(memory(api::extract::saturatingProduct(count, sizeof(T))));
   }
   forward::Reader& arguments() { return in_; }
+  /// An argument says something that is not so: the call fails with CUDA_ERROR_INVALID_VALUE.
+  void refuseValue() { bad_value_ = true; }
   /// False: the call can't be made, refusal() says as what it fails. Nonsense ends the session.
-  bool ok() const { return in_.ok() && !bad_handle_ && !too_much_; }
+  bool ok() const { return in_.ok() && !bad_handle_ && !too_much_ && !bad_value_; }
   CUresult refusal() const;
 
   // --- results
@@ -133,7 +135,7 @@ class Invocation {
   alignas(16) std::byte small_[1024];
   size_t small_used_ = 0;
   uint64_t memory_bytes_ = 0;
-  bool bad_handle_ = false, too_much_ = false;
+  bool bad_handle_ = false, too_much_ = false, bad_value_ = false;
   CUresult no_stream_ = CUDA_ERROR_INVALID_HANDLE;  // why the thread has none
 };
 

@@ -170,6 +170,10 @@ int run() {
   transport::NamedKey key{forward::kSessionKeyName, {}};
   std::memcpy(key.secret.data(), setup.key, sizeof setup.key);
   explicit_bzero(setup.key, sizeof setup.key);
+  transport::Secret group{};
+  std::memcpy(group.data(), setup.key_group, sizeof setup.key_group);
+  explicit_bzero(setup.key_group, sizeof setup.key_group);
+  worker->exports().configure(group);
   std::vector<transport::NamedKey> keys{key};
   const bool straight = setup.straight != 0 && setup.slots > 1;
   worker->peers().configure({setup.slot, straight, network.choice, network.tls});

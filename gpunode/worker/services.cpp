@@ -89,6 +89,16 @@ Serve writtenService(size_t operation) {
       return straightIn;
     case Operation::kStraightStop:
       return straightStop;
+    case Operation::kGreenContext:
+      return greenContext;
+    case Operation::kGreenDestroy:
+      return greenDestroy;
+    case Operation::kExportMemory:
+      return exportMemory;
+    case Operation::kImportMemory:
+      return importMemory;
+    case Operation::kExportGone:
+      return exportGone;
     case Operation::kAllocateAt:
       return allocateAt;
     case Operation::kLinkCreate:

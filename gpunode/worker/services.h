@@ -60,6 +60,13 @@ CUresult graphDotPrint(Invocation& in);
 CUresult logsDump(Invocation& in);
 CUresult logsListen(Invocation& in);
 
+CUresult exportMemory(Invocation& in);
+CUresult importMemory(Invocation& in);
+CUresult exportGone(Invocation& in);
+
+CUresult greenContext(Invocation& in);
+CUresult greenDestroy(Invocation& in);
+
 CUresult graphKernelNode(Invocation& in);
 CUresult graphHostNode(Invocation& in);
 CUresult graphMemcpyNode(Invocation& in);

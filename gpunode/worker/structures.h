@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "gpunode/worker/invocation.h"
+#include "gpunode/worker/worker.h"
 
 namespace olpager::gpunode {
 
@@ -50,6 +51,46 @@ inline void unsettle(Invocation& in, CUgraphExecUpdateResultInfo* about) {
   if (about == nullptr) return;
   about->errorNode = handleFrom<CUgraphNode>(in.numberFor(about->errorNode));
   about->errorFromNode = handleFrom<CUgraphNode>(in.numberFor(about->errorFromNode));
+}
+
+/// A tile of a sparse array, and the memory that it gets. What is not known to be a handle never goes to the driver.
+inline void settle(Invocation& in, CUarrayMapInfo* about) {
+  if (about == nullptr) return;
+  int resource = 0, operation = 0, memory = 0;  // what a peer sent for an enumerator may be none
+  std::memcpy(&resource, &about->resourceType, sizeof resource);
+  std::memcpy(&operation, &about->memOperationType, sizeof operation);
+  std::memcpy(&memory, &about->memHandleType, sizeof memory);
+  if (resource == CU_RESOURCE_TYPE_ARRAY) {
+    about->resource.array = in.translated<CUarray>(bitsOf(about->resource.array));
+  } else if (resource == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY) {
+    about->resource.mipmap = in.translated<CUmipmappedArray>(bitsOf(about->resource.mipmap));
+  } else {
+    in.refuseValue();
+  }
+  if (operation == CU_MEM_OPERATION_TYPE_UNMAP) {
+    about->memHandle.memHandle = 0;
+  } else if (operation == CU_MEM_OPERATION_TYPE_MAP && memory == CU_MEM_HANDLE_TYPE_GENERIC) {
+    about->memHandle.memHandle = in.translated<CUmemGenericAllocationHandle>(about->memHandle.memHandle);
+  } else {
+    in.refuseValue();
+  }
+}
+
+/// What a driver keeps in a device resource's opaque bytes stays here: the client has a number in its place (device_resources.h).
+inline void settle(Invocation& in, CUdevResource* about) {
+  if (about != nullptr && !in.worker().resources().restore(about)) in.refuseValue();
+}
+inline void unsettle(Invocation& in, CUdevResource* about) {
+  if (about != nullptr) in.worker().resources().hide(about);
+}
+
+template <typename T>
+void settleEach(Invocation& in, T* all, uint64_t count) {
+  for (uint64_t i = 0; all != nullptr && i < count; ++i) settle(in, &all[i]);
+}
+template <typename T>
+void unsettleEach(Invocation& in, T* all, uint64_t count) {
+  for (uint64_t i = 0; all != nullptr && i < count; ++i) unsettle(in, &all[i]);
 }
 
 }  // namespace olpager::gpunode

@@ -86,7 +86,7 @@ bool beginsOrEndsCapture(const CallHead& head) {
 
 }  // namespace
 
-Worker::Worker(const WorkerOptions& options) : options_(options), handles_(options.slot) {}
+Worker::Worker(const WorkerOptions& options) : options_(options), handles_(options.slot), resources_(options.slot) {}
 
 Status Worker::start() {
   library_ = dlopen(options_.library.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -27,7 +27,9 @@
 
 #include "coherence/calls/channel.h"
 #include "gpunode/worker/capture_thread.h"
+#include "gpunode/worker/device_resources.h"
 #include "gpunode/worker/exchange.h"
+#include "gpunode/worker/exports.h"
 #include "gpunode/worker/gates.h"
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/host_memory.h"
@@ -74,12 +76,14 @@ class Worker {
   calls::Channel& channel() { return channel_; }
   const api::DriverTable& driver() const { return driver_; }
   HandleTable& handles() { return handles_; }
+  DeviceResources& resources() { return resources_; }
   HostMemory& hostMemory() { return host_memory_; }
   ModuleCache& moduleCache() { return module_cache_; }
   Links& links() { return links_; }
   Staging& staging() { return staging_; }
   Gates& gates() { return gates_; }
   Peers& peers() { return peers_; }
+  Exports& exports() { return exports_; }
   Exchange& exchange() { return exchange_; }
   LogListener& logListener() { return log_listener_; }
   const WorkerOptions& options() const { return options_; }
@@ -146,6 +150,7 @@ class Worker {
   size_t placed_bytes_ = 0;
   local::AllocateAt allocate_at_ = nullptr;
   HandleTable handles_;
+  DeviceResources resources_;
   HostMemory host_memory_;
   ModuleCache module_cache_;
   Links links_;
@@ -155,6 +160,7 @@ class Worker {
   Gates gates_;
   Peers peers_;
   LogListener log_listener_;
+  Exports exports_;
   Text text_{STDOUT_FILENO};
   Text errors_{STDERR_FILENO};
 

@@ -17,23 +17,24 @@ VERBATIM_HANDLES = frozenset(("CUtexObject", "CUsurfObject", "CUgraphConditional
 # Structures with pointers to host memory or handles in them: what they mean is written by hand or not there.
 DEEP_TYPES = frozenset(
     """CUDA_MEMCPY2D CUDA_MEMCPY3D CUDA_MEMCPY3D_PEER CUDA_MEMCPY3D_BATCH_OP CUgraphNodeParams
-    CUDA_MEM_ALLOC_NODE_PARAMS CUctxCreateParams CUarrayMapInfo CUlaunchConfig
+    CUDA_MEM_ALLOC_NODE_PARAMS CUctxCreateParams CUlaunchConfig
     CUlaunchAttributeValue CUkernelNodeAttrValue CUgraphKernelNodeUpdate CUDA_KERNEL_NODE_PARAMS
     CUDA_KERNEL_NODE_PARAMS_v1 CUDA_HOST_NODE_PARAMS CUDA_BATCH_MEM_OP_NODE_PARAMS CUDA_LAUNCH_PARAMS
-    CUDA_CONDITIONAL_NODE_PARAMS CUdevResource CUasyncNotificationInfo CUcheckpointLockArgs CUcheckpointCheckpointArgs
+    CUDA_CONDITIONAL_NODE_PARAMS CUasyncNotificationInfo CUcheckpointLockArgs CUcheckpointCheckpointArgs
     CUcheckpointRestoreArgs CUcheckpointUnlockArgs CUeglFrame""".split())
 
-# Structures with handles in them that the worker translates (settle and unsettle of gpunode/worker/structures.h).
-SETTLED_TYPES = frozenset(("CUDA_RESOURCE_DESC", "CUgraphExecUpdateResultInfo", "CUDA_GRAPH_INSTANTIATE_PARAMS"))
+# Structures with handles or opaque bytes in them that the worker translates (settle and unsettle of gpunode/worker/structures.h).
+SETTLED_TYPES = frozenset(("CUDA_RESOURCE_DESC", "CUgraphExecUpdateResultInfo", "CUDA_GRAPH_INSTANTIATE_PARAMS", "CUdevResource",
+                           "CUarrayMapInfo"))
 
 # What has numbers of devices in it, and where: an empty text, it is a device, or a location itself.
 LOCATIONS = {"CUmemLocation": "", "CUmemAccessDesc": "location", "CUmemPoolProps": "location", "CUmemAllocationProp": "location"}
-DEVICE_TYPES = frozenset(LOCATIONS) | {"CUdevice"}
+DEVICE_TYPES = frozenset(LOCATIONS) | {"CUdevice", "CUarrayMapInfo"}
 
 # Of what is `cached`: what changes without a call that says so, and is asked each time.
 CHANGING = re.compile(
     r"^(cuGraph|cuPointer|cuMem(?!GetAllocationGranularity)|cuTex|cuSurf|cuDeviceTotalMem$|cuCtxGetFlags$"
-    r"|cuFuncIsLoaded$|cuThreadExchange|cuDeviceGetMemPool$|cuCtxGetExecAffinity$|cuStreamGetCtx|cuStreamGetDevice)")
+    r"|cuFuncIsLoaded$|cuThreadExchange|cuDeviceGetDevResource$|cuDeviceGetMemPool$|cuCtxGetExecAffinity$|cuStreamGetCtx|cuStreamGetDevice)")
 # Answers that depend on no context: the same whichever is current.
 CONTEXT_FREE = re.compile(r"^(cuDevice|cuGetError|cuDriverGetVersion$|cuModuleGetLoadingMode$)")
 # What makes remembered answers wrong.
@@ -184,6 +185,8 @@ def route(form):
         if is_translated(p) and p.base_type not in OWNERS:
             out += f".handle({p.name})"
     for p in form.parameters:
+        if p.base_type == "CUdevResource" and not p.get("out"):
+            out += f".handle(resourceNumber({p.name}))"
         if p.base_type not in LOCATIONS or p.get("out"):
             continue
         if not p.is_pointer:
@@ -298,7 +301,7 @@ def _worker_function(symbol):
             kind = "handles" if is_translated(p) else "array"
             out += f"  auto* {p.name} = in.{kind}<{_element(p)}>({number});\n"
             if p.base_type in SETTLED_TYPES:
-                out += f"  settle(in, {p.name});\n"
+                out += f"  settleEach(in, {p.name}, {number});\n"
         elif p.get("static"):
             inner = p.type.replace("const ", "", 1).strip()[:-1].strip()
             inner = ("const " if p.type.startswith("const ") else "") + inner
@@ -333,7 +336,7 @@ def _worker_function(symbol):
         else:
             kind = "putHandles" if is_translated(p) else "put"
             if p.base_type in SETTLED_TYPES:
-                out += f"  unsettle(in, {p.name});\n"
+                out += f"  unsettleEach(in, {p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
             out += f"  in.{kind}({p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
     return out + "  return result;\n}\n"
 

@@ -9,6 +9,7 @@
 #include "interpose/api/driver_symbols.h"
 #include "interpose/api/range_extractors.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/device_resources.h"
 #include "interpose/forward/devices.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/sessions.h"

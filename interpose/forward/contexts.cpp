@@ -27,6 +27,11 @@ struct Contexts {
   // By slot, those that are known to be there, the newest last: where a call is to be made that is not of the current context's session.
   std::array<std::vector<uint64_t>, kMostSessions> alive;
   std::map<uint64_t, unsigned> retained;  // primary ones: how often
+  struct Green {
+    CUdevice device = 0;
+    uint64_t context = 0;  // that stands for it; 0: nobody has asked for it
+  };
+  std::map<uint64_t, Green> green;
 
   void note(uint64_t context) {
     auto& all = alive[slotOf(context)];
@@ -108,6 +113,54 @@ void destroyed(uint64_t context) {
   }
   if (!stack().empty() && stack().back() == context) stack().pop_back();
   if (Session* const session = sessionOfHandle(context); session != nullptr) session->contextGone(context);
+}
+
+// A green context is no context, but has one that stands for it: this can be current, and goes with it.
+CUresult contextOfGreen(CUcontext* out, CUgreenCtx green) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t number = reinterpret_cast<uint64_t>(green);
+  Call call(Operation::kGreenContext, Route().handle(green));
+  call.handle(green);
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  const auto made = call.reply().value<uint64_t>();
+  {
+    Contexts& all = contexts();
+    std::lock_guard lock(all.mutex);
+    const auto found = all.green.find(number);
+    if (found == all.green.end()) return CUDA_ERROR_INVALID_HANDLE;  // destroyed meanwhile
+    found->second.context = made;
+    all.device_of[made] = found->second.device;
+  }
+  mapPinned(call.session(), made);
+  *out = handleOf(made);
+  return result;
+}
+
+CUresult destroyGreen(CUgreenCtx green) {
+  const uint64_t number = reinterpret_cast<uint64_t>(green);
+  uint64_t context = 0;
+  {
+    Contexts& all = contexts();
+    std::lock_guard lock(all.mutex);
+    if (const auto found = all.green.find(number); found != all.green.end()) context = found->second.context;
+  }
+  if (context != 0) {
+    contextGone(handleOf(context));
+    variablesGone(context);
+  }
+  Call call(Operation::kGreenDestroy, Route().handle(green));
+  call.handle(green);
+  call.forgetsAnswers();
+  call.mayWait();   // for what is in its streams
+  call.ofOurOwn();  // as in release()
+  const CUresult result = call.sync();
+  if (result != CUDA_SUCCESS) return result;
+  if (context != 0) destroyed(context);
+  Contexts& all = contexts();
+  std::lock_guard lock(all.mutex);
+  all.green.erase(number);
+  return result;
 }
 
 CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
@@ -311,5 +364,18 @@ CUresult ol_forward_cuDevicePrimaryCtxReset_v2(CUdevice device) {
 CUresult ol_forward_cuDevicePrimaryCtxReset(CUdevice device) {
   return release(device, true, olpager::api::Symbol::kCuDevicePrimaryCtxReset_v2);
 }
+
+CUresult ol_forward_cuGreenCtxCreate(CUgreenCtx* green, CUdevResourceDesc description, CUdevice device,
+                                     unsigned flags) {
+  if (green == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = ol_forward_generated_cuGreenCtxCreate(green, description, device, flags);
+  if (result != CUDA_SUCCESS) return result;
+  Contexts& all = contexts();
+  std::lock_guard lock(all.mutex);
+  all.green[reinterpret_cast<uint64_t>(*green)] = {device, 0};
+  return result;
+}
+CUresult ol_forward_cuGreenCtxDestroy(CUgreenCtx green) { return destroyGreen(green); }
+CUresult ol_forward_cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx green) { return contextOfGreen(context, green); }
 
 }  // extern "C"

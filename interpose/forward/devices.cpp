@@ -97,6 +97,18 @@ bool toWorker(const Session& session, CUmemLocation& location) {
   return location.type != CU_MEM_LOCATION_TYPE_DEVICE || toWorker(session, location.id);
 }
 
+bool toWorker(const Session& session, CUarrayMapInfo& info) {
+  unsigned at_worker = 0;
+  for (CUdevice device = 0; device < 32; ++device) {
+    if ((info.deviceBitMask >> device & 1) == 0) continue;
+    CUdevice its = device;
+    if (!toWorker(session, its) || its < 0 || its >= 32) return false;
+    at_worker |= 1u << its;
+  }
+  info.deviceBitMask = at_worker;
+  return true;
+}
+
 void fromWorker(const Session& session, CUdevice& device) {
   if (device >= 0) device = deviceOf(session, device);
 }

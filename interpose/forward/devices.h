@@ -26,6 +26,8 @@ bool toWorker(const Session& session, CUmemLocation& location);
 inline bool toWorker(const Session& session, CUmemAccessDesc& desc) { return toWorker(session, desc.location); }
 inline bool toWorker(const Session& session, CUmemPoolProps& props) { return toWorker(session, props.location); }
 inline bool toWorker(const Session& session, CUmemAllocationProp& prop) { return toWorker(session, prop.location); }
+/// A bit for each device.
+bool toWorker(const Session& session, CUarrayMapInfo& info);
 /// And back.
 void fromWorker(const Session& session, CUdevice& device);
 void fromWorker(const Session& session, CUmemLocation& location);

@@ -510,6 +510,8 @@ uint32_t Session::newGate() {
 
 void Session::openGate(uint32_t number) { say(Operation::kOpenGate, number); }
 
+void Session::exportGone(uint32_t number) { say(Operation::kExportGone, number); }
+
 // Of none of the program's threads.
 void Session::say(Operation operation, uint32_t number) {
   Writer said;

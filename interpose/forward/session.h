@@ -100,6 +100,8 @@ class Session {
   /// The number of a place in a stream that waits until openGate().
   uint32_t newGate();
   void openGate(uint32_t number);
+  /// What was exported under this number nobody can import any more.
+  void exportGone(uint32_t number);
   /// From now on calls in the context that wait return this.
   void breakContext(uint64_t context, CUresult why);
   /// A graph may have host functions in it, whose ends nobody counts.

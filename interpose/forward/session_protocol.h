@@ -12,12 +12,13 @@ namespace olpager::forward {
 
 inline constexpr uint32_t kMostSlots = 16;
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 7;
+inline constexpr uint32_t kSessionVersion = 8;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,
   kWhatBecameOf = 2,
-  kWouldOpen = 3,  // as kOpen, but nothing is opened: refused, or `text` says how many sessions and which GPUs there are
+  kWouldOpen =
+      3,  // as kOpen, but nothing is opened: refused, or `text` says how many sessions and which GPUs there are
 };
 
 struct SessionRequest {
@@ -30,11 +31,14 @@ struct SessionRequest {
   char program[40] = {};       // kOpen: printable, NUL-terminated
   uint32_t sees_some = 0;      // kOpen: `visible` is the program's CUDA_VISIBLE_DEVICES; else it sees all devices
   char visible[508] = {};      // NUL-terminated
-  uint32_t slot = 0;           // kOpen: which of the program's sessions it is, below `slots`
-  uint32_t slots = 1;          // kOpen: how many the program has, at most kMostSlots
+  uint32_t exportable_is_drivers =
+      0;  // kOpen: memory that the program creates as exportable stays in VRAM (OL_EXPORTABLE)
+  uint32_t reserved = 0;
+  uint32_t slot = 0;       // kOpen: which of the program's sessions it is, below `slots`
+  uint32_t slots = 1;      // kOpen: how many the program has, at most kMostSlots
   uint64_t processes = 0;  // kOpen: the name space that `process` is a number of (base::processNamespace); 0: unknown
 };
-static_assert(sizeof(SessionRequest) == 600);
+static_assert(sizeof(SessionRequest) == 608);
 
 struct SessionReply {
   uint32_t magic = kSessionMagic;

@@ -58,15 +58,20 @@ enum class Operation : uint16_t {
   kLinkDestroy,
   kGraphAllocNode,
   kGraphConditionalNode,  // with the graphs of its bodies
-  kVariable,      // of a module or a library: where it is, and whether in managed memory
-  kManagedBytes,  // what differs from zeros in a managed one, piece by piece
-  kManagedGone,   // it is exchanged no more: what it belongs to is about to go
+  kVariable,              // of a module or a library: where it is, and whether in managed memory
+  kManagedBytes,          // what differs from zeros in a managed one, piece by piece
+  kManagedGone,           // it is exchanged no more: what it belongs to is about to go
   kUserObjectCreate,
   kGraphBatchNode,   // operations of streams, added to a graph or set
   kGraphDotPrint,    // a file of the driver's: its text is the reply
   kLogsDump,         // likewise, behind where the logs go on
   kLogsListen,       // from now on what the driver logs comes, or no more
   kLaunchOnDevices,  // one kernel on several devices at once
+  kGreenContext,     // the context that stands for a green one
+  kGreenDestroy,     // a green one, and with it that
+  kExportMemory,     // for a descriptor of the program's; answered by an ExportToken
+  kImportMemory,     // what a token names
+  kExportGone,       // nobody has its descriptor any more
 };
 
 /// Of kVariable: whose the variable is, and which function is asked.

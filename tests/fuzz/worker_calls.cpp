@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/copies.h"
+#include "interpose/forward/export_token.h"
 #include "interpose/forward/launch_wire.h"
 #include "interpose/forward/straight.h"
 #include "tests/fuzz/rig/other_worker.h"
@@ -294,6 +295,24 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       writer.value(out.input().byte() % 8 == 0 ? static_cast<uint32_t>(out.drawNumber()) : 1u);
       writer.value(out.drawHandle(HandleKind::kContext));
       return;
+    case Operation::kGreenContext:
+    case Operation::kGreenDestroy:
+      writer.value(out.drawHandle(HandleKind::kGreenContext));
+      return;
+    case Operation::kExportMemory:
+      writer.value(out.drawHandle(HandleKind::kAllocation));
+      return;
+    case Operation::kImportMemory: {
+      forward::ExportToken token;
+      token.process = static_cast<uint32_t>(getpid());
+      token.socket = out.drawNumber();
+      token.number = out.input().byte();
+      writer.value(token);
+      return;
+    }
+    case Operation::kExportGone:
+      writer.value(static_cast<uint32_t>(out.input().byte()));
+      return;
     case Operation::kHostFunction: {
       writer.value(out.drawHandle(HandleKind::kStream));
       writer.value(static_cast<uint8_t>(out.input().byte() % 2));
@@ -512,7 +531,7 @@ class Session {
       operate(Operation::kPeerLink, none, 0);
     }
     constexpr auto kFirst = static_cast<uint16_t>(Operation::kParameters);
-    constexpr auto kLast = static_cast<uint16_t>(Operation::kLaunchOnDevices);
+    constexpr auto kLast = static_cast<uint16_t>(Operation::kExportGone);
     for (size_t i = 0; i < kMostCalls && !input.empty() && !worker_.ended(); ++i) {
       const uint8_t how = input.byte();
       if (how % 3 == 0) {

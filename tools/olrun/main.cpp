@@ -79,7 +79,7 @@ struct CommandLine {
       {"--driver", "driver", "OL_DRIVER", "DRIVER",
        "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
       {"--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
-       "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: pager)"},
+       "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: pager)", Mode::kBoth},
       {"--pack", "pack", "OL_PACK", "WHETHER",
        "What streams crosses the bus packed where it packs: on or off (default: on)"},
   };

@@ -38,6 +38,7 @@ def arguments():
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--no-paging-expected", action="store_true")
     parser.add_argument("--expect", action="append", default=[], metavar="REGEX", help="what through the pager is on a line that is not the program's")
+    parser.add_argument("--olrun-option", action="append", default=[], metavar="OPTION", help="in mode forward: of the program's side alone")
     parser.add_argument("--timeout", type=float, default=45)
     parser.add_argument("--olrun")
     parser.add_argument("--olgpunode")
@@ -118,7 +119,7 @@ def command(options, gpunodes=()):
         return program
     if options.mode == "forward":
         named = [word for gpunode in gpunodes for word in ("--gpunode", gpunode.address)]
-        return [options.olrun] + named + ["--transport", options.transport, "--"] + program
+        return [options.olrun] + named + ["--transport", options.transport] + options.olrun_option + ["--"] + program
     vram = budget(options)
     run = [options.olrun, "--driver", "sim", "--vram", str(vram), "--host", str(options.host), "--reach", options.reach]
     if options.va_base:

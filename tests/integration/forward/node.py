@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What an olgpunode gives to whom: devices, memory, fair shares of VRAM, limits, its state, and NVML of its devices.
 
-node.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --olpagestat OLPAGESTAT --steps STEPS --holder HOLDER --probe PROBE
+node.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --olpagestat OLPAGESTAT --steps STEPS --holder HOLDER --descriptors DESCRIPTORS --probe PROBE
   --fake-nvml FOLDER SCENARIO [tcp|shm]
 """
 import json
@@ -492,9 +492,60 @@ def settings(bench):
         assert refused.returncode == 2 and why in refused.stderr, refused
 
 
-SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_idle, limits, state, metrics, cache, confined, settings]
+def exporting(bench, address, *options):
+    return bench.program(bench.options.descriptors, address, options=("--exportable", "driver", *options))
+
+
+def exported(bench):
+    """Exported memory goes to programs of the same key, by its descriptor, and to no others; it outlives who exported it where it was imported."""
+    paths = []
+    for name in ("laptop", "stranger"):
+        paths.append(os.path.join(bench.scratch.name, name))
+        subprocess.run([bench.options.olctl, "keygen", "--name", name, "--out", paths[-1]], check=True, capture_output=True)
+    both = os.path.join(bench.scratch.name, "both")
+    with open(os.open(both, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as out:
+        for path in paths:
+            with open(path, encoding="utf-8") as one:
+                out.write(one.read())
+    node, address = bench.node_with("--key", both)
+    laptop, stranger = ("--key", paths[0]), ("--key", paths[1])
+    giver, taker = (exporting(bench, address, *laptop) for _ in range(2))
+    other = exporting(bench, address, *stranger)
+    assert giver.ask("make 77") == "ok"
+    for program, answer in ((taker, "ok"), (other, "error 1")):
+        path = os.path.join(bench.scratch.name, f"socket-{answer[0]}")
+        assert giver.ask(f"send {path}") == "ok"
+        assert program.ask(f"take {path}") == "ok" and giver.line() == "sent"
+        assert program.ask("import") == answer, (program.log, node.log)
+    other.wait_log("comes with another key")
+    node.wait_log("exported memory of another key's, or without its token, and was refused")
+    assert taker.ask("read") == "ok 77"
+    os.kill(bench.program_pid(giver), signal.SIGKILL)
+    end = time.monotonic() + LONG
+    while (said := taker.ask("import")) == "ok" and time.monotonic() < end:
+        time.sleep(0.1)
+    assert said == "error 1", said
+    taker.wait_log("the program that exported the memory has ended")
+
+
+def exported_nowhere(bench):
+    """Exported memory is its gpunode's: no other has it. Where the pager moves it, it is not exported, with a line that says what helps."""
+    addresses = [bench.node_with()[1] for _ in range(2)]
+    giver, taker = (exporting(bench, address) for address in addresses)
+    path = os.path.join(bench.scratch.name, "socket")
+    assert giver.ask("make 5") == "ok" and giver.ask(f"send {path}") == "ok"
+    assert taker.ask(f"take {path}") == "ok" and giver.line() == "sent"
+    assert taker.ask("import") == "error 1"
+    taker.wait_log("or is on another gpunode")
+    paged = bench.program(bench.options.descriptors, addresses[0])
+    assert paged.ask("make 6") == "ok"
+    paged.tell(f"send {path}-2")
+    paged.wait_log("olrun --exportable driver")
+
+
+SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_idle, limits, state, metrics, cache, confined, settings, exported, exported_nowhere]
 
 
 if __name__ == "__main__":
-    sessions.run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--olpagestat", "--steps", "--holder", "--probe",
+    sessions.run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--olpagestat", "--steps", "--holder", "--descriptors", "--probe",
                                       "--fake-nvml"), Bench)

@@ -55,6 +55,38 @@ TEST_CASE("no decoder takes the name of a file", "[gpunode]") {
     CHECK(gpunode::generatedService(static_cast<size_t>(symbol)) == nullptr);
 }
 
+TEST_CASE("what maps tiles of sparse arrays is looked at before the driver sees it", "[gpunode]") {
+  gpunode::Worker worker({});
+  const auto made = [&](const std::vector<CUarrayMapInfo>& list, uint32_t count) {
+    forward::Writer writer;
+    writer.value(count);
+    writer.value(uint64_t{0});  // the default stream
+    writer.value(uint8_t{1});
+    writer.raw(list.data(), list.size() * sizeof(CUarrayMapInfo));
+    forward::CallHead head{};
+    head.function = static_cast<uint16_t>(api::Symbol::kCuMemMapArrayAsync);
+    Invocation in(worker, head, forward::Reader(writer.bytes));
+    return gpunode::generatedService(head.function)(in);
+  };
+  CUarrayMapInfo tile{};
+  tile.resourceType = CU_RESOURCE_TYPE_ARRAY;
+  tile.resource.array = gpunode::handleFrom<CUarray>(worker.handles().numberOf(HandleKind::kArray, 77));
+  tile.memOperationType = CU_MEM_OPERATION_TYPE_MAP;
+  tile.memHandleType = CU_MEM_HANDLE_TYPE_GENERIC;
+  tile.memHandle.memHandle = worker.handles().numberOf(HandleKind::kAllocation, 88);
+  CHECK(made({tile, tile}, 2) == CUDA_ERROR_NOT_SUPPORTED);  // as far as a driver, which is not there
+  CUarrayMapInfo foreign = tile, nothing = tile, unmapped = tile, odd = tile;
+  foreign.resource.array = gpunode::handleFrom<CUarray>(77);
+  CHECK(made({tile, foreign}, 2) == CUDA_ERROR_INVALID_HANDLE);
+  nothing.memHandle.memHandle = 88;
+  CHECK(made({nothing}, 1) == CUDA_ERROR_INVALID_HANDLE);
+  unmapped.memOperationType = CU_MEM_OPERATION_TYPE_UNMAP;
+  unmapped.memHandle.memHandle = 88;
+  CHECK(made({unmapped}, 1) == CUDA_ERROR_NOT_SUPPORTED);
+  odd.resourceType = CU_RESOURCE_TYPE_LINEAR;
+  CHECK(made({odd}, 1) == CUDA_ERROR_INVALID_VALUE);
+}
+
 TEST_CASE("boxes that don't match their bytes never reach the driver", "[gpunode]") {
   gpunode::Worker worker({});  // without a driver: a call of it would end the test
   const auto make = [&](forward::Operation operation, forward::CopyShape shape, uint64_t width, uint64_t height,

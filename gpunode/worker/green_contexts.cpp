@@ -1,0 +1,43 @@
+// Green contexts: each has a context that stands for it, which the client makes current and which goes with it.
+#include "gpunode/worker/services.h"
+#include "gpunode/worker/worker.h"
+
+namespace olpager::gpunode {
+
+// Its number, if it has one, is found by what the driver says: the driver has one context for each.
+CUresult greenContext(Invocation& in) {
+  const auto green = in.handle<CUgreenCtx>();
+  if (!in.ok()) return in.refusal();
+  if (in.driver().cuCtxFromGreenCtx == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  CUcontext context = nullptr;
+  const CUresult result = in.driver().cuCtxFromGreenCtx(&context, green);
+  if (result == CUDA_SUCCESS) in.results().value(in.numberFor(context));
+  return result;
+}
+
+CUresult greenDestroy(Invocation& in) {
+  const auto number = in.peek<uint64_t>();
+  const auto green = in.handle<CUgreenCtx>();
+  if (!in.ok()) return in.refusal();
+  const api::DriverTable& driver = in.driver();
+  if (driver.cuGreenCtxDestroy == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  Worker& worker = in.worker();
+  CUcontext context = nullptr;
+  if (driver.cuCtxFromGreenCtx == nullptr || driver.cuCtxFromGreenCtx(&context, green) != CUDA_SUCCESS)
+    context = nullptr;
+  // What is owed behind its launches is of its streams. And nobody destroys what is current here.
+  if (worker.exchange().owes()) worker.exchange().settle();
+  worker.setCurrent(nullptr);
+  const CUresult result = driver.cuGreenCtxDestroy(green);
+  if (result != CUDA_SUCCESS) return result;
+  in.gone(number);
+  if (context != nullptr) {
+    const uint64_t stood_for_it = in.numberFor(context);
+    worker.exchange().contextGone(context);
+    worker.contextGone(stood_for_it);
+    in.gone(stood_for_it);
+  }
+  return result;
+}
+
+}  // namespace olpager::gpunode

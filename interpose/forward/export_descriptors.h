@@ -1,0 +1,18 @@
+// Descriptors that stand for exported memory on the program's side: a socket with the token in it, which goes where descriptors go (to
+// children, by SCM_RIGHTS) and is closed by whoever has it. The other end stays here; when no process has the descriptor any more, the
+// session hears of it and its worker lets go of the memory.
+// Thread-safety: any thread. Lock: one of its own, a leaf. A thread of its own waits for the ends, from the first export on.
+#pragma once
+
+#include "interpose/forward/export_token.h"
+
+namespace olpager::forward {
+
+class Session;
+
+/// A new descriptor with the token; -1: there is none to be had (errno).
+int exportDescriptor(Session* session, const ExportToken& token);
+/// The token in a descriptor, which keeps it. False: it has none.
+bool tokenIn(int descriptor, ExportToken* token);
+
+}  // namespace olpager::forward

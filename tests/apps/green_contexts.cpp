@@ -1,0 +1,128 @@
+// A device's multiprocessors split in two, a green context for each half, and what is done with one: streams of its own, its context made current,
+// kernels and copies in it, events between it and the primary context, memory that outlives it.
+#include "driver_program.h"
+
+namespace {
+
+CUdevResource multiprocessorsOf(CUdevice device) {
+  CUdevResource all{};
+  const CUresult result = cuDeviceGetDevResource(device, &all, CU_DEV_RESOURCE_TYPE_SM);
+  if (result == CUDA_ERROR_NOT_SUPPORTED) apps::skip("no device resources here");
+  CHECK(result == CUDA_SUCCESS, "cuDeviceGetDevResource: CUresult %d", int(result));
+  int count = 0;
+  DRIVER_OK(cuDeviceGetAttribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device));
+  CHECK(all.type == CU_DEV_RESOURCE_TYPE_SM && all.sm.smCount == unsigned(count), "%u of %d multiprocessors",
+        all.sm.smCount, count);
+  return all;
+}
+
+// One half of the device and what runs in it.
+struct Half {
+  CUgreenCtx green = nullptr;
+  CUcontext context = nullptr;
+  CUstream stream = nullptr;
+  CUdeviceptr memory = 0;
+
+  Half(CUdevice device, CUdevResource resource) {  // a copy: what counts is its bytes, not where they are
+    CUdevResourceDesc description = nullptr;
+    DRIVER_OK(cuDevResourceGenerateDesc(&description, &resource, 1));
+    DRIVER_OK(cuGreenCtxCreate(&green, description, device, CU_GREEN_CTX_DEFAULT_STREAM));
+    DRIVER_OK(cuCtxFromGreenCtx(&context, green));
+    CUcontext again = nullptr;
+    DRIVER_OK(cuCtxFromGreenCtx(&again, green));
+    CHECK(again == context, "one green context has two contexts");
+    CUdevResource has{};
+    DRIVER_OK(cuGreenCtxGetDevResource(green, &has, CU_DEV_RESOURCE_TYPE_SM));
+    CHECK(has.sm.smCount == resource.sm.smCount, "%u multiprocessors of %u", has.sm.smCount, resource.sm.smCount);
+    DRIVER_OK(cuCtxGetDevResource(context, &has, CU_DEV_RESOURCE_TYPE_SM));
+    CHECK(has.sm.smCount == resource.sm.smCount, "its context has %u of %u", has.sm.smCount, resource.sm.smCount);
+    DRIVER_OK(cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0));
+    CUgreenCtx of_stream = nullptr;
+    DRIVER_OK(cuStreamGetGreenCtx(stream, &of_stream));
+    CHECK(of_stream == green, "the stream is another green context's");
+  }
+};
+
+void check(CUdeviceptr address, size_t words, uint32_t expected, const char* what) {
+  std::vector<uint32_t> got(words);
+  DRIVER_OK(cuMemcpyDtoH(got.data(), address, words * 4));
+  for (size_t i = 0; i < words; ++i)
+    CHECK(got[i] == expected, "%s: word %zu is %#x, not %#x", what, i, got[i], expected);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const apps::Options options = apps::parse(argc, argv);
+  const CUdevice device = apps::usePrimaryContext();
+  CUcontext primary = nullptr;
+  DRIVER_OK(cuCtxGetCurrent(&primary));
+  const size_t words = options.bytes / 16 / 4;
+  CUdeviceptr shared = 0;
+  DRIVER_OK(cuMemAlloc(&shared, words * 4));
+
+  const CUdevResource all = multiprocessorsOf(device);
+  CUdevResource wrong{};
+  CHECK(cuDeviceGetDevResource(device, &wrong, CU_DEV_RESOURCE_TYPE_INVALID) != CUDA_SUCCESS, "a resource of no type");
+  unsigned groups = 0;
+  DRIVER_OK(cuDevSmResourceSplitByCount(nullptr, &groups, &all, nullptr, 0, all.sm.minSmPartitionSize));
+  if (groups < 2) apps::skip("%u multiprocessors can't be split", all.sm.smCount);
+  CUdevResource halves[2]{}, left{};
+  groups = 2;
+  DRIVER_OK(cuDevSmResourceSplitByCount(halves, &groups, &all, &left, 0, all.sm.minSmPartitionSize));
+  CHECK(groups == 2, "%u groups", groups);
+  CHECK(halves[0].sm.smCount == halves[1].sm.smCount && halves[0].sm.smCount >= all.sm.minSmPartitionSize,
+        "groups of %u and %u multiprocessors", halves[0].sm.smCount, halves[1].sm.smCount);
+  const unsigned rest = all.sm.smCount - 2 * halves[0].sm.smCount;
+  const unsigned is_left = left.type == CU_DEV_RESOURCE_TYPE_SM ? left.sm.smCount : 0;
+  CHECK(is_left == rest, "%u are left, not %u", is_left, rest);
+  CHECK(cuDevSmResourceSplitByCount(halves, &groups, &all, nullptr, 0, all.sm.smCount + 1) != CUDA_SUCCESS,
+        "more than there are");
+  CUdevResourceDesc none = nullptr;
+  CHECK(cuDevResourceGenerateDesc(&none, &wrong, 1) != CUDA_SUCCESS, "a description of nothing");
+
+  Half both[2] = {{device, halves[0]}, {device, halves[1]}};
+  unsigned long long ids[2]{};
+  for (int h = 0; h < 2; ++h) DRIVER_OK(cuGreenCtxGetId(both[h].green, &ids[h]));
+  CHECK(ids[0] != ids[1], "two green contexts with one number");
+  CUevent ready = nullptr;
+  DRIVER_OK(cuEventCreate(&ready, CU_EVENT_DISABLE_TIMING));
+  DRIVER_OK(cuMemsetD32Async(shared, 100, words, nullptr));
+  DRIVER_OK(cuEventRecord(ready, nullptr));
+  for (Half& half : both) {
+    DRIVER_OK(cuCtxSetCurrent(half.context));
+    CUdevice its = -1;
+    DRIVER_OK(cuCtxGetDevice(&its));
+    CHECK(its == device, "its device is %d", its);
+    const apps::Bump bump(4);
+    DRIVER_OK(cuMemAlloc(&half.memory, words * 4));
+    DRIVER_OK(cuStreamWaitEvent(half.stream, ready, 0));
+    DRIVER_OK(cuMemcpyDtoDAsync(half.memory, shared, words * 4, half.stream));
+    bump(half.memory, uint32_t(words), 7, half.stream);
+    CUevent done = nullptr;
+    DRIVER_OK(cuEventCreate(&done, CU_EVENT_DISABLE_TIMING));
+    DRIVER_OK(cuGreenCtxRecordEvent(half.green, done));
+    DRIVER_OK(cuEventSynchronize(done));
+    check(half.memory, words, 107, "what a kernel in a green context made");
+    DRIVER_OK(cuGreenCtxWaitEvent(half.green, done));
+    bump(half.memory, uint32_t(words), 1);
+    DRIVER_OK(cuCtxSynchronize());
+    check(half.memory, words, 108, "what a kernel in its default stream made");
+    DRIVER_OK(cuEventDestroy(done));
+  }
+  for (Half& half : both) {
+    DRIVER_OK(cuCtxSetCurrent(half.context));
+    DRIVER_OK(cuStreamDestroy(half.stream));
+    DRIVER_OK(cuCtxSetCurrent(primary));
+    DRIVER_OK(cuGreenCtxDestroy(half.green));
+  }
+  // Memory is the primary context's.
+  for (const Half& half : both) {
+    check(half.memory, words, 108, "memory of a green context that is gone");
+    DRIVER_OK(cuMemFree(half.memory));
+  }
+  DRIVER_OK(cuEventDestroy(ready));
+  DRIVER_OK(cuMemFree(shared));
+  DRIVER_OK(cuDevicePrimaryCtxRelease(device));
+  return apps::ok("two green contexts with %u of %u multiprocessors each", halves[0].sm.smCount, all.sm.smCount);
+}
