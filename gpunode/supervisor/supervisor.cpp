@@ -303,6 +303,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   }
   if (request.slots == 0 || request.slots > forward::kMostSlots || request.slot >= request.slots)
     return refuse(client, base::format("a program has at most {} gpunodes", forward::kMostSlots));
+  if (!forward::isValid(request.driver)) return refuse(client, "its request has no meaning: settings of the driver");
   Session session;
   for (uint32_t i = 0; i < devices_.size(); ++i) session.devices.push_back(i);
   if (request.sees_some != 0 && devices_.known()) {
@@ -324,6 +325,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.process = request.process;
   session.slot = request.slot;
   session.slots = request.slots;
+  session.driver = request.driver;
   session.program = printable(request.program, sizeof request.program);
   session.peer = client->peer().address;
   session.node = client->peer().node;
@@ -399,6 +401,7 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   }
 
   std::vector<std::string> environment = workerEnvironment();
+  forward::setDriverEnvironment(environment, session.driver);
   if (!options_.driver.empty())
     environment.push_back("OL_DRIVER=" + (options_.driver == "sim" ? sim_ : options_.driver));
   if (options_.vram.given()) environment.push_back("OL_VRAM=" + base::exactBudget(options_.vram));

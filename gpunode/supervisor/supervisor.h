@@ -49,6 +49,7 @@ class Supervisor {
     uint64_t start_ticks = 0;      // of it
     uint32_t process = 0;          // the client's
     uint32_t slot = 0, slots = 1;  // which of its program's sessions it is, of how many
+    forward::DriverEnvironment driver;  // what its program says to the driver
     std::string program, peer, node, key_name;
     bool left = false;              // the client has, before the worker was ready
     bool starting = true;           // the worker is not ready

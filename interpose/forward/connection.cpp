@@ -43,6 +43,7 @@ Status Connection::open(calls::Channel& channel) {
   std::strncpy(request.program, program_invocation_short_name, sizeof request.program - 1);
   request.slot = slot_;
   request.slots = slots_;
+  request.driver = driverEnvironment();
   // Of several gpunodes' devices the program's side chooses (devices.h).
   if (const char* const visible = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr; visible != nullptr) {
     if (std::strlen(visible) >= sizeof request.visible)

@@ -7,12 +7,13 @@
 #include <thread>
 
 #include "coherence/transport/options.h"
+#include "interpose/forward/driver_environment.h"
 
 namespace olpager::forward {
 
 inline constexpr uint32_t kMostSlots = 16;
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 7;
+inline constexpr uint32_t kSessionVersion = 8;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,
@@ -33,8 +34,9 @@ struct SessionRequest {
   uint32_t slot = 0;           // kOpen: which of the program's sessions it is, below `slots`
   uint32_t slots = 1;          // kOpen: how many the program has, at most kMostSlots
   uint64_t processes = 0;  // kOpen: the name space that `process` is a number of (base::processNamespace); 0: unknown
+  DriverEnvironment driver;  // kOpen
 };
-static_assert(sizeof(SessionRequest) == 600);
+static_assert(sizeof(SessionRequest) == 608);
 
 struct SessionReply {
   uint32_t magic = kSessionMagic;
