@@ -298,6 +298,61 @@ def fair_stopped(bench):
     assert first.ask("work 2") == "ok" and second.ask("work 1") == "ok"
 
 
+def fair_ram(bench):
+    """Sessions' pages together stay within the RAM that all may have: each has its share, and who comes late what is left, which grows when others
+    give back; nothing is lost."""
+    _, address = bench.node_with("--vram", "64MiB", "--total-memory", "256MiB")
+    memory = lambda client: tuple(int(part) for part in client.ask("memory").split()[1:3])
+
+    def within(state):
+        ram = [s["ram"] for s in state["sessions"] if s["running"]]
+        assert sum(ram) <= 256 * MIB, ram
+        return True
+
+    first = bench.program(bench.options.holder, address)
+    assert memory(first)[1] == 64 + 256
+    assert first.ask("take 120") == "ok" and first.ask("work 2") == "ok"
+    second = bench.program(bench.options.holder, address)
+    assert memory(second)[1] == 64 + 128, "what it is told of is its share"
+    assert memory(first)[1] == 64 + 128
+    # Both want more than fits VRAM, at the same time.
+    second.tell("take 130")
+    first.tell("work 5")
+    bench.soon(address, lambda state: within(state) and state["sessions"][1]["ram"] >= 66 * MIB)
+    assert second.line() == "ok" and first.line() == "ok"
+    for client in (first, second):
+        client.tell("work 4")
+    for _ in range(5):
+        within(bench.state(address))
+        time.sleep(0.2)
+    assert first.line() == "ok" and second.line() == "ok"
+    assert second.ask("take 64") == "error cudaErrorMemoryAllocation", "more than its share"
+    assert second.ask("work 1") == "error cudaErrorMemoryAllocation"  # the runtime tells once more
+    # A third has what they have not parked, and what one had that has gone.
+    third = bench.program(bench.options.holder, address)
+    total = memory(third)[1]
+    assert 64 <= total < 64 + 84, total
+    assert third.ask("take 48") == "ok"
+    within(bench.state(address))
+    first.process.stdin.close()
+    assert first.process.wait(LONG) == 0
+    end = time.monotonic() + LONG
+    while memory(third)[1] < 64 + 120:
+        assert time.monotonic() < end, memory(third)
+        time.sleep(0.1)
+    assert third.ask("take 96") == "ok" and third.ask("work 2") == "ok" and second.ask("work 2") == "ok"
+    within(bench.state(address))
+    # Pinned memory comes off what there is for pages.
+    second.process.kill()
+    while memory(third)[1] != 64 + 256:
+        assert time.monotonic() < end, memory(third)
+        time.sleep(0.1)
+    assert third.ask("pin 64") == "ok"
+    while memory(third)[1] != 64 + 192:
+        assert time.monotonic() < end, memory(third)
+        time.sleep(0.1)
+
+
 def fair_idle(bench):
     """Who uses next to nothing takes next to nothing from the others."""
     _, address = bench.node_with("--memory", "1GiB", OL_SIM_VRAM=str(2 << 30))
@@ -492,7 +547,7 @@ def settings(bench):
         assert refused.returncode == 2 and why in refused.stderr, refused
 
 
-SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_idle, limits, state, metrics, cache, confined, settings]
+SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_ram, fair_idle, limits, state, metrics, cache, confined, settings]
 
 
 if __name__ == "__main__":
