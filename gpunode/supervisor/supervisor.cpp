@@ -65,6 +65,13 @@ void sayNo(const transport::LinkPtr& client, const std::string& why) {
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
 }
 
+// While something else is waited for: the signal stays for run() to take.
+bool toldToEnd() {
+  sigset_t pending;
+  sigemptyset(&pending);
+  return sigpending(&pending) == 0 && (sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1);
+}
+
 std::string howItEnded(int status) {
   if (WIFSIGNALED(status)) return base::format("its worker was killed by signal {}", WTERMSIG(status));
   if (WEXITSTATUS(status) != 0) return base::format("its worker ended with status {}", WEXITSTATUS(status));
@@ -129,7 +136,7 @@ Status Supervisor::start() {
   }
   findRam();
   if (auto found = findDevices(); !found.ok()) {
-    if (!options_.devices.empty()) return found;
+    if (!options_.devices.empty() && !toldToEnd()) return found;
     base::logWarn("%s; sessions are refused until it can", found.error().message.c_str());
   }
   return {};
@@ -367,12 +374,13 @@ std::vector<std::string> Supervisor::workerEnvironment() const {
 }
 
 Status Supervisor::findDevices() {
-  looked_ = std::chrono::steady_clock::now();
   const std::string driver = options_.driver == "sim"  ? sim_
                              : options_.driver.empty() ? std::string("libcuda.so.1")
                                                        : options_.driver;
-  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices); !found.ok()) {
+  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices, toldToEnd);
+      !found.ok()) {
     no_devices_ = found.error().message;
+    looked_ = std::chrono::steady_clock::now();  // a driver that hangs has taken long: in between clients are answered
     return found;
   }
   for (size_t i = 0; i < devices_.size(); ++i)

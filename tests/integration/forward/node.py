@@ -2,7 +2,7 @@
 """What an olgpunode gives to whom: devices, memory, fair shares of VRAM, limits, its state, and NVML of its devices.
 
 node.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --olpagestat OLPAGESTAT --steps STEPS --holder HOLDER --probe PROBE
-  --fake-nvml FOLDER SCENARIO [tcp|shm]
+  --fake-nvml FOLDER --hung-driver LIBRARY SCENARIO [tcp|shm]
 """
 import json
 import os
@@ -353,6 +353,29 @@ def fair_ram(bench):
         time.sleep(0.1)
 
 
+def hung_driver(bench):
+    """A driver that hangs: the gpunode answers between its attempts, and ends at once when it is told to, also in the middle of one."""
+    command = [bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", bench.options.hung_driver]
+    node = bench.start(command)
+    node.wait_log("no key: listening on loopback only")
+    time.sleep(2)
+    begun = time.monotonic()
+    node.process.terminate()
+    assert node.process.wait(LONG) == 0
+    assert time.monotonic() - begun < 5, "the end waits for the driver"
+    node = bench.start(command)
+    address = node.wait_log(r"listening at (\S+)", 60).group(1)
+    assert any("does not start within 30 s" in line for line in node.log), node.log
+    time.sleep(1.5)
+    begun = time.monotonic()
+    assert bench.state(address)["devices"] == []
+    assert time.monotonic() - begun < 5, "nobody is answered"
+    refused = bench.program(bench.options.holder, address, ready=False)
+    refused.wait_log("the driver does not start within 30 s")
+    node.process.terminate()
+    assert node.process.wait(LONG) == 0
+
+
 def fair_idle(bench):
     """Who uses next to nothing takes next to nothing from the others."""
     _, address = bench.node_with("--memory", "1GiB", OL_SIM_VRAM=str(2 << 30))
@@ -547,9 +570,9 @@ def settings(bench):
         assert refused.returncode == 2 and why in refused.stderr, refused
 
 
-SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_ram, fair_idle, limits, state, metrics, cache, confined, settings]
+SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_ram, fair_idle, hung_driver, limits, state, metrics, cache, confined, settings]
 
 
 if __name__ == "__main__":
     sessions.run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--olpagestat", "--steps", "--holder", "--probe",
-                                      "--fake-nvml"), Bench)
+                                      "--fake-nvml", "--hung-driver"), Bench)
