@@ -371,6 +371,14 @@ uint64_t ChunkStore::releaseFreeVram(uint64_t bytes, Lock& lock) {
   return released;
 }
 
+uint64_t ChunkStore::releaseFreeHost(uint64_t bytes, Lock& lock) {
+  const uint64_t had = host_made_;
+  doomHost(bytes, {}, *this);
+  const uint64_t released = had - host_made_;
+  destroyDoomed(lock);
+  return released;
+}
+
 uint64_t ChunkStore::lend(uint64_t bytes, Lock& lock) {
   uint64_t lent = 0;
   for (unsigned order = 0; order < kOrders && lent < bytes; ++order)

@@ -5,6 +5,7 @@
 // Thread-safety: every member runs under PoolState::mutex, passed as `lock`; those that make driver calls release it meanwhile.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -34,6 +35,7 @@ class ChunkStore;
 struct HostBudget {
   bool known = false;  // `limit` was given or worked out
   uint64_t limit = 0;  // bytes of host chunks that all stores together may have
+  uint64_t most = 0;   // that it may be raised to
   uint64_t made = 0;   // that they have
   std::vector<ChunkStore*> stores;
 };
@@ -53,6 +55,9 @@ class ChunkStore {
   void leaveHost();
   uint64_t vramBudget() const { return vram_budget_; }
   uint64_t hostLimit() const { return host_.limit; }
+  uint64_t mostHost() const { return host_.most; }
+  /// What all stores together have beyond a limit that was lowered.
+  uint64_t hostSurplus() const { return host_.made - std::min(host_.made, host_.limit); }
   /// Finds out what kind of host memory this machine gives. The device's context is current.
   void probeHost(int numa_node);
   bool hostMappable() const { return host_mappable_; }
@@ -79,6 +84,7 @@ class ChunkStore {
   uint64_t vramAvailable() const { return vram_budget_ - (vram_made_ - vram_free_); }
   uint64_t vramInUse() const { return vram_made_ - vram_free_; }
   uint64_t hostInUse() const { return host_made_ - host_free_; }
+  uint64_t hostFree() const { return host_free_; }
   uint64_t hostFreeOf(unsigned order) const { return free_host_[order].size(); }
   /// A pass of the GPU reads chunks through their aliases: until it ends none is released.
   void passBegins() { ++passes_; }
@@ -89,6 +95,8 @@ class ChunkStore {
   void passesOver() { passes_ = 0; }
   /// Gives free chunks back to the driver until `bytes` of VRAM are released. Returns the bytes released.
   uint64_t releaseFreeVram(uint64_t bytes, Lock& lock);
+  /// Gives free host chunks back to the system until `bytes` are released. Returns the bytes released.
+  uint64_t releaseFreeHost(uint64_t bytes, Lock& lock);
   /// Drops every free chunk (the device's context is current). After leaveHost().
   void releaseAllFree(Lock& lock);
 

@@ -20,6 +20,7 @@ constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000, kPassPatienceNs = 5
 constexpr uint64_t kLongestSurplusPatienceNs = 5'000'000'000;
 constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
+constexpr uint64_t kChangeBytes = kPageBytes << (kOrders - 1);  // beyond what just holds all: pages change place
 constexpr uint64_t kLongestRunNs = 1'000'000;
 // Unpacking that the GPU does not come to is given up after this time, and for so long nothing is unpacked.
 constexpr uint64_t kLateNs = 1'000'000'000, kLatePauseNs = 10'000'000'000;
@@ -101,7 +102,7 @@ CUresult Engine::makeObjects() {
   size_t free_bytes = 0, total_bytes = 0;
   CUresult result = driver.cuMemGetInfo_v2(&free_bytes, &total_bytes);
   most_ = std::max<uint64_t>(total_bytes, budget_);
-  const uint64_t pages = (most_ + chunks_.hostLimit()) / kPageBytes + 64;
+  const uint64_t pages = (most_ + chunks_.mostHost()) / kPageBytes + 64;
   // Before other streams' work, so that eviction does not wait behind the program's kernels.
   for (CUstream* stream : {&in_stream_, &out_stream_, &pass_stream_})
     if (result == CUDA_SUCCESS) result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
@@ -410,6 +411,7 @@ void Engine::run() {
       judgeTimed(lock);
       progress |= serveReliefs(lock);
       progress |= giveSurplus(lock);
+      progress |= giveHostSurplus(lock);
       progress |= serveWants(lock);
       progress |= bringHome(lock);
       progress |= fillFreeVram();
@@ -1165,11 +1167,15 @@ bool Engine::serveReliefs(Lock& lock) {
   return progress;
 }
 
+uint64_t Engine::leastBelow() const {
+  const uint64_t above = std::min(budget_, chunks_.vramBudget()), held = allocated_ + kChangeBytes;
+  return allocated_ == 0 ? 0 : held - std::min(held, above);
+}
+
 uint64_t Engine::setVramBudget(uint64_t bytes) {
   const uint64_t below = chunks_.hostLimit() + remoteCapacity(pool_);
   const uint64_t room = below - std::min(below, usedByOthers());
-  // One extent more than just holds it all: pages have to change place.
-  const uint64_t held = allocated_ + (kPageBytes << (kOrders - 1));
+  const uint64_t held = allocated_ + kChangeBytes;
   const uint64_t least = std::min(budget_, held - std::min(held, room));
   const uint64_t wanted = std::max(std::min(bytes, most_), least);
   const uint64_t budget = std::max(kPageBytes, (wanted + kPageBytes - 1) / kPageBytes * kPageBytes);
@@ -1195,6 +1201,16 @@ bool Engine::giveSurplus(Lock& lock) {
   surplus_ -= std::min(surplus_, given);
   const bool leaving = surplus_ > incoming_ && retire(surplus_ - incoming_, 0, true);
   return given > 0 || leaving;
+}
+
+// The host tier's limit was lowered: what is free goes back to the system, and copies of what is in VRAM go with it. What is parked has its place: the limit
+// is not below it.
+bool Engine::giveHostSurplus(Lock& lock) {
+  const uint64_t surplus = chunks_.hostSurplus();
+  if (surplus == 0 || broken_) return false;
+  if (chunks_.hostFree() < surplus) packed_.drop(surplus - chunks_.hostFree());
+  if (chunks_.hostFree() < surplus) dropLowerCopies(surplus - chunks_.hostFree(), true);
+  return chunks_.releaseFreeHost(surplus, lock) > 0;
 }
 
 // One extent at a time: the other device asks again for as long as it needs more. Its host chunk goes as a lower copy.

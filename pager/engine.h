@@ -137,6 +137,8 @@ class Engine {
   /// The budget from now on, or the least that holds what does not fit below VRAM. What is in use beyond it leaves VRAM as soon
   /// as it can. Returns what it will be.
   uint64_t setVramBudget(uint64_t bytes);
+  /// Bytes below VRAM without which what is allocated here would have no place.
+  uint64_t leastBelow() const;
   void removeRelief(const std::shared_ptr<Relief>& relief) { std::erase(reliefs_, relief); }
   void wake() { wake_.notify_one(); }
   /// A launch found the arena partly in place.
@@ -280,6 +282,7 @@ class Engine {
   void surplusCameBack(uint64_t now);
   bool serveReliefs(Lock& lock);
   bool giveSurplus(Lock& lock);
+  bool giveHostSurplus(Lock& lock);
   bool bringHome(Lock& lock);
   bool fillFreeVram();
   bool prefetch(Lock& lock);

@@ -162,7 +162,7 @@ std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
   Lock lock(state.mutex);
   if (!state.host.known) {
     state.host.known = true;
-    state.host.limit = host;
+    state.host.limit = state.host.most = host;
   }
   if (const auto known = state.vram_budgets.find(device); known != state.vram_budgets.end()) vram = known->second;
   return {keep ? state.vram_budgets.try_emplace(device, vram).first->second : vram, state.host.limit};

@@ -199,6 +199,9 @@ class Pool {
   /// From now on the device's VRAM budget is this, or the least that holds what does not fit below VRAM; what exceeds it leaves in
   /// the background. Before the device's first allocation: what it begins with. Returns what it will be.
   uint64_t setVramBudget(CUdevice device, uint64_t bytes);
+  /// From now on the host tier's limit is this, at most what the options give, or the least that holds what does not fit VRAM. What exceeds it goes
+  /// back to the system in the background. Returns what it will be.
+  uint64_t setHostLimit(uint64_t bytes);
   /// As the Report option says, for `device`; asks the driver what is free when the engine has not started. `context`: the caller's
   /// current one, or null.
   MemoryInfo memoryInfo(CUcontext context, CUdevice device);

@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "pager/budgets.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 
@@ -62,6 +63,24 @@ uint64_t Pool::setVramBudget(CUdevice device, uint64_t bytes) {
   const uint64_t budget = std::max(kPageBytes, bytes / kPageBytes * kPageBytes);
   state.vram_budgets[device] = budget;
   return budget;
+}
+
+uint64_t Pool::setHostLimit(uint64_t bytes) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return 0;
+  const uint64_t given = hostLimit(state.options.host);
+  Lock lock(state.mutex);
+  HostBudget& host = state.host;
+  if (!host.known) host.limit = host.most = given;
+  host.known = true;
+  uint64_t least = 0;
+  for (const auto& engine : state.engines) least += engine->leastBelow();
+  const uint64_t remote = remoteCapacity(state);
+  least = std::min(host.limit, (least - std::min(least, remote) + kPageBytes - 1) / kPageBytes * kPageBytes);
+  host.limit = std::max(std::min(bytes / kPageBytes * kPageBytes, host.most), least);
+  set(counters().host_limit_bytes, host.limit);
+  for (const auto& engine : state.engines) engine->wake();
+  return host.limit;
 }
 
 }  // namespace olpager::pager

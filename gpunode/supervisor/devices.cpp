@@ -21,6 +21,7 @@ namespace olpager::gpunode {
 namespace {
 
 constexpr int kPatienceMs = 30'000;
+constexpr int kLookMs = 100;
 constexpr int kReapTries = 300;
 constexpr std::chrono::milliseconds kReapPause{10};
 
@@ -53,7 +54,7 @@ Devices::Devices() = default;
 Devices::~Devices() = default;
 
 Status Devices::find(const std::string& worker, const std::vector<std::string>& environment, const std::string& driver,
-                     const std::vector<uint32_t>& chosen) {
+                     const std::vector<uint32_t>& chosen, const std::function<bool()>& ends) {
   WorkerSetup setup;
   setup.task = WorkerTask::kDescribe;
   std::strncpy(setup.library, driver.c_str(), sizeof setup.library - 1);
@@ -61,18 +62,20 @@ Status Devices::find(const std::string& worker, const std::vector<std::string>& 
   if (!started.ok()) return started.error();
   NodeDescription node;
   pollfd socket{started.value().socket.get(), POLLIN, 0};
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
   int ready = 0;
-  while ((ready = poll(&socket, 1, kPatienceMs)) < 0 && errno == EINTR) {
+  while ((ready = poll(&socket, 1, kLookMs)) <= 0 && !ends() && std::chrono::steady_clock::now() < patience) {
   }
   const bool told = ready > 0 && recv(socket.fd, &node, sizeof node, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof node);
   if (!told) kill(started.value().pid, SIGKILL);
   // One that hangs in the driver can't be waited for: the supervisor reaps it one day.
   bool over = false;
-  for (int tries = 0; tries < kReapTries && !over; ++tries) {
+  for (int tries = 0; tries < kReapTries && !over && !ends(); ++tries) {
     over = waitpid(started.value().pid, nullptr, WNOHANG) != 0;
     if (!over) std::this_thread::sleep_for(kReapPause);
   }
   if (!over) kill(started.value().pid, SIGKILL);
+  if (!told && ends()) return Error{"the gpunode has been told to end"};
   if (!told)
     return Error{ready > 0 ? "the driver ends the process that starts it" : "the driver does not start within 30 s"};
   node.text[sizeof node.text - 1] = '\0';

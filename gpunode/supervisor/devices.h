@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,9 +23,9 @@ class Devices {
   ~Devices();
 
   /// Starts the driver in a worker that ends again, and waits for its answer, half a minute at most. `chosen`: indices (--device), in
-  /// the order in which sessions see them; none: all. The Error is one line.
+  /// the order in which sessions see them; none: all. `ends`: looked at now and then: true gives up. The Error is one line.
   Status find(const std::string& worker, const std::vector<std::string>& environment, const std::string& driver,
-              const std::vector<uint32_t>& chosen);
+              const std::vector<uint32_t>& chosen, const std::function<bool()>& ends);
   bool known() const { return !devices_.empty(); }
   size_t size() const { return devices_.size(); }
   const status::Device& at(size_t i) const { return devices_[i]; }

@@ -60,10 +60,11 @@ Status setVram(SupervisorOptions& options, std::string_view text) {
   if (status.ok()) options.vram = probe.vram;
   return status;
 }
+template <base::Budget SupervisorOptions::*kMember>
 Status setMemory(SupervisorOptions& options, std::string_view text) {
   base::Settings probe;
   auto status = base::applySetting(probe, "host", text);
-  if (status.ok()) options.memory = probe.host;
+  if (status.ok()) options.*kMember = probe.host;
   return status;
 }
 Status setDevice(SupervisorOptions& options, std::string_view text) {
@@ -149,8 +150,10 @@ const std::vector<SupervisorKey>& supervisorKeys() {
       {"device", "The GPUs that sessions see, such as 0,2, counted as nvidia-smi does", "all", setDevice},
       {"vram", "The most VRAM that a session may use of each device, in bytes or per cent",
        "what is free; a fair share where there are several", setVram},
-      {"memory", "RAM that a session's pages may use, and as much again its pinned memory", "80 % of what is available",
-       setMemory},
+      {"memory", "The most RAM that a session's pages may use, and as much again its pinned memory",
+       "what all have together; a fair share where there are several", setMemory<&SupervisorOptions::memory>},
+      {"total-memory", "RAM that all sessions' pages and pinned memory are to have together",
+       "80 % of what is available when it starts", setMemory<&SupervisorOptions::total_memory>},
       {"key", "The file with the keys of clients; needed beyond loopback", "none", setKey},
       {"tls", "What is encrypted: all, control or off", "all", setTls},
       {"transport", "auto, tcp or shm", "auto", setTransport},

@@ -18,6 +18,7 @@ struct SupervisorOptions {
   std::string driver;                      // as the setting: "" finds the driver, "sim", or a path
   std::vector<uint32_t> devices;           // that sessions see, in this order; empty: all
   base::Budget vram, memory;               // of each session, as the settings vram and host
+  base::Budget total_memory;               // of all sessions together, as the setting host
   uint32_t first_port = 0, last_port = 0;  // of workers; 0: any
   std::string key;
   std::string cache;                  // folder of modules that clients have sent; "": the usual place, "none": none

@@ -30,4 +30,25 @@ std::vector<uint64_t> shares(uint64_t total, std::span<const Claim> claims) {
   return budgets;
 }
 
+std::vector<uint64_t> hostShares(uint64_t total, std::span<const HostClaim> claims) {
+  // The largest part at which all have room.
+  const auto fits = [&](uint64_t part) {
+    uint64_t left = total;
+    for (const HostClaim& claim : claims) {
+      const uint64_t has = std::max(claim.held, std::min(part, claim.most));
+      if (has > left) return false;
+      left -= has;
+    }
+    return true;
+  };
+  uint64_t part = 0, beyond = total;  // beyond: larger parts than this are never looked for
+  while (part < beyond) {
+    const uint64_t middle = beyond - (beyond - part) / 2;
+    fits(middle) ? part = middle : beyond = middle - 1;
+  }
+  std::vector<uint64_t> limits;
+  for (const HostClaim& claim : claims) limits.push_back(std::min(part, claim.most));
+  return limits;
+}
+
 }  // namespace olpager::gpunode

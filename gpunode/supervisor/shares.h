@@ -1,4 +1,4 @@
-// How a device's VRAM is divided among sessions. Pure function. Bytes.
+// How a device's VRAM, and the machine's RAM, are divided among sessions. Pure functions. Bytes.
 #pragma once
 
 #include <cstdint>
@@ -16,5 +16,15 @@ struct Claim {
 /// an equal share (or its `most`), so that who has wanted little so far can use its share at once. What is used is thereby at most
 /// `total`, once everybody is within its budget and wants what it said.
 std::vector<uint64_t> shares(uint64_t total, std::span<const Claim> claims);
+
+/// Of host memory, which a session that has it can't be made to give back: its pages may have no other place.
+struct HostClaim {
+  uint64_t held = 0;           // what it can't give back
+  uint64_t most = UINT64_MAX;  // that it may have
+};
+
+/// The limit of each: an equal part of `total`, and of what others may not have. Who holds more keeps that, and the others have less. What all hold and may have is
+/// at most `total`, unless what is held is more.
+std::vector<uint64_t> hostShares(uint64_t total, std::span<const HostClaim> claims);
 
 }  // namespace olpager::gpunode

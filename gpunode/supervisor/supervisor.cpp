@@ -39,6 +39,7 @@ constexpr auto kStart = 25s;       // of a worker
 constexpr auto kLookAgain = 10s;   // for a driver that could not start
 constexpr auto kWait = 20s;        // of a client for another's session to end: it waits 30 for the answer
 constexpr auto kEnd = 1s;          // of workers that have been told to
+constexpr auto kDivideRam = 500ms;
 constexpr int kTickMs = 500;
 
 // What a peer calls itself, as a log takes it.
@@ -62,6 +63,13 @@ void sayNo(const transport::LinkPtr& client, const std::string& why) {
   reply.refused = 1;
   std::strncpy(reply.text, why.c_str(), sizeof reply.text - 1);
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
+}
+
+// While something else is waited for: the signal stays for run() to take.
+bool toldToEnd() {
+  sigset_t pending;
+  sigemptyset(&pending);
+  return sigpending(&pending) == 0 && (sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1);
 }
 
 std::string howItEnded(int status) {
@@ -128,8 +136,9 @@ Status Supervisor::start() {
     metrics_endpoint_ = std::move(served).value();
     base::logInfo("figures at http://%s/metrics", metrics_endpoint_->address().c_str());
   }
+  findRam();
   if (auto found = findDevices(); !found.ok()) {
-    if (!options_.devices.empty()) return found;
+    if (!options_.devices.empty() && !toldToEnd()) return found;
     base::logWarn("%s; sessions are refused until it can", found.error().message.c_str());
   }
   return {};
@@ -181,6 +190,7 @@ int Supervisor::run() {
     }
     openWaiting();
     divideVram();
+    if (ram_changed_ || std::chrono::steady_clock::now() - ram_divided_ > kDivideRam) divideRam();
     tellMetrics();
     forgetOld();
     if (!devices_.known() && std::chrono::steady_clock::now() - looked_ > kLookAgain) (void)findDevices();
@@ -306,6 +316,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   }
   if (request.slots == 0 || request.slots > forward::kMostSlots || request.slot >= request.slots)
     return refuse(client, base::format("a program has at most {} gpunodes", forward::kMostSlots));
+  if (!forward::isValid(request.driver)) return refuse(client, "its request has no meaning: settings of the driver");
   Session session;
   for (uint32_t i = 0; i < devices_.size(); ++i) session.devices.push_back(i);
   if (request.sees_some != 0 && devices_.known()) {
@@ -328,6 +339,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.slot = request.slot;
   session.slots = request.slots;
   session.exportable_is_drivers = request.exportable_is_drivers != 0;
+  session.driver = request.driver;
   session.program = printable(request.program, sizeof request.program);
   session.peer = client->peer().address;
   session.node = client->peer().node;
@@ -366,12 +378,13 @@ std::vector<std::string> Supervisor::workerEnvironment() const {
 }
 
 Status Supervisor::findDevices() {
-  looked_ = std::chrono::steady_clock::now();
   const std::string driver = options_.driver == "sim"  ? sim_
                              : options_.driver.empty() ? std::string("libcuda.so.1")
                                                        : options_.driver;
-  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices); !found.ok()) {
+  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices, toldToEnd);
+      !found.ok()) {
     no_devices_ = found.error().message;
+    looked_ = std::chrono::steady_clock::now();  // a driver that hangs has taken long: in between clients are answered
     return found;
   }
   for (size_t i = 0; i < devices_.size(); ++i)
@@ -381,6 +394,7 @@ Status Supervisor::findDevices() {
 }
 
 Status Supervisor::spawn(Session& session, const std::string& host) {
+  divideRam(&session);
   WorkerSetup setup;
   setup.session = session.id;
   setup.slot = session.slot;
@@ -395,7 +409,8 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   setup.grace_ms = forward::workerGraceMs(options_.grace_ms);
   setup.straight = options_.straight ? 1 : 0;
   setup.confined = options_.confine ? 1 : 0;
-  setup.pinned_bytes = pager::hostLimit({options_.memory.bytes, options_.memory.percent});
+  setup.pinned_bytes = most_ram_;
+  setup.host_bytes = session.host_limit;
   setup.first_port = options_.first_port;
   setup.last_port = options_.last_port;
   std::strncpy(setup.listen, host.c_str(), sizeof setup.listen - 1);
@@ -407,6 +422,7 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   }
 
   std::vector<std::string> environment = workerEnvironment();
+  forward::setDriverEnvironment(environment, session.driver);
   if (!options_.driver.empty())
     environment.push_back("OL_DRIVER=" + (options_.driver == "sim" ? sim_ : options_.driver));
   if (session.exportable_is_drivers) {
@@ -414,7 +430,7 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
     environment.emplace_back("OL_EXPORTABLE=driver");
   }
   if (options_.vram.given()) environment.push_back("OL_VRAM=" + base::exactBudget(options_.vram));
-  if (options_.memory.given()) environment.push_back("OL_HOST=" + base::exactBudget(options_.memory));
+  environment.push_back("OL_HOST=" + base::exactBudget({most_ram_, 0}));
   if (session.devices.size() != devices_.size() || !options_.devices.empty()) {
     std::erase_if(environment, [](const std::string& entry) { return entry.starts_with("CUDA_VISIBLE_DEVICES="); });
     std::string visible;
@@ -454,6 +470,11 @@ void Supervisor::ready(Session& session) {
   session.reply.port = portOf(address);
   base::logInfo("session %016llx is at %s", static_cast<unsigned long long>(session.id), address.c_str());
   promiseVram(session);
+  // The others have been asked for its part of RAM when its worker was started: what they have given by now it is told of, too.
+  for (auto& [id, other] : sessions_) {
+    if (other.socket && !other.starting) hear(other);
+  }
+  divideRam();
   if (client) (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&session.reply, 1)));
   explicit_bzero(session.reply.key, sizeof session.reply.key);
 }
@@ -469,6 +490,9 @@ void Supervisor::hear(Session& session) {
     }
     report.device_count = std::min<uint32_t>(report.device_count, static_cast<uint32_t>(session.devices.size()));
     if (report.link > static_cast<uint32_t>(transport::LinkKind::kVerbs)) report.link = kNoLink;
+    report.host_limit = std::min(report.host_limit, most_ram_);
+    report.pinned = std::min(report.pinned, most_ram_);
+    ram_changed_ |= session.report.host_limit != report.host_limit;
     session.report = report;
   }
 }

@@ -7,6 +7,9 @@
 //
 // VRAM. While several sessions use a device each gets a budget (shares.h), by what their workers report twice a second; it is set anew
 // when they come, go, or want more or less. A session that was never beside another keeps what its pager found.
+//
+// RAM. Each session's host tier has a limit, an equal part of what all may have together; it is set anew when sessions come and go. One that grows gets only
+// what its workers' reports say that others have given back: together they never have more.
 #pragma once
 
 #include <sys/types.h>
@@ -51,6 +54,7 @@ class Supervisor {
     uint32_t process = 0;                // the client's
     bool exportable_is_drivers = false;  // as its program wants it (OL_EXPORTABLE)
     uint32_t slot = 0, slots = 1;        // which of its program's sessions it is, of how many
+    forward::DriverEnvironment driver;   // what its program says to the driver
     std::string program, peer, node, key_name;
     bool left = false;              // the client has, before the worker was ready
     bool starting = true;           // the worker is not ready
@@ -60,6 +64,7 @@ class Supervisor {
     std::vector<uint32_t> devices;  // that it sees, as indices of devices_: what the worker calls 0, 1, ...
     WorkerReport report;            // the last one
     std::vector<uint64_t> budgets;  // by devices_, as ordered last; 0: none was
+    uint64_t host_limit = 0;        // of its host tier, as ordered last
     transport::LinkPtr client;      // who waits for the answer
     forward::SessionReply reply;
     std::string ended;  // why; "" while it runs
@@ -101,6 +106,11 @@ class Supervisor {
   void promiseVram(Session& session);
   void divideVram();
   void order(Session& session, size_t device, uint64_t budget);
+  void findRam();
+  /// What the host tiers of all sessions may have together.
+  uint64_t ramToShare() const;
+  /// `coming`: is not among the sessions yet; its limit is set, and the others are asked to make room.
+  void divideRam(Session* coming = nullptr);
   void forgetOld();
 
   const SupervisorOptions options_;
@@ -118,6 +128,9 @@ class Supervisor {
   std::string no_devices_ = "its driver has no GPU";  // or why none are known
   bool measured_ = false;                             // by NVML
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now(), looked_{}, divided_{}, told_{};
+  uint64_t ram_ = 0, most_ram_ = 0;  // of all sessions together; of each
+  bool ram_changed_ = false;         // a worker has another limit than before
+  std::chrono::steady_clock::time_point ram_divided_{};
   std::mutex metrics_mutex_;
   std::string metrics_text_;  // under it
   std::unique_ptr<status::MetricsEndpoint> metrics_endpoint_;

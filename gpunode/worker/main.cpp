@@ -26,6 +26,7 @@
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/peer_keys.h"
 #include "interpose/forward/session_protocol.h"
+#include "interpose/local/control.h"
 #include "pager/pool.h"
 
 namespace {
@@ -209,6 +210,8 @@ int run() {
     if (auto confined = gpunode::confine(allowed); !confined.ok()) return fail(confined.error().message);
   }
   worker->hostMemory().setLimit(setup.pinned_bytes);
+  auto* const set_host = reinterpret_cast<decltype(&olpager_set_host_limit)>(worker->symbol("olpager_set_host_limit"));
+  if (set_host != nullptr) (void)set_host(setup.host_bytes);
   setup.cache[sizeof setup.cache - 1] = '\0';
   if (setup.cache[0] != '\0') {
     if (auto opened = worker->moduleCache().open(setup.cache, setup.cache_bytes); !opened.ok())

@@ -26,6 +26,7 @@ WorkerReport reportOf(Worker& worker, decltype(&olpager_figures) figures_of) {
   OlpagerFigures figures;
   if (figures_of == nullptr || figures_of(&figures) != 0) return report;
   report.host = figures.host_used;
+  report.host_limit = figures.host_limit;
   report.device_count = std::min(figures.device_count, kMostDevices);
   for (uint32_t i = 0; i < report.device_count; ++i)
     report.devices[i] = {figures.devices[i].allocated, figures.devices[i].vram_budget, figures.devices[i].resident};
@@ -38,7 +39,8 @@ void startReporter(Worker& worker, int fd) {
   auto* const figures_of = reinterpret_cast<decltype(&olpager_figures)>(worker.symbol("olpager_figures"));
   auto* const set_budget =
       reinterpret_cast<decltype(&olpager_set_vram_budget)>(worker.symbol("olpager_set_vram_budget"));
-  std::thread([&worker, fd, figures_of, set_budget] {
+  auto* const set_host = reinterpret_cast<decltype(&olpager_set_host_limit)>(worker.symbol("olpager_set_host_limit"));
+  std::thread([&worker, fd, figures_of, set_budget, set_host] {
     auto due = Clock::now();
     for (;;) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(due - Clock::now()).count();
@@ -50,11 +52,17 @@ void startReporter(Worker& worker, int fd) {
         if (got != sizeof order) continue;
         if (order.order == Order::kEnd) worker.endNow("the gpunode has been told to end");
         if (order.order == Order::kClientIsDead) worker.clientIsDead();
+        if (order.order == Order::kHostLimit && set_host != nullptr) {
+          const uint64_t limit = set_host(order.bytes);
+          base::logDebug("host tier: at most %llu MiB (%llu MiB wanted)", static_cast<unsigned long long>(limit >> 20),
+                         static_cast<unsigned long long>(order.bytes >> 20));
+          due = Clock::now();
+        }
         if (order.order != Order::kVramBudget || set_budget == nullptr) continue;
-        const uint64_t budget = set_budget(order.device, order.vram_budget);
+        const uint64_t budget = set_budget(order.device, order.bytes);
         base::logDebug("device %d: VRAM budget %llu MiB (%llu MiB wanted)", order.device,
                        static_cast<unsigned long long>(budget >> 20),
-                       static_cast<unsigned long long>(order.vram_budget >> 20));
+                       static_cast<unsigned long long>(order.bytes >> 20));
         continue;
       }
       if (Clock::now() < due) continue;

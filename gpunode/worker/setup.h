@@ -27,6 +27,7 @@ struct WorkerSetup {
   uint32_t transport = 0;      // transport::Choice
   uint32_t tls = 0;            // transport::Tls
   uint64_t pinned_bytes = 0;   // the most that the client may have of pinned memory
+  uint64_t host_bytes = 0;     // the host tier's limit that it begins with
   uint64_t cache_bytes = 0;    // the most of the modules' folder
   uint32_t confined = 1;       // gpunode/worker/confine.h
   uint32_t slot = 0;           // which of the program's sessions it is
@@ -45,10 +46,11 @@ struct WorkerReady {
 };
 
 struct WorkerReport {
-  uint64_t calls = 0;   // made so far
-  uint64_t moved = 0;   // bytes of calls and answers so far
-  uint64_t pinned = 0;  // bytes of pinned memory
-  uint64_t host = 0;    // bytes of the host tier
+  uint64_t calls = 0;       // made so far
+  uint64_t moved = 0;       // bytes of calls and answers so far
+  uint64_t pinned = 0;      // bytes of pinned memory
+  uint64_t host = 0;        // bytes of the host tier
+  uint64_t host_limit = 0;  // of them: what was ordered, or more where less would leave pages without a place
   uint32_t device_count = 0;
   uint32_t link = kNoLink;  // to the client: transport::LinkKind
   struct Device {
@@ -58,6 +60,7 @@ struct WorkerReport {
 
 enum class Order : uint32_t {
   kVramBudget = 1,
+  kHostLimit,     // answered by a report at once
   kClientIsDead,  // its process has ended: without a link nobody will come back
   kEnd,           // the gpunode ends: the client is told
 };
@@ -65,7 +68,7 @@ enum class Order : uint32_t {
 struct WorkerOrder {
   Order order = Order::kVramBudget;
   int32_t device = 0;  // kVramBudget: the worker's
-  uint64_t vram_budget = 0;
+  uint64_t bytes = 0;  // kVramBudget, kHostLimit
 };
 
 struct DeviceDescription {

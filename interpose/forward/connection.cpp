@@ -44,6 +44,7 @@ Status Connection::open(calls::Channel& channel) {
   request.slot = slot_;
   request.slots = slots_;
   request.exportable_is_drivers = settings_.exportable == base::ExportableSetting::kDriver ? 1 : 0;
+  request.driver = driverEnvironment();
   // Of several gpunodes' devices the program's side chooses (devices.h).
   if (const char* const visible = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr; visible != nullptr) {
     if (std::strlen(visible) >= sizeof request.visible)

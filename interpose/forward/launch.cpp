@@ -16,6 +16,7 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/driver_environment.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/launch_wire.h"
 #include "interpose/forward/memory.h"
@@ -101,7 +102,7 @@ bool gridFits(const LaunchHead& head) {
   return head.grid[0] <= kMostX && head.grid[1] <= kMost && head.grid[2] <= kMost;
 }
 
-CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** parameters, void** extra) {
+CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** parameters, void** extra) {
   if (head.function == 0) return CUDA_ERROR_INVALID_HANDLE;
   for (int i = 0; i < 3; ++i) {
     if (head.grid[i] == 0 || head.block[i] == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -141,6 +142,16 @@ CUresult launch(LaunchHead head, const CUlaunchAttribute* attributes, void** par
   const CUresult result = call.finish();
   if (result == CUDA_SUCCESS) taken().note(hash, head);
   return result;
+}
+
+// With CUDA_LAUNCH_BLOCKING a launch is over when its kernel is, and tells what has become of it. Not while something captures: a wait would end
+// the capture of a stream that this one waits for, and a kernel that is captured does not run.
+CUresult launch(const LaunchHead& head, const CUlaunchAttribute* attributes, void** parameters, void** extra) {
+  const CUresult result = send(head, attributes, parameters, extra);
+  if (result != CUDA_SUCCESS || !launchesBlock() || capturing()) return result;
+  const auto stream = reinterpret_cast<CUstream>(head.stream);
+  return head.per_thread != 0 ? ol_forward_generated_cuStreamSynchronize_ptsz(stream)
+                              : ol_forward_generated_cuStreamSynchronize(stream);
 }
 
 LaunchHead plainHead(LaunchKind kind, CUfunction f, CUstream stream, bool per_thread, unsigned gx, unsigned gy,

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "coherence/transport/options.h"
+#include "interpose/forward/driver_environment.h"
 
 namespace olpager::forward {
 
@@ -37,6 +38,7 @@ struct SessionRequest {
   uint32_t slot = 0;       // kOpen: which of the program's sessions it is, below `slots`
   uint32_t slots = 1;      // kOpen: how many the program has, at most kMostSlots
   uint64_t processes = 0;  // kOpen: the name space that `process` is a number of (base::processNamespace); 0: unknown
+  DriverEnvironment driver;  // kOpen
 };
 static_assert(sizeof(SessionRequest) == 608);
 

@@ -14,6 +14,7 @@
 #include "coherence/transport/core/own_descriptors.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/devices.h"
+#include "interpose/forward/driver_environment.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/straight_copies.h"
@@ -131,6 +132,7 @@ std::span<Session* const> sessions() {
     return true;
   }();
   (void)handlers;
+  readLaunchBlocking();
   std::vector<Session*> all;
   if (const Status connected = connectAll(state.settings, all); !connected.ok()) {
     if (base::logLevel() != base::LogLevel::kOff) base::logError("%s", connected.error().message.c_str());

@@ -14,6 +14,7 @@ extern "C" __attribute__((visibility("default"))) int olpager_figures(OlpagerFig
   *figures = {};
   olpager::pager::Counters& counters = olpager::pager::counters();
   figures->host_used = valueOf(counters.host_used_bytes);
+  figures->host_limit = valueOf(counters.host_limit_bytes);
   figures->device_count =
       static_cast<uint32_t>(std::min<uint64_t>(valueOf(counters.device_count), std::size(figures->devices)));
   for (uint32_t i = 0; i < figures->device_count; ++i) {
@@ -27,6 +28,11 @@ extern "C" __attribute__((visibility("default"))) int olpager_figures(OlpagerFig
 extern "C" __attribute__((visibility("default"))) uint64_t olpager_set_vram_budget(int device, uint64_t bytes) {
   olpager::pager::Pool* const pool = olpager::local::pool();
   return pool != nullptr && device >= 0 ? pool->setVramBudget(device, bytes) : 0;
+}
+
+extern "C" __attribute__((visibility("default"))) uint64_t olpager_set_host_limit(uint64_t bytes) {
+  olpager::pager::Pool* const pool = olpager::local::pool();
+  return pool != nullptr ? pool->setHostLimit(bytes) : 0;
 }
 
 extern "C" __attribute__((visibility("default"))) void olpager_stop(void) {

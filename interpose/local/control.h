@@ -15,6 +15,7 @@ struct OlpagerDeviceFigures {
 };
 struct OlpagerFigures {
   uint64_t host_used;     // of the host tier
+  uint64_t host_limit;    // of it; 0 before olpager_set_host_limit and the first allocation
   uint32_t device_count;  // entries of `devices` that mean something
   uint32_t reserved;
   OlpagerDeviceFigures devices[16];
@@ -26,6 +27,10 @@ int olpager_figures(OlpagerFigures* figures);
 /// The device's VRAM budget from now on; what exceeds it leaves VRAM in the background. Before the device's first allocation: what it
 /// begins with. Returns what it will be, which is more when less would leave memory without a place; 0: there is no pager.
 uint64_t olpager_set_vram_budget(int device, uint64_t bytes);
+
+/// The host tier's limit from now on, at most the setting `host`; what exceeds it goes back to the system in the background. Returns what it will be, which is more
+/// when less would leave memory without a place; 0: there is no pager, or it is nothing.
+uint64_t olpager_set_host_limit(uint64_t bytes);
 
 /// The pager ends: nothing moves any more, and memservers have back what they lent. Waits for what is under way between here and them; no call
 /// of CUDA's may follow.

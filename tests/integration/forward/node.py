@@ -2,7 +2,7 @@
 """What an olgpunode gives to whom: devices, memory, fair shares of VRAM, limits, its state, and NVML of its devices.
 
 node.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --olpagestat OLPAGESTAT --steps STEPS --holder HOLDER --descriptors DESCRIPTORS --probe PROBE
-  --fake-nvml FOLDER SCENARIO [tcp|shm]
+  --fake-nvml FOLDER --hung-driver LIBRARY SCENARIO [tcp|shm]
 """
 import json
 import os
@@ -298,6 +298,84 @@ def fair_stopped(bench):
     assert first.ask("work 2") == "ok" and second.ask("work 1") == "ok"
 
 
+def fair_ram(bench):
+    """Sessions' pages together stay within the RAM that all may have: each has its share, and who comes late what is left, which grows when others
+    give back; nothing is lost."""
+    _, address = bench.node_with("--vram", "64MiB", "--total-memory", "256MiB")
+    memory = lambda client: tuple(int(part) for part in client.ask("memory").split()[1:3])
+
+    def within(state):
+        ram = [s["ram"] for s in state["sessions"] if s["running"]]
+        assert sum(ram) <= 256 * MIB, ram
+        return True
+
+    first = bench.program(bench.options.holder, address)
+    assert memory(first)[1] == 64 + 256
+    assert first.ask("take 120") == "ok" and first.ask("work 2") == "ok"
+    second = bench.program(bench.options.holder, address)
+    assert memory(second)[1] == 64 + 128, "what it is told of is its share"
+    assert memory(first)[1] == 64 + 128
+    # Both want more than fits VRAM, at the same time.
+    second.tell("take 130")
+    first.tell("work 5")
+    bench.soon(address, lambda state: within(state) and state["sessions"][1]["ram"] >= 66 * MIB)
+    assert second.line() == "ok" and first.line() == "ok"
+    for client in (first, second):
+        client.tell("work 4")
+    for _ in range(5):
+        within(bench.state(address))
+        time.sleep(0.2)
+    assert first.line() == "ok" and second.line() == "ok"
+    assert second.ask("take 64") == "error cudaErrorMemoryAllocation", "more than its share"
+    assert second.ask("work 1") == "error cudaErrorMemoryAllocation"  # the runtime tells once more
+    # A third has what they have not parked, and what one had that has gone.
+    third = bench.program(bench.options.holder, address)
+    total = memory(third)[1]
+    assert 64 <= total < 64 + 84, total
+    assert third.ask("take 48") == "ok"
+    within(bench.state(address))
+    first.process.stdin.close()
+    assert first.process.wait(LONG) == 0
+    end = time.monotonic() + LONG
+    while memory(third)[1] < 64 + 120:
+        assert time.monotonic() < end, memory(third)
+        time.sleep(0.1)
+    assert third.ask("take 96") == "ok" and third.ask("work 2") == "ok" and second.ask("work 2") == "ok"
+    within(bench.state(address))
+    # Pinned memory comes off what there is for pages.
+    second.process.kill()
+    while memory(third)[1] != 64 + 256:
+        assert time.monotonic() < end, memory(third)
+        time.sleep(0.1)
+    assert third.ask("pin 64") == "ok"
+    while memory(third)[1] != 64 + 192:
+        assert time.monotonic() < end, memory(third)
+        time.sleep(0.1)
+
+
+def hung_driver(bench):
+    """A driver that hangs: the gpunode answers between its attempts, and ends at once when it is told to, also in the middle of one."""
+    command = [bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", bench.options.hung_driver]
+    node = bench.start(command)
+    node.wait_log("no key: listening on loopback only")
+    time.sleep(2)
+    begun = time.monotonic()
+    node.process.terminate()
+    assert node.process.wait(LONG) == 0
+    assert time.monotonic() - begun < 5, "the end waits for the driver"
+    node = bench.start(command)
+    address = node.wait_log(r"listening at (\S+)", 60).group(1)
+    assert any("does not start within 30 s" in line for line in node.log), node.log
+    time.sleep(1.5)
+    begun = time.monotonic()
+    assert bench.state(address)["devices"] == []
+    assert time.monotonic() - begun < 5, "nobody is answered"
+    refused = bench.program(bench.options.holder, address, ready=False)
+    refused.wait_log("the driver does not start within 30 s")
+    node.process.terminate()
+    assert node.process.wait(LONG) == 0
+
+
 def fair_idle(bench):
     """Who uses next to nothing takes next to nothing from the others."""
     _, address = bench.node_with("--memory", "1GiB", OL_SIM_VRAM=str(2 << 30))
@@ -543,9 +621,9 @@ def exported_nowhere(bench):
     paged.wait_log("olrun --exportable driver")
 
 
-SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_idle, limits, state, metrics, cache, confined, settings, exported, exported_nowhere]
+SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_ram, fair_idle, hung_driver, limits, state, metrics, cache, confined, settings, exported, exported_nowhere]
 
 
 if __name__ == "__main__":
     sessions.run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--olpagestat", "--steps", "--holder", "--descriptors", "--probe",
-                                      "--fake-nvml"), Bench)
+                                      "--fake-nvml", "--hung-driver"), Bench)

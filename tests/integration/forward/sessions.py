@@ -624,6 +624,43 @@ def late_failures(bench):
         assert said.returncode == 0 and said.stdout.splitlines()[-1:] == ["OK"], (what, said)
 
 
+def driver_environment(bench):
+    """What a program's environment says to the driver is heeded, and the daemon's own says nothing to it."""
+    bench.begin_anew("--confine", "off", OL_SIM_DEVICES="2", CUDA_LAUNCH_BLOCKING="1", CUDA_MODULE_LOADING="EAGER",
+                     CUDA_DEVICE_MAX_CONNECTIONS="3")
+
+    def of_worker(pid):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            told = dict(entry.split("=", 1) for entry in file.read().decode().split("\0") if "=" in entry)
+        return {name: told.get("CUDA_" + name) for name in ("LAUNCH_BLOCKING", "MODULE_LOADING", "DEVICE_MAX_CONNECTIONS")}
+
+    for number, (environment, blocks, eager, there, line) in enumerate((
+            ({}, False, False, {}, None),
+            ({"CUDA_LAUNCH_BLOCKING": "1"}, True, False, {}, None),
+            ({"CUDA_LAUNCH_BLOCKING": "0", "CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+              "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, False, True, {"MODULE_LOADING": "EAGER", "DEVICE_MAX_CONNECTIONS": "1"}, None),
+            ({"CUDA_LAUNCH_BLOCKING": "1", "CUDA_MODULE_LOADING": "LAZY", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}, True, False,
+             {"MODULE_LOADING": "LAZY", "DEVICE_MAX_CONNECTIONS": "32"}, None),
+            ({"CUDA_LAUNCH_BLOCKING": "yes"}, False, False, {}, "CUDA_LAUNCH_BLOCKING=yes has no effect"),
+            ({"CUDA_MODULE_LOADING": "EAGER\nX=1"}, False, False, {}, "CUDA_MODULE_LOADING=EAGER.X=1 has no effect"),
+            ({"CUDA_DEVICE_MAX_CONNECTIONS": "33"}, False, False, {}, "CUDA_DEVICE_MAX_CONNECTIONS=33 has no effect"),
+            ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, False, False, {}, "CUDA_DEVICE_ORDER=FASTEST_FIRST has no effect"))):
+        client = bench.start([bench.options.olrun, "--gpunode", bench.address, "--transport", bench.options.transport, "--",
+                              bench.options.launch_blocking], **environment)
+        said = client.line()
+        assert said == f"loads {'eagerly' if eager else 'lazily'}", (environment, said, client.log)
+        expected = dict.fromkeys(("LAUNCH_BLOCKING", "MODULE_LOADING", "DEVICE_MAX_CONNECTIONS"))
+        assert of_worker(bench.worker(number)) == {**expected, **there}, environment
+        for what, blocking, not_blocking in (("run", "over", "running"), ("graph", "ok", "ok"), ("thread", "over", "running"),
+                                             ("fault", "launch", "later")):
+            said = client.ask(what)
+            assert said == (blocking if blocks else not_blocking), (environment, what, said, client.log)
+        if line is not None:
+            client.wait_log(line)
+        assert (line is None) == (not any("has no effect" in one for one in client.log)), client.log
+        client.end()
+
+
 def nonsense(bench):
     """Bytes of no meaning to the gpunode and to a worker: a line in the log at most, everybody goes on."""
     client = bench.client()
@@ -705,7 +742,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_free, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, nonsense, stranger, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_free, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, driver_environment, nonsense, stranger, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):
@@ -730,4 +767,4 @@ def run(scenarios, description, programs, make):
 
 
 if __name__ == "__main__":
-    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger", "--late-failures"), Bench)
+    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger", "--late-failures", "--launch-blocking"), Bench)

@@ -1,4 +1,4 @@
-// How VRAM is divided among sessions.
+// How VRAM and RAM are divided among sessions.
 #include <cstdio>
 #include <numeric>
 #include <random>
@@ -8,6 +8,8 @@
 #include "tests/seed.h"
 
 using olpager::gpunode::Claim;
+using olpager::gpunode::HostClaim;
+using olpager::gpunode::hostShares;
 using olpager::gpunode::shares;
 using Budgets = std::vector<uint64_t>;
 
@@ -49,5 +51,43 @@ TEST_CASE("what is wanted fits, and nobody has less than an equal part", "[share
       CHECK(budgets[i] >= std::min(total / claims.size(), claims[i].most));
     }
     CHECK(used <= total);
+  }
+}
+
+TEST_CASE("RAM is divided in equal parts, and what is held stays", "[shares]") {
+  CHECK(hostShares(100, {}).empty());
+  CHECK(hostShares(100, std::vector<HostClaim>{{}}) == Budgets{100});
+  CHECK(hostShares(100, std::vector<HostClaim>{{}, {}}) == Budgets{50, 50});
+  CHECK(hostShares(100, std::vector<HostClaim>{{0, 20}, {}, {}}) == Budgets{20, 40, 40});
+  CHECK(hostShares(100, std::vector<HostClaim>{{70}, {}}) == Budgets{30, 30});
+  CHECK(hostShares(100, std::vector<HostClaim>{{70}, {}, {}}) == Budgets{15, 15, 15});
+  CHECK(hostShares(100, std::vector<HostClaim>{{30}, {}}) == Budgets{50, 50});
+  CHECK(hostShares(100, std::vector<HostClaim>{{120}, {}}) == Budgets{0, 0});
+  CHECK(hostShares(UINT64_MAX, std::vector<HostClaim>{{}, {}}) == Budgets{UINT64_MAX / 2, UINT64_MAX / 2});
+}
+
+TEST_CASE("all host tiers together stay within the RAM that there is", "[shares]") {
+  const uint64_t seed = olpager::test::seed();
+  std::printf("OL_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<HostClaim> claims(1 + random() % 8);
+    const uint64_t total = random() % 100000;
+    uint64_t held = 0;
+    for (HostClaim& claim : claims) {
+      if (random() % 4 == 0) claim.held = random() % (total / claims.size() + 1);
+      if (random() % 4 == 0) claim.most = random() % (total + 1);
+      held += claim.held;
+    }
+    const auto limits = hostShares(total, claims);
+    REQUIRE(limits.size() == claims.size());
+    uint64_t all = 0;
+    for (size_t i = 0; i < claims.size(); ++i) {
+      all += std::max(limits[i], claims[i].held);
+      CHECK(limits[i] <= claims[i].most);
+      // What is held is at most an equal part here: nobody is kept from his own.
+      CHECK(limits[i] >= std::min(total / claims.size(), claims[i].most));
+    }
+    CHECK(all <= total);
   }
 }

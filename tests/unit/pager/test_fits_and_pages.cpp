@@ -42,6 +42,41 @@ TEST_CASE("four times the VRAM is written and read in turn", "[pager]") {
   CHECK(valueOf(rig.figures().evictions_written) > 0);
 }
 
+TEST_CASE("a host tier whose limit shrinks and grows while the program runs", "[pager][budget][numa]") {
+  Rig rig({.vram = 8 * kMiB, .host = 128 * kMiB});
+  constexpr uint64_t kBytes = 8 * kMiB;
+  const auto within = [&](uint64_t limit) {
+    for (int i = 0; i < 3000 * kPatience; ++i) {
+      if (valueOf(counters().host_used_bytes) <= limit) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+  };
+  CHECK(rig.pool().setHostLimit(1024 * kMiB) == 128 * kMiB);  // never more than the options give
+  std::vector<CUdeviceptr> buffers;
+  for (uint64_t i = 0; i < 10; ++i) {
+    buffers.push_back(rig.allocate(kBytes));
+    rig.fill(buffers[i], kBytes, i * 1000);
+  }
+  // 80 MiB are allocated, 8 of them fit VRAM, and pages have to change place.
+  CHECK(rig.pool().setHostLimit(16 * kMiB) == 104 * kMiB);
+  CHECK(within(104 * kMiB));
+  for (uint64_t i = 0; i < 10; ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000));
+  CUdeviceptr none = 0;
+  CHECK(rig.tryAllocate(64 * kMiB, &none) == CUDA_ERROR_OUT_OF_MEMORY);
+  for (uint64_t i = 5; i < 10; ++i) rig.free(buffers[i]);
+  CHECK(rig.pool().setHostLimit(64 * kMiB) == 64 * kMiB);
+  CHECK(within(64 * kMiB));
+  for (uint64_t i = 0; i < 5; ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000));
+  CHECK(rig.pool().setHostLimit(128 * kMiB) == 128 * kMiB);
+  const CUdeviceptr large = rig.allocate(64 * kMiB);
+  rig.fill(large, 64 * kMiB, 7);
+  for (uint64_t i = 0; i < 5; ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000));
+  CHECK(rig.holds(large, 64 * kMiB, 7));
+  for (uint64_t i = 0; i < 5; ++i) rig.free(buffers[i]);
+  rig.free(large);
+}
+
 TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][budget]") {
   Rig rig({.vram = 64 * kMiB});
   constexpr uint64_t kBytes = 8 * kMiB;
