@@ -40,7 +40,7 @@ struct SessionRequest {
   uint64_t processes = 0;  // kOpen: the name space that `process` is a number of (base::processNamespace); 0: unknown
   DriverEnvironment driver;  // kOpen
 };
-static_assert(sizeof(SessionRequest) == 608);
+static_assert(sizeof(SessionRequest) == 616);
 
 struct SessionReply {
   uint32_t magic = kSessionMagic;
