@@ -206,6 +206,8 @@ namespace {
 // Where a copy's bytes are between the GPU and the client. Of one that nobody waits for they are in pinned memory: a driver that copies to
 // other memory waits for the stream, which may be waiting for the client.
 class Between {
+  static_assert(forward::kLaterBoxBytes <= Staging::kPieceBytes && forward::kBulkBytes <= Staging::kPieceBytes);
+
  public:
   Between(Invocation& in, const CopyHead& head, const Place& place)
       : worker_(in.worker()), number_(head.number), length_(head.bytes) {

@@ -18,14 +18,18 @@ CUresult enqueue(CUstream stream, bool per_thread, bool with_status, std::functi
   call.value(reinterpret_cast<uint64_t>(stream));
   call.value(static_cast<uint8_t>(per_thread));
   call.value(static_cast<uint8_t>(with_status));
-  // Captured, it is called each time that the graph runs.
-  const bool again = capturing();
-  const uint32_t number = session->expectFunction(std::move(run), again);
+  // Captured, it is called each time that the graph runs. The worker asks the same of the stream itself: one that another thread
+  // captures is no reason to keep this function.
+  const bool again = capturing() && captures(stream, per_thread);
+  const FunctionKind once = with_status ? FunctionKind::kCallback : FunctionKind::kHost;
+  const uint32_t number = session->expectFunction(std::move(run), again ? FunctionKind::kInGraph : once);
   if (again && node.fn != nullptr) noteNodeFunction(number, node);
   call.value(number);
   const CUresult posted = call.oneWay();
-  if (posted != CUDA_SUCCESS) session->functionDoesNotCome(number);
-  return posted;
+  if (posted == CUDA_SUCCESS) return posted;
+  // A callback may have been called for the end of the session: that says it.
+  const bool nobody_calls = session->functionDoesNotCome(number);
+  return nobody_calls || !with_status ? posted : CUDA_SUCCESS;
 }
 
 }  // namespace

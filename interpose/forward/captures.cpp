@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/contexts.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/threads.h"
 
 namespace olpager::forward {
 namespace {
@@ -19,7 +20,8 @@ namespace {
 struct Capture {
   CUstream stream;
   bool per_thread;  // the default stream of its thread
-  std::thread::id thread;
+  uint32_t thread;
+  uint64_t context;  // the stream's
   CUstreamCaptureMode mode;
 };
 // Whether the stream is the thread's own default stream.
@@ -33,7 +35,8 @@ struct Captures {
   auto find(CUstream stream, bool per_thread) {
     const bool own = isOwn(stream, per_thread);
     return std::find_if(all.begin(), all.end(), [&](const Capture& one) {
-      return own ? one.per_thread && one.thread == std::this_thread::get_id() : !one.per_thread && one.stream == stream;
+      return own ? one.per_thread && one.thread == thisThread() && one.context == currentContext()
+                 : !one.per_thread && one.stream == stream;
     });
   }
 };
@@ -42,6 +45,16 @@ Captures& captureList() {
   return *instance;
 }
 std::atomic<size_t> g_capturing{0};
+
+template <typename Is>
+void forget(Is is) {
+  if (g_capturing.load() == 0) return;
+  Captures& known = captureList();
+  std::lock_guard lock(known.mutex);
+  std::erase_if(known.all, is);
+  g_capturing.store(known.all.size());
+}
+
 thread_local CUstreamCaptureMode t_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 // The worker's threads are nobody's: what is the thread's own matter there is decided here.
@@ -49,11 +62,23 @@ CUstreamCaptureMode modeThere(CUstreamCaptureMode mode) {
   return mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL ? CU_STREAM_CAPTURE_MODE_GLOBAL : mode;
 }
 
-CUresult begun(CUresult result, CUstream stream, bool per_thread, CUstreamCaptureMode mode) {
+// The context whose end is the stream's.
+uint64_t contextOf(CUstream stream, bool per_thread) {
+  CUcontext context = nullptr;
+  if (stream == nullptr || isOwn(stream, per_thread) ||
+      ol_forward_generated_cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || context == nullptr)
+    return currentContext();
+  return reinterpret_cast<uint64_t>(context);
+}
+
+template <typename Begin>
+CUresult begin(CUstream stream, bool per_thread, CUstreamCaptureMode mode, Begin begins) {
+  const uint64_t context = contextOf(stream, per_thread);
+  const CUresult result = begins();
   if (result != CUDA_SUCCESS) return result;
   Captures& known = captureList();
   std::lock_guard lock(known.mutex);
-  known.all.push_back({stream, isOwn(stream, per_thread), std::this_thread::get_id(), mode});
+  known.all.push_back({stream, isOwn(stream, per_thread), thisThread(), context, mode});
   g_capturing.store(known.all.size());
   return result;
 }
@@ -63,9 +88,48 @@ bool mayEnd(CUstream stream, bool per_thread) {
   Captures& known = captureList();
   std::lock_guard lock(known.mutex);
   const auto found = known.find(stream, per_thread);
-  return found == known.all.end() || found->mode == CU_STREAM_CAPTURE_MODE_RELAXED ||
-         found->thread == std::this_thread::get_id();
+  return found == known.all.end() || found->mode == CU_STREAM_CAPTURE_MODE_RELAXED || found->thread == thisThread();
 }
+
+// A stream that is destroyed takes its capture with it.
+CUresult destroyed(CUresult result, CUstream stream) {
+  if (result == CUDA_SUCCESS) forget([&](const Capture& one) { return !one.per_thread && one.stream == stream; });
+  return result;
+}
+
+// What tells the session that the launch of a graph is over whose host functions are outstanding until then; made before it, asked for behind
+// it. One that is captured calls none: the graph does that it becomes part of.
+class GraphEnd {
+ public:
+  GraphEnd(Session* session, CUstream stream, bool per_thread)
+      : session_(session), stream_(stream), per_thread_(per_thread), notice_(session->expectGraphEnd()) {
+    if (notice_ != 0 && capturing() && captures(stream, per_thread)) drop();
+  }
+  GraphEnd(const GraphEnd&) = delete;
+  GraphEnd& operator=(const GraphEnd&) = delete;
+  ~GraphEnd() { drop(); }
+
+  void ask() {
+    if (notice_ == 0) return;
+    Call call(Operation::kGate, session_);
+    call.value(reinterpret_cast<uint64_t>(stream_));
+    call.value(static_cast<uint8_t>(per_thread_));
+    call.value(notice_);
+    call.value(uint32_t{0});  // nothing waits for it
+    if (call.oneWay() == CUDA_SUCCESS) notice_ = 0;
+  }
+
+ private:
+  void drop() {
+    if (notice_ != 0) session_->graphDoesNotEnd(notice_);
+    notice_ = 0;
+  }
+
+  Session* const session_;
+  const CUstream stream_;
+  const bool per_thread_;
+  uint32_t notice_;
+};
 
 // Also one that failed has ended.
 CUresult ended(CUresult result, CUstream stream, bool per_thread) {
@@ -98,7 +162,7 @@ bool captureForbids() {
   std::lock_guard lock(known.mutex);
   return std::any_of(known.all.begin(), known.all.end(), [](const Capture& one) {
     if (one.mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
-    if (one.thread == std::this_thread::get_id()) return true;
+    if (one.thread == thisThread()) return true;
     return one.mode == CU_STREAM_CAPTURE_MODE_GLOBAL && t_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
   });
 }
@@ -110,6 +174,30 @@ bool captures(CUstream stream, bool per_thread) {
   return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+void forgetCapturesOf(uint64_t context) {
+  forget([&](const Capture& one) { return one.context == context; });
+}
+void forgetCapturesIn(unsigned slot) {
+  forget([&](const Capture& one) { return slotOf(one.context) == slot; });
+}
+
+void endCapturesOfThread() {
+  if (!capturing()) return;
+  std::vector<uint64_t> contexts;
+  forget([&, thread = thisThread()](const Capture& one) {
+    const bool own = one.per_thread && one.thread == thread;
+    if (own) contexts.push_back(one.context);
+    return own;
+  });
+  // At the worker nothing says that the thread is gone, and the stream captures until then.
+  for (const uint64_t context : contexts) {
+    const WithContext in(context);
+    CUgraph graph = nullptr;
+    if (ol_forward_generated_cuStreamEndCapture_ptsz(CU_STREAM_PER_THREAD, &graph) == CUDA_SUCCESS && graph != nullptr)
+      (void)ol_forward_generated_cuGraphDestroy(graph);
+  }
+}
+
 }  // namespace olpager::forward
 
 using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
@@ -118,19 +206,20 @@ extern "C" {
 
 #define OL_CAPTURE(suffix, per_thread)                                                                                 \
   CUresult ol_forward_cuStreamBeginCapture##suffix(CUstream stream) {                                                  \
-    return begun(ol_forward_generated_cuStreamBeginCapture##suffix(stream), stream, per_thread,                        \
-                 CU_STREAM_CAPTURE_MODE_GLOBAL);                                                                       \
+    return begin(stream, per_thread, CU_STREAM_CAPTURE_MODE_GLOBAL,                                                    \
+                 [&] { return ol_forward_generated_cuStreamBeginCapture##suffix(stream); });                           \
   }                                                                                                                    \
   CUresult ol_forward_cuStreamBeginCapture_v2##suffix(CUstream stream, CUstreamCaptureMode mode) {                     \
-    return begun(ol_forward_generated_cuStreamBeginCapture_v2##suffix(stream, modeThere(mode)), stream, per_thread,    \
-                 mode);                                                                                                \
+    return begin(stream, per_thread, mode,                                                                             \
+                 [&] { return ol_forward_generated_cuStreamBeginCapture_v2##suffix(stream, modeThere(mode)); });       \
   }                                                                                                                    \
   CUresult ol_forward_cuStreamBeginCaptureToGraph##suffix(CUstream stream, CUgraph graph, const CUgraphNode* nodes,    \
                                                           const CUgraphEdgeData* edges, size_t count,                  \
                                                           CUstreamCaptureMode mode) {                                  \
-    return begun(                                                                                                      \
-        ol_forward_generated_cuStreamBeginCaptureToGraph##suffix(stream, graph, nodes, edges, count, modeThere(mode)), \
-        stream, per_thread, mode);                                                                                     \
+    return begin(stream, per_thread, mode, [&] {                                                                       \
+      return ol_forward_generated_cuStreamBeginCaptureToGraph##suffix(stream, graph, nodes, edges, count,              \
+                                                                      modeThere(mode));                                \
+    });                                                                                                                \
   }                                                                                                                    \
   CUresult ol_forward_cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {                                    \
     if (!mayEnd(stream, per_thread)) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;                                    \
@@ -147,14 +236,23 @@ extern "C" {
     if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;                                                         \
     if (const CUresult result = awaitNamed(*session); result != CUDA_SUCCESS) return result;                           \
     sendPinnedNow(session);                                                                                            \
+    GraphEnd end(session, stream, per_thread);                                                                         \
     const CUresult result = ol_forward_generated_cuGraphLaunch##suffix(graph, stream);                                 \
-    session->graphLaunched();                                                                                          \
-    if (result == CUDA_SUCCESS) changesBehind(session, stream, per_thread);                                            \
-    return result;                                                                                                     \
+    if (result != CUDA_SUCCESS) return result;                                                                         \
+    changesBehind(session, stream, per_thread);                                                                        \
+    end.ask();                                                                                                         \
+    return CUDA_SUCCESS;                                                                                               \
   }
 OL_CAPTURE(, false)
 OL_CAPTURE(_ptsz, true)
 #undef OL_CAPTURE
+
+CUresult ol_forward_cuStreamDestroy(CUstream stream) {
+  return destroyed(ol_forward_generated_cuStreamDestroy(stream), stream);
+}
+CUresult ol_forward_cuStreamDestroy_v2(CUstream stream) {
+  return destroyed(ol_forward_generated_cuStreamDestroy_v2(stream), stream);
+}
 
 CUresult ol_forward_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   if (mode == nullptr || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)

@@ -17,6 +17,7 @@
 #include "interpose/forward/copies_between.h"
 #include "interpose/forward/host_copies.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/rows.h"
 
 namespace olpager::forward {
 namespace {
@@ -327,7 +328,7 @@ CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& 
   if (to_device && from_device) return copyDevice(to, from, bytes, where);
   if (to_device) return copyIn({to}, reinterpret_cast<const void*>(from), bytes, where);
   if (from_device) return copyOut(reinterpret_cast<void*>(to), {from}, bytes, where);
-  // Host to host: after what is before it in the stream.
+  // Host to host: after what is before it in the stream. The caller waits, as CUDA says of all copies between host memory.
   const CUresult result = awaitStream(where.in(Route().handle(where.stream).session()));
   if (result == CUDA_SUCCESS) std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   return result;
@@ -335,26 +336,7 @@ CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& 
 
 // --- boxes -------------------------------------------------------------------------------------------------------------
 
-// The rows of one side of a box in the client's memory.
-struct Rows {
-  std::byte* first;
-  uint64_t width, pitch, height, layer;  // bytes of a row, between rows, rows, bytes between layers
-  uint64_t depth;
-
-  /// From the first byte to behind the last.
-  uint64_t extent() const { return (depth - 1) * layer + (height - 1) * pitch + width; }
-
-  template <typename Each>
-  void forEach(Each each) const {
-    for (uint64_t z = 0; z < depth; ++z) {
-      for (uint64_t y = 0; y < height; ++y) each(first + z * layer + y * pitch);
-    }
-  }
-  uint64_t bytes() const {
-    return api::extract::saturatingProduct(width, api::extract::saturatingProduct(height, depth));
-  }
-};
-
+// Of one side of a box in the client's memory.
 Rows rowsOf(const void* base, const CUDA_MEMCPY3D& box, bool source) {
   const uint64_t given_pitch = source ? box.srcPitch : box.dstPitch;
   const uint64_t given_height = source ? box.srcHeight : box.dstHeight;
@@ -449,12 +431,9 @@ bool pitchHoldsRow(CUmemorytype type, uint64_t pitch, const CUDA_MEMCPY3D& box) 
 
 // Whether the side is device memory and the box goes beyond what is known to be there.
 bool leavesDevice(CUmemorytype type, CUdeviceptr device, const CUDA_MEMCPY3D& box, bool source) {
-  constexpr uint64_t kMost = 1ull << 47;  // of addresses
   if (type != CU_MEMORYTYPE_DEVICE) return false;
   const Rows rows = rowsOf(reinterpret_cast<const void*>(device), box, source);
-  const auto span = api::extract::saturatingProduct(rows.layer, rows.depth);
-  if (rows.height > kMost / rows.pitch || span > kMost) return true;
-  return leavesKnownMemory(reinterpret_cast<CUdeviceptr>(rows.first), rows.extent());
+  return rows.isBeyondAddresses() || leavesKnownMemory(reinterpret_cast<CUdeviceptr>(rows.first), rows.extent());
 }
 
 CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given);
@@ -527,7 +506,10 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
   }
   if (isCaptured(where)) return captureBox(box, shape, where);
   const Rows rows = rowsOf(near, box, from_host);
-  if (from_host != to_host && rows.bytes() > kMostBytes) return copyHalves(box, shape, where);
+  // Nobody waits for what comes from the GPU to pinned memory: it is put in place when it comes.
+  const bool later = where.async && !from_host && !rows.isBeyondAddresses() && isPinned(rows.first, rows.extent());
+  if (from_host != to_host && rows.bytes() > (later ? kLaterBoxBytes : kMostBytes))
+    return copyHalves(box, shape, where);
   if (from_host && to_host) {
     const Rows into = rowsOf(box.dstHost, box, false);
     if (const CUresult result = awaitStream(where); result != CUDA_SUCCESS) return result;
@@ -562,6 +544,14 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
     if (where.async) return call.oneWay();
     call.mayWait();
     return call.sync();
+  }
+  if (later) {
+    head.number = where.session->expectRows(rows);
+    Call call(Operation::kCopyOut, where.session);
+    call.value(head);
+    const CUresult posted = call.oneWay();
+    if (posted != CUDA_SUCCESS) where.session->bytesDoNotCome(head.number);
+    return posted;
   }
   head.in_order = 0;  // the rows are put in place by this thread
   Call call(Operation::kCopyOut, where.session);

@@ -32,4 +32,7 @@ struct CopyHead {
 /// From so many bytes on a linear copy is a bulk one.
 inline constexpr uint64_t kBulkBytes = 256 << 10;
 
+/// The most of a box that comes from the GPU without anybody who waits: as much pinned memory as the worker has in one piece.
+inline constexpr uint64_t kLaterBoxBytes = 1 << 20;
+
 }  // namespace olpager::forward

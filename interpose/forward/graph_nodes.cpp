@@ -124,7 +124,8 @@ CUresult hostNode(const Target& target, const CUDA_HOST_NODE_PARAMS* given, CUgr
   Call call(Operation::kGraphHostNode, session);
   put(call, target);
   const CUDA_HOST_NODE_PARAMS params = *given;
-  const uint32_t number = session->expectFunction([params](CUresult) { params.fn(params.userData); }, true);
+  const uint32_t number =
+      session->expectFunction([params](CUresult) { params.fn(params.userData); }, FunctionKind::kInGraph);
   noteNodeFunction(number, params);
   call.value(number);
   return finish(call, made);

@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <set>
 
 #include "base/log.h"
 #include "base/text.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/captures.h"
 #include "interpose/forward/connection.h"
 #include "interpose/forward/crossings.h"
 #include "interpose/forward/device_memory.h"
@@ -212,11 +214,14 @@ void Session::lost(const std::string& why) {
   decltype(notices_) notices;
   {
     std::lock_guard lock(functions_mutex_);
+    if (!leaving_) endFunctions();
+    functions_ended_ = true;
     function_due_.notify_all();
     notices.swap(notices_);
   }
   for (const auto& [number, told] : notices) told(CUDA_ERROR_DEVICE_UNAVAILABLE);
   forgetUserObjects(slot_);
+  forgetCapturesIn(slot_);
 }
 
 void Session::dispatch(std::vector<std::byte>& record) {
@@ -263,7 +268,7 @@ void Session::dispatch(std::vector<std::byte>& record) {
       break;
     }
     case Answer::kBytes: {
-      Expected expected{};
+      Rows expected;
       {
         std::lock_guard lock(waits_mutex_);
         ++received_;
@@ -273,11 +278,16 @@ void Session::dispatch(std::vector<std::byte>& record) {
       }
       // None: they are there already, or the copy has failed.
       const auto bytes = reader.raw(reader.left());
-      if (!bytes.empty() && bytes.size() != expected.bytes) {
+      if (!bytes.empty() && bytes.size() != expected.bytes()) {
         channel_.close("bytes of a copy that are not as many as it asked for");
         return;
       }
-      if (!bytes.empty()) std::memcpy(expected.into, bytes.data(), bytes.size());
+      if (const std::byte* from = bytes.data(); !bytes.empty()) {
+        expected.forEach([&](std::byte* row) {
+          std::memcpy(row, from, expected.width);
+          from += expected.width;
+        });
+      }
       {
         std::lock_guard lock(waits_mutex_);
         expected_.erase(head.number);
@@ -317,7 +327,7 @@ void Session::dispatch(std::vector<std::byte>& record) {
       }
       if (head.result == kFunctionNotTaken) {
         lock.unlock();
-        functionDoesNotCome(head.number);
+        (void)functionDoesNotCome(head.number);
         break;
       }
       due_.emplace_back(head.number, static_cast<CUresult>(head.result));
@@ -390,6 +400,7 @@ CUresult Session::faultOf(uint64_t context) {
 void Session::contextGone(uint64_t context) {
   forgetDeviceMemory(context);
   forgetOwnStreams(slot_);
+  forgetCapturesOf(context);
   std::lock_guard lock(waits_mutex_);
   broken_.erase(context);
   faults_.erase(context);
@@ -405,12 +416,12 @@ void Session::somethingComes() {
   attend_.notify_one();
 }
 
-uint32_t Session::expectBytes(void* into, uint64_t bytes) {
+uint32_t Session::expectRows(const Rows& into) {
   uint32_t number = 0;
   {
     std::lock_guard lock(waits_mutex_);
     number = next_expected_++;
-    expected_[number] = {into, bytes};
+    expected_[number] = into;
     bytes_come_.fetch_add(1);
   }
   somethingComes();
@@ -438,10 +449,8 @@ void Session::changesDoNotCome() {
 
 // Under waits_mutex_.
 bool Session::expects(uint64_t address, uint64_t bytes) const {
-  return std::any_of(expected_.begin(), expected_.end(), [&](const auto& entry) {
-    const auto begin = reinterpret_cast<uint64_t>(entry.second.into);
-    return begin < address + bytes && address < begin + entry.second.bytes;
-  });
+  return std::any_of(expected_.begin(), expected_.end(),
+                     [&](const auto& entry) { return entry.second.touch(address, bytes); });
 }
 
 bool Session::bytesOutstanding(uint64_t address, uint64_t bytes) {
@@ -459,29 +468,49 @@ void Session::awaitBytes(uint64_t address, uint64_t bytes) {
   while (!ended_ && expects(address, bytes)) bytes_came_.wait_for(lock, kSlice);
 }
 
-uint32_t Session::expectFunction(std::function<void(CUresult)> run, bool again) {
+uint32_t Session::expectFunction(std::function<void(CUresult)> run, FunctionKind kind) {
   uint32_t number = 0;
   {
     std::lock_guard lock(functions_mutex_);
     number = next_function_++;
-    functions_[number] = {std::move(run), again};
+    functions_[number] = {std::move(run), kind};
     has_functions_.store(true);
-    if (again)
+    if (kind == FunctionKind::kInGraph)
       functions_in_graphs_.store(true);
     else
       functions_outstanding_.fetch_add(1);
   }
-  somethingComes();
+  // One of a graph comes when that is launched (expectGraphEnd).
+  if (kind != FunctionKind::kInGraph) somethingComes();
   return number;
 }
 
-void Session::functionDoesNotCome(uint32_t number) {
+bool Session::functionDoesNotCome(uint32_t number) {
   std::lock_guard lock(functions_mutex_);
   const auto found = functions_.find(number);
-  if (found == functions_.end()) return;
-  if (!found->second.again) functions_outstanding_.fetch_sub(1);
+  if (found == functions_.end()) return false;
+  if (found->second.kind != FunctionKind::kInGraph) functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
   functions_.erase(found);
-  comes_.fetch_sub(1);
+  return true;
+}
+
+// The session is lost, under functions_mutex_. What the worker has called is called. Of the others CUDA calls callbacks behind a failure, with its
+// error, and no host functions.
+void Session::endFunctions() {
+  std::set<uint32_t> called;
+  for (const auto& [number, status] : due_) called.insert(number);
+  std::set<uint32_t> callbacks;  // in the order in which they were enqueued
+  std::erase_if(functions_, [&](const auto& one) {
+    const auto& [number, function] = one;
+    if (called.contains(number)) return false;
+    if (function.kind == FunctionKind::kCallback) {
+      callbacks.insert(number);
+      return false;
+    }
+    if (function.kind == FunctionKind::kHost) functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
+    return true;
+  });
+  for (const uint32_t number : callbacks) due_.emplace_back(number, CUDA_ERROR_DEVICE_UNAVAILABLE);
 }
 
 uint32_t Session::expectNotice(std::function<void(CUresult)> told) {
@@ -497,9 +526,23 @@ uint32_t Session::expectNotice(std::function<void(CUresult)> told) {
   return number;
 }
 
-void Session::forgetNotice(uint32_t number) {
+bool Session::forgetNotice(uint32_t number) {
   std::lock_guard lock(functions_mutex_);
-  if (notices_.erase(number) != 0) comes_.fetch_sub(1);
+  if (notices_.erase(number) == 0) return false;
+  comes_.fetch_sub(1);
+  return true;
+}
+
+uint32_t Session::expectGraphEnd() {
+  if (!functions_in_graphs_) return 0;
+  graphs_outstanding_.fetch_add(1);
+  const uint32_t number = expectNotice([this](CUresult) { graphs_outstanding_.fetch_sub(1); });
+  if (number == 0) graphs_outstanding_.fetch_sub(1);
+  return number;
+}
+
+void Session::graphDoesNotEnd(uint32_t number) {
+  if (forgetNotice(number)) graphs_outstanding_.fetch_sub(1);
 }
 
 uint32_t Session::newGate() {
@@ -531,21 +574,24 @@ void Session::breakContext(uint64_t context, CUresult why) {
 }
 
 bool Session::functionsOutstanding() const {
-  return !t_in_function && (functions_outstanding_.load() != 0 || graphs_with_functions_.load());
+  return !t_in_function && (functions_outstanding_.load() != 0 || graphs_outstanding_.load() != 0);
 }
 
 void Session::runFunctions() {
   t_in_function = true;
   std::unique_lock lock(functions_mutex_);
   for (;;) {
-    function_due_.wait(lock, [&] { return !due_.empty() || ended_; });
+    function_due_.wait(lock, [&] { return !due_.empty() || functions_ended_; });
     if (due_.empty()) return;
     const auto [number, status] = due_.front();
     due_.erase(due_.begin());
     const auto found = functions_.find(number);
-    if (found == functions_.end()) continue;
+    if (found == functions_.end()) {  // nobody's: its stream goes on
+      say(Operation::kHostFunctionDone, number);
+      continue;
+    }
     const auto run = found->second.run;
-    const bool again = found->second.again;
+    const bool again = found->second.kind == FunctionKind::kInGraph;
     if (!again) functions_.erase(found);
     lock.unlock();
     run(status);

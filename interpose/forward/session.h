@@ -24,6 +24,7 @@
 #include "base/settings.h"
 #include "coherence/calls/channel.h"
 #include "interpose/api/driver_symbols.h"
+#include "interpose/forward/rows.h"
 #include "interpose/forward/wire.h"
 
 namespace olpager::forward {
@@ -36,6 +37,13 @@ struct Wait {
   CUresult result = CUDA_SUCCESS;
   bool answered = false;
   std::vector<std::byte> record;  // the whole answer, its head in front
+};
+
+/// A function of the program's that a worker calls.
+enum class FunctionKind : uint8_t {
+  kHost,      // once, and never where the stream does not come to it
+  kCallback,  // once, also where the stream never comes to it
+  kInGraph,   // with each launch of its graph
 };
 
 class Session {
@@ -75,8 +83,9 @@ class Session {
   uint64_t newNumber() { return next_number_.fetch_add(1, std::memory_order_relaxed); }
 
   /// Bytes that come later, behind a copy in stream order: written to `into`. The number goes with the copy's call.
-  uint32_t expectBytes(void* into, uint64_t bytes);
-  void bytesDoNotCome(uint32_t number);  // the copy's call was not sent
+  uint32_t expectBytes(void* into, uint64_t bytes) { return expectRows(Rows::linear(into, bytes)); }
+  uint32_t expectRows(const Rows& into);  // one behind the other
+  void bytesDoNotCome(uint32_t number);   // the copy's call was not sent
   /// Changes of pinned blocks that come later (one of those that an Answer::kHostBytes counts).
   void expectChanges();
   /// The call that was to bring them was not sent.
@@ -90,13 +99,14 @@ class Session {
   void awaitBytes(uint64_t address, uint64_t bytes);
   /// Whether bytes are to come for any of the program's memory.
   bool memoryComes() const { return bytes_come_.load() != 0 || !changesAnswered(changesExpected()); }
-  /// A function that the worker calls in stream order, once. `run` gets the stream's state.
-  uint32_t expectFunction(std::function<void(CUresult)> run, bool again = false);
-  void functionDoesNotCome(uint32_t number);  // the call that enqueues it was not sent, or refused
+  /// A function that the worker calls in stream order. `run` gets the stream's state.
+  uint32_t expectFunction(std::function<void(CUresult)> run, FunctionKind kind);
+  /// The call that enqueues it was not sent, or refused. False: the session was lost meanwhile, which has called a callback all the same.
+  bool functionDoesNotCome(uint32_t number);
   /// A place in a stream that the worker gives notice of by this number when the stream comes to it. `told` is called once, by a thread
   /// that receives, and must not wait: with CUDA_SUCCESS, or with why the stream will never come there. 0: the session has ended.
   uint32_t expectNotice(std::function<void(CUresult status)> told);
-  void forgetNotice(uint32_t number);
+  bool forgetNotice(uint32_t number);  // false: it has been told
   /// The number of a place in a stream that waits until openGate().
   uint32_t newGate();
   void openGate(uint32_t number);
@@ -104,8 +114,10 @@ class Session {
   void exportGone(uint32_t number);
   /// From now on calls in the context that wait return this.
   void breakContext(uint64_t context, CUresult why);
-  /// A graph may have host functions in it, whose ends nobody counts.
-  void graphLaunched() { graphs_with_functions_.store(graphs_with_functions_ || functions_in_graphs_); }
+  /// A graph is about to be launched, which may have host functions in it: the number of the notice that has to be asked for behind it. Until
+  /// it comes functions are outstanding. 0: no graph has any.
+  uint32_t expectGraphEnd();
+  void graphDoesNotEnd(uint32_t number);  // it was not launched, or the notice not asked for
   /// Whether a host function may still be to run, which may change what this thread is about to read. False in a host function itself.
   bool functionsOutstanding() const;
   /// Something will come that nobody waits for: receives also when no thread does. It has come, or does not any more: nothingComes().
@@ -147,13 +159,11 @@ class Session {
   bool expects(uint64_t address, uint64_t bytes) const;
   void runFunctions();
 
-  struct Expected {
-    void* into;
-    uint64_t bytes;
-  };
+  void endFunctions();
+
   struct Function {
     std::function<void(CUresult)> run;
-    bool again;
+    FunctionKind kind;
   };
 
   const std::string gpunode_;
@@ -166,7 +176,8 @@ class Session {
   std::atomic<bool> initialized_{false};
   std::atomic<bool> has_functions_{false};
   std::atomic<uint32_t> functions_outstanding_{0};  // those that run once
-  std::atomic<bool> functions_in_graphs_{false}, graphs_with_functions_{false};
+  std::atomic<bool> functions_in_graphs_{false};
+  std::atomic<uint32_t> graphs_outstanding_{0};  // launches of graphs that may call functions
   std::atomic<bool> ended_{false};
   std::atomic<bool> leaving_{false};  // goodbye is being said
 
@@ -182,7 +193,7 @@ class Session {
   std::atomic<bool> any_failure_{false};                        // in either
   std::unordered_map<uint64_t, CUresult> faults_;               // by context
   std::atomic<bool> any_fault_{false};
-  std::unordered_map<uint32_t, Expected> expected_;
+  std::unordered_map<uint32_t, Rows> expected_;
   std::atomic<uint64_t> changes_expected_{0}, changes_answered_{0};
   std::atomic<uint32_t> bytes_come_{0};  // entries of expected_
   uint32_t next_expected_ = 1;
@@ -204,6 +215,7 @@ class Session {
   std::unordered_map<uint32_t, Function> functions_;
   std::unordered_map<uint32_t, std::function<void(CUresult)>> notices_;
   std::vector<std::pair<uint32_t, CUresult>> due_;
+  bool functions_ended_ = false;  // nothing becomes due any more
   uint32_t next_function_ = 1;
 };
 

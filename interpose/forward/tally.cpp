@@ -26,6 +26,8 @@ std::string functionName(size_t function) {
       return "a question for a kernel's parameters";
     case Operation::kLaunch:
       return "a launch";
+    case Operation::kSynchronizeDefault:
+      return "a wait for a stream";
     default:
       return "operation " + std::to_string(function - kFirstOperation);
   }

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <vector>
 
+#include "interpose/forward/captures.h"
+
 namespace olpager::forward {
 namespace {
 
@@ -28,6 +30,7 @@ thread_local uint32_t t_number = 0;
 
 // Behind the thread's destructors of C++, which may call; where another key's destructor calls after this one it runs again.
 void leave(void* /*value*/) {
+  endCapturesOfThread();
   Places& all = places();
   {
     std::lock_guard lock(all.mutex);

@@ -661,6 +661,41 @@ def driver_environment(bench):
         client.end()
 
 
+def leftovers_of(bench, what):
+    """The command that looks at it, and tells of its round trips."""
+    return [bench.options.olrun, "--gpunode", bench.address, "--transport", bench.options.transport, "--log", "debug", "--", bench.options.leftovers,
+            what]
+
+
+def leftovers(bench):
+    """Host functions and captures that are over cost no round trips: copies wait for no stream, and launches are not asked for."""
+    trips = {}
+    for what in ("compare", "functions", "captures"):
+        said = subprocess.run(leftovers_of(bench, what), env=bench.env, capture_output=True, text=True, timeout=LONG)
+        assert said.returncode == 0 and said.stdout == "OK\n", (what, said)
+        trips[what] = {name: int(count) for name, count in re.findall(r"debug:   (\S.*?) +(\d+)  \d", said.stderr)}
+        assert trips[what], said
+    for what in ("functions", "captures"):
+        for name in ("a launch", "a wait for a stream", "cuStreamIsCapturing"):  # of 400 copies and launches or more
+            more = trips[what].get(name, 0) - trips["compare"].get(name, 0)
+            assert more < 20, (what, trips)
+
+
+def idle(bench):
+    """Functions of graphs that do not run are waited for by nobody."""
+    said = subprocess.run(leftovers_of(bench, "idle"), env=bench.env, capture_output=True, text=True, timeout=LONG)
+    assert said.returncode == 0 and said.stdout == "OK\n", said
+
+
+def callbacks_lost(bench):
+    """A lost session's callbacks are called, with an error."""
+    client = bench.start(leftovers_of(bench, "callbacks"))
+    assert client.line() == "enqueued", client.log
+    time.sleep(0.3)
+    os.kill(bench.worker(0), signal.SIGKILL)
+    assert client.line() == "OK" and client.process.wait(LONG) == 0, client.log
+
+
 def nonsense(bench):
     """Bytes of no meaning to the gpunode and to a worker: a line in the log at most, everybody goes on."""
     client = bench.client()
@@ -742,7 +777,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_free, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, driver_environment, nonsense, stranger, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_free, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, leftovers, idle, callbacks_lost, driver_environment, nonsense, stranger, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):
@@ -767,4 +802,4 @@ def run(scenarios, description, programs, make):
 
 
 if __name__ == "__main__":
-    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger", "--late-failures", "--launch-blocking"), Bench)
+    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger", "--late-failures", "--leftovers", "--launch-blocking"), Bench)
