@@ -593,6 +593,11 @@ Pool::Room Pool::room(CUdevice device) const {
   return {bytes, std::min(bytes, engine->largestRegion())};
 }
 
+bool Pool::hasEngine(CUdevice device) const {
+  Lock lock(state_->mutex);
+  return state_->engineOf(device) != nullptr;
+}
+
 void Pool::prepare(CUcontext context, CUdevice device) {
   PoolState& state = *state_;
   if (state.forked.load()) return;

@@ -180,6 +180,8 @@ class Pool {
     uint64_t largest = 0;
   };
   Room room(CUdevice device) const;
+  /// Whether the device has one. As of the call.
+  bool hasEngine(CUdevice device) const;
   /// Frees what `address` is the base of, once all work that reaches it is done (waits for it, as cuMemFree does).
   /// CUDA_ERROR_INVALID_VALUE when it is no base of a live allocation.
   CUresult free(CUdeviceptr address);
