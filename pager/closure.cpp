@@ -1,5 +1,8 @@
 #include "pager/closure.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/log.h"
 #include "base/size.h"
 #include "pager/engine.h"
@@ -59,6 +62,14 @@ CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
   if (!region->tiny && !region->by_pieces && region->mark != mark_) state_.predictor.touch(unitOf(*region), signature_);
   visit(region);
   return CUDA_SUCCESS;
+}
+
+// Ranges overlap: a copy within one allocation, a batch of small ones. What is needed is needed once, and takes room once.
+void Closure::nothingElseIsNamed() {
+  named_ = regions.size();
+  const auto place = [](const Extent* extent) { return std::pair(extent->address, extent); };
+  std::sort(needed.begin(), needed.end(), [&](const Extent* a, const Extent* b) { return place(a) < place(b); });
+  needed.erase(std::unique(needed.begin(), needed.end()), needed.end());
 }
 
 void Closure::reachEverything() {

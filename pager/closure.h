@@ -31,7 +31,7 @@ class Closure {
   /// An exact range. CUDA_ERROR_INVALID_VALUE: it is not all in one region's pages.
   CUresult nameRange(uint64_t address, uint64_t bytes, Mode mode);
   /// What has been named is all that is. From here on regions are what pointers lead to.
-  void nothingElseIsNamed() { named_ = regions.size(); }
+  void nothingElseIsNamed();
 
   /// From now on it reaches everything.
   void reachEverything();

@@ -593,6 +593,11 @@ Pool::Room Pool::room(CUdevice device) const {
   return {bytes, std::min(bytes, engine->largestRegion())};
 }
 
+bool Pool::hasEngine(CUdevice device) const {
+  Lock lock(state_->mutex);
+  return state_->engineOf(device) != nullptr;
+}
+
 void Pool::prepare(CUcontext context, CUdevice device) {
   PoolState& state = *state_;
   if (state.forked.load()) return;
@@ -848,7 +853,7 @@ CUresult Pool::unpin(CUdeviceptr address, uint64_t pinned) {
   return CUDA_SUCCESS;
 }
 
-void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootKind kind) {
+void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootKind kind, bool registered) {
   PoolState& state = *state_;
   if (state.forked.load() || bytes == 0) return;
   const bool of_host = kind == RootKind::kHost || kind == RootKind::kManaged;
@@ -873,7 +878,7 @@ void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootK
   region.requested_bytes = bytes;
   region.buffer_id = state.next_buffer_id++;
   region.tiny = true;  // no part of the learned order
-  region.root = std::make_unique<RootMemory>(RootMemory{kind, context, scannable, 0});
+  region.root = std::make_unique<RootMemory>(RootMemory{kind, context, scannable, registered, 0});
   state.markDirty(&region);
 }
 

@@ -180,6 +180,8 @@ class Pool {
     uint64_t largest = 0;
   };
   Room room(CUdevice device) const;
+  /// Whether the device has one. As of the call.
+  bool hasEngine(CUdevice device) const;
   /// Frees what `address` is the base of, once all work that reaches it is done (waits for it, as cuMemFree does).
   /// CUDA_ERROR_INVALID_VALUE when it is no base of a live allocation.
   CUresult free(CUdeviceptr address);
@@ -245,7 +247,8 @@ class Pool {
   /// [address, + bytes), outside the range or mapped by the driver into a reservation in it, may hold pointers into it that
   /// kernels follow. `context`: where it was made.
   /// Memory of kind kHost is at the same address for CPU and GPU. Roots do not overlap; one that is added again stays as it is.
-  void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootKind kind);
+  /// `registered`: the program's own memory, which it may unmap or protect at any time, also while it is a root.
+  void addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootKind kind, bool registered = false);
   /// Before the memory goes. Waits for a pass that reads it.
   void removeRoot(CUdeviceptr address);
   /// Something is not in VRAM, or may leave it: operations have to say all that they do. One load.

@@ -189,8 +189,9 @@ bool refreshRoot(const PoolState& state, Region& region) {
   std::vector<ByteRun> by_cpu, by_gpu;
   rootRuns(region, by_cpu, by_gpu);
   for (const ByteRun& run : by_cpu)
-    addEdgesAmong(state, region, reinterpret_cast<const void*>(run.begin), run.end - run.begin);
-  return true;
+    if (!forPieces(run, [&](const void* data, uint64_t bytes) { addEdgesAmong(state, region, data, bytes); }))
+      region.root->scannable = false;
+  return region.root->scannable;
 }
 
 void addEdgesAmong(const PoolState& state, Region& region, const void* data, uint64_t bytes) {

@@ -642,6 +642,7 @@ bool Engine::listRoot(Batch& batch, Region& region, uint32_t* found, uint64_t fl
 void Engine::scanOnCpu(Batch& batch, bool again, Lock& lock) {
   if (!batch.reads_roots) return;
   std::vector<std::vector<uint64_t>> found(batch.scanned.size());
+  std::vector<bool> gone(batch.scanned.size(), false);
   const AddressSpan& outside = pool_.roots.span();
   const uint64_t base = pool_.map->base(), size = pool_.map->size();
   lock.unlock();
@@ -649,13 +650,17 @@ void Engine::scanOnCpu(Batch& batch, bool again, Lock& lock) {
     if (again && !batch.scanned[i].twice) continue;
     for (const ByteRun& run : batch.scanned[i].by_cpu) {
       const auto note = [&](uint64_t word) { found[i].push_back(word); };
-      kernels::scanWords(reinterpret_cast<const void*>(run.begin), run.end - run.begin, base, size, note);
-      kernels::scanWords(reinterpret_cast<const void*>(run.begin), run.end - run.begin, outside.low(), outside.bytes(),
-                         note);
+      const bool there = forPieces(run, [&](const void* data, uint64_t bytes) {
+        kernels::scanWords(data, bytes, base, size, note);
+        kernels::scanWords(data, bytes, outside.low(), outside.bytes(), note);
+      });
+      if (!there) gone[i] = true;
     }
   }
   lock.lock();
   for (size_t i = 0; i < batch.scanned.size(); ++i) {
+    Region& region = *batch.scanned[i].region;
+    if (gone[i] && !region.dead && region.buffer_id == batch.scanned[i].buffer_id) region.root->scannable = false;
     std::sort(found[i].begin(), found[i].end());  // a table names the same again and again
     found[i].erase(std::unique(found[i].begin(), found[i].end()), found[i].end());
     for (const uint64_t word : found[i]) {

@@ -10,8 +10,9 @@
 //   kUnknown   anybody              nothing
 //
 // What can't be looked through (kUnknown; kHost and kManaged above kLargestScanned; managed memory that CPU and GPU may not
-// use at once; device memory or variables of a context that no engine lives in) may name anything: a launch that reaches it
-// reaches all, and nothing is evicted beside it (PoolState::floor). Under reach = learned the user vouches that it names nothing.
+// use at once; registered memory that the program has unmapped or protected since; device memory or variables of a context
+// that no engine lives in) may name anything: a launch that reaches it reaches all, and nothing is evicted beside it
+// (PoolState::floor). Under reach = learned the user vouches that it names nothing.
 //
 // Everything runs under PoolState::mutex unless it says otherwise.
 #pragma once
@@ -36,8 +37,9 @@ struct Region;
 struct RootMemory {
   RootKind kind = RootKind::kHost;
   CUcontext context = nullptr;
-  bool scannable = true;  // as of when it was made known
-  uint64_t written = 0;   // number of the last copy that wrote what is not known
+  bool scannable = true;    // as of when it was made known; no more once the CPU could not read it
+  bool registered = false;  // the program's own memory, which it may take away
+  uint64_t written = 0;     // number of the last copy that wrote what is not known
 };
 
 struct Root {
@@ -121,6 +123,7 @@ inline constexpr uint64_t kLargestScanned = 16ull << 20;
 struct ByteRun {
   uint64_t begin = 0;
   uint64_t end = 0;
+  bool may_be_gone = false;  // registered memory
 };
 
 /// What of [address, + bytes) the CPU has mapped, and what it has not. Of managed memory the CPU has written only what it
@@ -130,5 +133,30 @@ void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& pre
 
 /// Of a root that is scannable: what the CPU looks through, and what only the GPU can. Without the mutex too.
 void rootRuns(const Region& root, std::vector<ByteRun>& by_cpu, std::vector<ByteRun>& by_gpu);
+
+/// Copies [from, + bytes) of this process to `to`; false where that is not all mapped and readable. Never faults, unless the system
+/// refuses such copies altogether: then it reads as anybody does.
+bool readUnlessGone(void* to, uint64_t from, uint64_t bytes);
+
+/// Calls visit(data, bytes) for a run that the CPU looks through, piece by piece. Of registered memory these are copies: the program
+/// may have unmapped it, or protected it from being read, which is no fault of its as long as nothing uses it. False: it has; `visit`
+/// was called for a part at most. Without the mutex too.
+template <typename Visit>
+bool forPieces(const ByteRun& run, Visit visit) {
+  if (!run.may_be_gone) {
+    visit(reinterpret_cast<const void*>(run.begin), run.end - run.begin);
+    return true;
+  }
+  constexpr uint64_t kPiece = 256 << 10;
+  const uint64_t room = std::min(kPiece, run.end - run.begin);
+  const auto words = std::make_unique_for_overwrite<uint64_t[]>(room / sizeof(uint64_t));
+  for (uint64_t at = run.begin; at < run.end;) {
+    const uint64_t bytes = std::min(room, run.end - at);
+    if (!readUnlessGone(words.get(), at, bytes)) return false;
+    visit(static_cast<const void*>(words.get()), bytes);
+    at += bytes;
+  }
+  return true;
+}
 
 }  // namespace olpager::pager

@@ -4,10 +4,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "base/log.h"
+#include "interpose/local/pinned_users.h"
 #include "interpose/local/root.h"
 
 namespace olpager::local {
@@ -20,13 +20,14 @@ namespace {
 
 using pager::ReachSet;
 
-// An allocation made inside a capture; freed with its last owner.
+// An allocation made inside a capture; freed with its last owner, unless its context went first: the address may be another's by then.
 struct GraphMemory {
-  explicit GraphMemory(CUdeviceptr at) : address(at) {}
+  GraphMemory(CUdeviceptr at, uint64_t id) : address(at), buffer_id(id) {}
   ~GraphMemory();
   GraphMemory(const GraphMemory&) = delete;
   GraphMemory& operator=(const GraphMemory&) = delete;
   CUdeviceptr address;
+  uint64_t buffer_id;
 };
 using Memories = std::vector<std::shared_ptr<GraphMemory>>;
 
@@ -65,8 +66,8 @@ struct Captures {
   std::map<CUgraph, std::shared_ptr<Content>> graphs;
   std::map<CUgraphNode, ReachSet> changed;  // parameters set in a node whose graph is not known
   std::map<CUgraphExec, Executable> executables;
-  std::set<CUdeviceptr> owned;
-  std::vector<CUdeviceptr> to_free;  // when no stream captures any more
+  std::map<CUdeviceptr, uint64_t> owned;  // what lies there: AllocationInfo::buffer_id
+  std::vector<CUdeviceptr> to_free;       // when no stream captures any more
 };
 
 // Never destroyed: graphs are launched in destructors of the program too.
@@ -75,11 +76,20 @@ Captures& state() {
   return *instance;
 }
 
+uint64_t bufferAt(CUdeviceptr address) {
+  pager::AllocationInfo info;
+  const pager::Pool* running = pool();
+  return running != nullptr && running->describe(address, &info) && info.base == address ? info.buffer_id : 0;
+}
+
 GraphMemory::~GraphMemory() {
   {
     std::lock_guard lock(state().mutex);
-    state().owned.erase(address);
+    const auto found = state().owned.find(address);
+    if (found != state().owned.end() && found->second == buffer_id) state().owned.erase(found);
   }
+  if (bufferAt(address) != buffer_id) return;
+  forgetPointerState(address);
   if (pager::Pool* running = pool()) (void)running->free(address);
 }
 
@@ -279,10 +289,10 @@ void captureAdd(uint64_t id, const ReachSet& reach) {
 }
 
 void captureOwns(uint64_t id, CUdeviceptr address) {
-  auto memory = std::make_shared<GraphMemory>(address);
+  auto memory = std::make_shared<GraphMemory>(address, bufferAt(address));
   Captures& all = state();
   std::lock_guard lock(all.mutex);
-  all.owned.insert(address);
+  all.owned[address] = memory->buffer_id;
   const auto found = all.running.find(id);
   if (found == all.running.end()) return;
   found->second.content.memories.push_back(std::move(memory));
@@ -291,8 +301,42 @@ void captureOwns(uint64_t id, CUdeviceptr address) {
 
 bool graphOwns(CUdeviceptr address) {
   Captures& all = state();
+  uint64_t owned = 0;
+  {
+    std::lock_guard lock(all.mutex);
+    const auto found = all.owned.find(address);
+    if (found == all.owned.end()) return false;
+    owned = found->second;
+  }
+  return bufferAt(address) == owned;
+}
+
+void capturesOfContextGone(CUcontext context) {
+  Captures& all = state();
+  std::vector<Content> dropped;
+  {
+    std::lock_guard lock(all.mutex);
+    for (auto it = all.running.begin(); it != all.running.end();) {
+      if (it->second.stream.context == context) {
+        dropped.push_back(std::move(it->second.content));
+        it = all.running.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+  for (size_t i = 0; i < dropped.size(); ++i) oneCaptureLess();
+  // Of owners that live on, since nobody has destroyed the graphs, the memory is gone.
+  std::vector<std::pair<CUdeviceptr, uint64_t>> owned;
+  {
+    std::lock_guard lock(all.mutex);
+    owned.assign(all.owned.begin(), all.owned.end());
+  }
+  std::erase_if(owned, [](const auto& memory) { return bufferAt(memory.first) == memory.second; });
   std::lock_guard lock(all.mutex);
-  return all.owned.count(address) != 0;
+  for (const auto& [address, id] : owned)
+    if (const auto found = all.owned.find(address); found != all.owned.end() && found->second == id)
+      all.owned.erase(found);
 }
 
 void graphNodeReaches(CUgraph graph, CUgraphNode node, const ReachSet& reach) {

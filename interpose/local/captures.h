@@ -41,6 +41,8 @@ void captureAdd(uint64_t id, const pager::ReachSet& reach);
 void captureOwns(uint64_t id, CUdeviceptr address);
 /// True when `address` belongs to a graph: it is freed with it, not by the program.
 bool graphOwns(CUdeviceptr address);
+/// The context is gone for the pager, with all of its memory: so are the captures in it.
+void capturesOfContextGone(CUcontext context);
 
 // --- graphs
 // -----------------------------------------------------------------------------------------------------------

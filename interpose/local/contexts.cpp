@@ -7,10 +7,12 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "interpose/local/captures.h"
 #include "interpose/local/contexts.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/modules.h"
 #include "interpose/local/param_layout.h"
+#include "interpose/local/relief.h"
 #include "interpose/local/root.h"
 #include "interpose/local/runtime.h"
 
@@ -39,6 +41,8 @@ void goes(CUcontext context) {
   modulesOfContextGone(context);
   holdStreamGone(context);
   running->contextGone(context);
+  capturesOfContextGone(context);
+  loansOfContextGone(context);
   invalidateParamLayouts();
   forgetContexts();
 }

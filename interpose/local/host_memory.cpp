@@ -32,8 +32,9 @@ HostRanges& state() {
   return *instance;
 }
 
-// Kernels can read any of it, whatever the program has asked for: there is one address space.
-void noteHost(const void* address, uint64_t bytes) {
+// Kernels can read any of it, whatever the program has asked for: there is one address space. `registered`: the memory is the
+// program's, which may unmap it without a word to the driver.
+void noteHost(const void* address, uint64_t bytes, bool registered) {
   Pool* running = pool();
   if (running == nullptr || address == nullptr) return;
   const auto at = reinterpret_cast<uint64_t>(address);
@@ -43,7 +44,7 @@ void noteHost(const void* address, uint64_t bytes) {
   }
   olpager::pager::add(olpager::pager::counters().pinned_host_allocations);
   olpager::pager::add(olpager::pager::counters().pinned_host_bytes, bytes);
-  running->addRoot(currentContext(), at, bytes, RootKind::kHost);
+  running->addRoot(currentContext(), at, bytes, RootKind::kHost, registered);
 }
 
 void noteManaged(CUdeviceptr address, uint64_t bytes) {
@@ -102,19 +103,19 @@ void forgetManaged(CUdeviceptr address) { forgetHost(address); }
 
 OLPAGER_HOOK(cuMemAllocHost_v2)(void** out, size_t bytes) {
   const CUresult result = driver().cuMemAllocHost_v2(out, bytes);
-  if (result == CUDA_SUCCESS) noteHost(*out, bytes);
+  if (result == CUDA_SUCCESS) noteHost(*out, bytes, false);
   return result;
 }
 
 OLPAGER_HOOK(cuMemAllocHost)(void** out, unsigned int bytes) {
   const CUresult result = driver().cuMemAllocHost(out, bytes);
-  if (result == CUDA_SUCCESS) noteHost(*out, bytes);
+  if (result == CUDA_SUCCESS) noteHost(*out, bytes, false);
   return result;
 }
 
 OLPAGER_HOOK(cuMemHostAlloc)(void** out, size_t bytes, unsigned int flags) {
   const CUresult result = driver().cuMemHostAlloc(out, bytes, flags);
-  if (result == CUDA_SUCCESS) noteHost(*out, bytes);
+  if (result == CUDA_SUCCESS) noteHost(*out, bytes, false);
   return result;
 }
 
@@ -127,14 +128,14 @@ OLPAGER_HOOK(cuMemFreeHost)(void* address) {
 OLPAGER_HOOK(cuMemHostRegister_v2)(void* address, size_t bytes, unsigned int flags) {
   if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = driver().cuMemHostRegister_v2(address, bytes, flags);
-  if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_IOMEMORY) == 0) noteHost(address, bytes);
+  if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_IOMEMORY) == 0) noteHost(address, bytes, true);
   return result;
 }
 
 OLPAGER_HOOK(cuMemHostRegister)(void* address, size_t bytes, unsigned int flags) {
   if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = driver().cuMemHostRegister(address, bytes, flags);
-  if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_IOMEMORY) == 0) noteHost(address, bytes);
+  if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_IOMEMORY) == 0) noteHost(address, bytes, true);
   return result;
 }
 

@@ -16,6 +16,7 @@
 //    9  PrimaryContexts::mutex   contexts.cpp      how often the program retained each primary context
 //   10  LegacyParameters::mutex  launch.cpp        parameter blocks of the launches of CUDA 2
 //   11  HoldStreams::mutex       runtime.cpp       streams that hold memory for captured calls
+//   12  Loans::mutex            relief.cpp        what the pager gave up for objects of the driver
 // clang-format on
 //
 // The pager's own locks (pager/lock_order.h) come after all of these.

@@ -138,7 +138,10 @@ const ParamLayout* findParamLayout(CUfunction function, CUcontext context) {
   const Table* table = g_table.load(std::memory_order_acquire);
   if (table == nullptr) return nullptr;
   const Slot* slot = seek(*table, reinterpret_cast<uint64_t>(function), reinterpret_cast<uint64_t>(context));
-  if (slot->function.load(std::memory_order_acquire) == 0) return nullptr;
+  // Free when it was found, it may have become another kernel's since: a thread that publishes that one fills the first free slot.
+  if (slot->function.load(std::memory_order_acquire) != reinterpret_cast<uint64_t>(function) ||
+      slot->context.load(std::memory_order_relaxed) != reinterpret_cast<uint64_t>(context))
+    return nullptr;
   if (slot->generation.load(std::memory_order_acquire) != g_generation.load(std::memory_order_relaxed)) return nullptr;
   return slot->layout.load(std::memory_order_relaxed);
 }

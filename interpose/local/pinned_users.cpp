@@ -21,9 +21,15 @@ struct Pin {
   uint64_t pinned;
 };
 
+// An allocation that is pinned as long as it lives. At its base another may lie by now: its context went, or a graph's memory.
+struct ForLife {
+  uint64_t buffer_id = 0;
+  uint64_t pinned = 0;  // 0 while it is being pinned
+};
+
 struct PinnedUsers {
   std::mutex mutex;
-  std::map<CUdeviceptr, uint64_t> for_life;  // by base; 0 while it is being pinned
+  std::map<CUdeviceptr, ForLife> for_life;  // by base
   std::map<unsigned long long, std::vector<Pin>> objects;
 };
 
@@ -48,16 +54,20 @@ CUresult pinForLife(CUdeviceptr address) {
   if (running == nullptr || !running->describe(address, &info)) return CUDA_ERROR_INVALID_VALUE;
   {
     std::lock_guard lock(state().mutex);
-    if (!state().for_life.try_emplace(info.base, 0).second) return CUDA_SUCCESS;
+    ForLife& entry = state().for_life[info.base];
+    if (entry.buffer_id == info.buffer_id) return CUDA_SUCCESS;
+    entry = {info.buffer_id, 0};
   }
   RelaxedCapture relaxed;
   uint64_t pinned = 0;
   const CUresult result = running->pin(info.base, &pinned);
   std::lock_guard lock(state().mutex);
+  const auto found = state().for_life.find(info.base);
+  if (found == state().for_life.end() || found->second.buffer_id != info.buffer_id) return result;  // freed meanwhile
   if (result == CUDA_SUCCESS) {
-    state().for_life[info.base] = pinned;
+    found->second.pinned = pinned;
   } else {
-    state().for_life.erase(info.base);
+    state().for_life.erase(found);
   }
   return result;
 }
@@ -68,7 +78,7 @@ void forgetPointerState(CUdeviceptr base) {
   {
     std::lock_guard lock(state().mutex);
     if (const auto found = state().for_life.find(base); found != state().for_life.end()) {
-      pinned = found->second;
+      pinned = found->second.pinned;
       state().for_life.erase(found);
     }
   }

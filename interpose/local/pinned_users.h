@@ -9,7 +9,7 @@
 
 namespace olpager::local {
 
-/// Pins the allocation that holds `address` for as long as it lives (or forgetPointerState); once for each address.
+/// Pins the allocation that holds `address` for as long as it lives (or forgetPointerState); once for each allocation.
 CUresult pinForLife(CUdeviceptr address);
 
 /// The allocation with this base is about to be freed: its pins and flags are gone with it.

@@ -3,12 +3,14 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace olpager::local {
 
 namespace {
 
 struct Loan {
+  CUcontext context = nullptr;
   CUdevice device = 0;
   uint64_t bytes = 0;
 };
@@ -27,9 +29,10 @@ std::atomic<size_t> g_count{0};
 
 }  // namespace
 
-void detail::loanMade(uint64_t object, CUdevice device, uint64_t bytes) {
+void detail::loanMade(uint64_t object, CUcontext context, CUdevice device, uint64_t bytes) {
   std::lock_guard lock(state().mutex);
   Loan& loan = state().by_object[object];
+  loan.context = context;
   loan.device = device;
   loan.bytes += bytes;
   g_count.store(state().by_object.size(), std::memory_order_relaxed);
@@ -47,6 +50,24 @@ void loanGone(uint64_t object) {
     g_count.store(state().by_object.size(), std::memory_order_relaxed);
   }
   if (pager::Pool* running = pool()) running->regain(loan.device, loan.bytes);
+}
+
+void loansOfContextGone(CUcontext context) {
+  if (g_count.load(std::memory_order_relaxed) == 0) return;
+  pager::Pool* running = pool();
+  std::vector<Loan> back;
+  {
+    std::lock_guard lock(state().mutex);
+    std::erase_if(state().by_object, [&](const auto& entry) {
+      const Loan& loan = entry.second;
+      if (loan.context == context) back.push_back(loan);
+      // Where the device's engine went with the context, the budget that was lowered did: the next one begins with all of its own.
+      return loan.context == context || running == nullptr || !running->hasEngine(loan.device);
+    });
+    g_count.store(state().by_object.size(), std::memory_order_relaxed);
+  }
+  for (const Loan& loan : back)
+    if (running != nullptr) running->regain(loan.device, loan.bytes);
 }
 
 }  // namespace olpager::local

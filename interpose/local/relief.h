@@ -16,7 +16,7 @@ namespace olpager::local {
 inline constexpr uint64_t kReliefSlack = 4ull << 20;  // what the driver rounds a request up by
 
 namespace detail {
-void loanMade(uint64_t object, CUdevice device, uint64_t bytes);
+void loanMade(uint64_t object, CUcontext context, CUdevice device, uint64_t bytes);
 }
 
 /// The object is gone: what was given up for it is the pager's again. One load while there is none.
@@ -25,6 +25,9 @@ template <typename Handle>
 void loanGone(Handle* object) {
   loanGone(reinterpret_cast<uint64_t>(object));
 }
+
+/// The context is gone for the pager: the objects in it go, and their handles may be given out anew.
+void loansOfContextGone(CUcontext context);
 
 namespace detail {
 template <typename Call, typename Object>
@@ -41,7 +44,7 @@ CUresult again(CUdevice device, std::initializer_list<uint64_t> steps, Call call
     if (result != CUDA_ERROR_OUT_OF_MEMORY) break;
   }
   if (lent != 0 && result == CUDA_SUCCESS) {
-    loanMade(object(), device, lent);
+    loanMade(object(), currentContext(), device, lent);
   } else if (lent != 0) {
     running->regain(device, lent);
   }

@@ -80,7 +80,29 @@ void start(void* library, nlohmann::json& facts) {
   }
 }
 
-nlohmann::json inspect(const std::string& driver, bool start_it, const std::string& own_library) {
+// What can't be asked is not told: the program's own cuInit says why.
+void measure(void* library, nlohmann::json& facts) {
+  auto* const init = symbol<decltype(cuInit)>(library, "cuInit");
+  auto* const count = symbol<decltype(cuDeviceGetCount)>(library, "cuDeviceGetCount");
+  auto* const get = symbol<decltype(cuDeviceGet)>(library, "cuDeviceGet");
+  auto* const total = symbol<decltype(cuDeviceTotalMem_v2)>(library, "cuDeviceTotalMem_v2");
+  int devices = 0;
+  if (count == nullptr || get == nullptr || total == nullptr || init(0) != CUDA_SUCCESS ||
+      count(&devices) != CUDA_SUCCESS)
+    return;
+  size_t least = 0;
+  for (int ordinal = 0; ordinal < devices; ++ordinal) {
+    CUdevice device = 0;
+    size_t bytes = 0;
+    if (get(&device, ordinal) != CUDA_SUCCESS || total(&bytes, device) != CUDA_SUCCESS) continue;
+    if (least != 0 && least <= bytes) continue;
+    least = bytes;
+    facts["least_device"] = ordinal;
+  }
+  facts["least_vram"] = least;
+}
+
+nlohmann::json inspect(const std::string& driver, Probe probe, const std::string& own_library) {
   nlohmann::json facts;
   void* library = dlopen(driver.c_str(), RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr) {
@@ -113,13 +135,14 @@ nlohmann::json inspect(const std::string& driver, bool start_it, const std::stri
       return facts;
     }
   }
-  if (start_it) start(library, facts);
+  if (probe == Probe::kStart) start(library, facts);
+  if (probe == Probe::kVram) measure(library, facts);
   return facts;
 }
 
 }  // namespace
 
-Result<DriverFacts> probeDriver(const std::string& driver, bool start_it, const std::string& own_library) {
+Result<DriverFacts> probeDriver(const std::string& driver, Probe probe, const std::string& own_library) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return Error{base::format("pipe: {}", std::strerror(errno))};
   base::UniqueFd from(ends[0]);
@@ -130,7 +153,7 @@ Result<DriverFacts> probeDriver(const std::string& driver, bool start_it, const 
     alarm(kSecondsToStart);
     std::string text;
     try {
-      text = inspect(driver, start_it, own_library).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      text = inspect(driver, probe, own_library).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     } catch (...) {  // the parent sees no answer
     }
     [[maybe_unused]] const ssize_t written = write(to.get(), text.data(), text.size());
@@ -164,6 +187,8 @@ Result<DriverFacts> probeDriver(const std::string& driver, bool start_it, const 
   found.devices = facts.value("devices", -1);
   found.start_problem = facts.value("start_problem", "");
   found.host_problem = facts.value("host_problem", "");
+  found.least_vram = facts.value("least_vram", uint64_t{0});
+  found.least_device = facts.value("least_device", 0);
   return found;
 }
 

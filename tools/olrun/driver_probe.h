@@ -2,6 +2,7 @@
 // process that loads it, must not take olrun with it. Thread-safety: call with one thread only (it forks).
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "base/result.h"
@@ -15,10 +16,20 @@ struct DriverFacts {
   int devices = -1;           // -1: not asked
   std::string start_problem;  // why cuInit or the first context failed; "" when it did not
   std::string host_problem;   // why memory of kind HOST_NUMA can't be made; "" when it can
+  // Only when asked how large devices are. Of the one with the least memory; 0 bytes: the driver does not tell.
+  uint64_t least_vram = 0;
+  int least_device = 0;
 };
 
-/// `driver`: an absolute path, or "libcuda.so.1" for the loader's own search. `start`: also cuInit, count devices, try
-/// HOST_NUMA memory on the first. `own_library`: our own libcuda work-alike, never taken for the driver.
-Result<DriverFacts> probeDriver(const std::string& driver, bool start, const std::string& own_library);
+/// What the driver is asked for besides its version.
+enum class Probe : uint8_t {
+  kLoad,   // nothing
+  kVram,   // cuInit, and how much memory devices have
+  kStart,  // cuInit, how many devices there are, HOST_NUMA memory on the first
+};
+
+/// `driver`: an absolute path, or "libcuda.so.1" for the loader's own search. `own_library`: our own libcuda work-alike, never taken
+/// for the driver.
+Result<DriverFacts> probeDriver(const std::string& driver, Probe probe, const std::string& own_library);
 
 }  // namespace olpager::tools

@@ -85,7 +85,7 @@ void checkDevices(Findings& findings) {
 }
 
 void checkDriver(Findings& findings, const std::string& driver, const std::string& library) {
-  const auto probed = probeDriver(driver, true, library);
+  const auto probed = probeDriver(driver, Probe::kStart, library);
   if (!probed.ok()) {
     findings.push_back(
         {Kind::kGap, "driver",

@@ -30,6 +30,8 @@ namespace {
 using namespace olpager;
 
 constexpr int kRefused = 2;
+// A page is less than this of any device of 200 MiB or more.
+constexpr double kPercentToAsk = 1;
 
 int refuse(const std::string& line) {
   base::print(stderr, "olrun: {}\n", line);
@@ -184,6 +186,16 @@ Status checkRange(const base::Settings& settings) {
                    settings.va_base, base::exactSize(size), std::strerror(why))};
 }
 
+// As the library has it, which knows the devices as well.
+Status checkVram(const base::Budget& budget, const tools::DriverFacts& facts) {
+  if (budget.percent == 0 || facts.least_vram == 0) return {};
+  if (static_cast<double>(facts.least_vram) * budget.percent / 100 >= static_cast<double>(base::kSettingsPageBytes))
+    return {};
+  return Error{base::format("--vram: {} of the {} of device {} is below one page ({})", base::exactBudget(budget),
+                            base::formatSize(facts.least_vram), facts.least_device,
+                            base::exactSize(base::kSettingsPageBytes))};
+}
+
 // What was asked for by an option and can't be had is no setting to ignore. (Files and variables may name settings of both.)
 Status checkOptions(const std::vector<SettingOption>& options, const std::vector<std::string>& gpunodes) {
   const Mode other = gpunodes.empty() ? Mode::kForwarded : Mode::kLocal;
@@ -268,15 +280,18 @@ int run(int argc, char** argv) {
   if (driver.empty() && !forwarded) {
     return refuse(base::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
   }
-  // A forwarded program needs no driver here.
-  if (auto probed =
-          forwarded ? Result<tools::DriverFacts>(tools::DriverFacts{}) : tools::probeDriver(driver, false, library);
-      !probed.ok()) {
+  // A forwarded program needs no driver here. To start one takes long: that is done where a budget may be too small on some device.
+  const tools::Probe probe =
+      settings.vram.percent != 0 && settings.vram.percent < kPercentToAsk ? tools::Probe::kVram : tools::Probe::kLoad;
+  const auto probed =
+      forwarded ? Result<tools::DriverFacts>(tools::DriverFacts{}) : tools::probeDriver(driver, probe, library);
+  if (!probed.ok()) {
     return refuse(base::format("driver: {}; {}", probed.error().message,
                                settings.driver.empty() ? "install the NVIDIA driver, name it with --driver, or use the "
                                                          "simulated GPU: --driver sim"
                                                        : "--driver takes the path of a libcuda.so.1, or sim"));
   }
+  if (auto status = checkVram(settings.vram, probed.value()); !status.ok()) return refuse(status.error().message);
   if (auto status = forwarded ? Status{} : checkRange(settings); !status.ok()) return refuse(status.error().message);
   if (library.empty() || link_folder.empty()) {
     return refuse(base::format("{} is not in the build or installation of {}; build it: meson compile -C build",

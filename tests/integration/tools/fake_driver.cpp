@@ -1,9 +1,25 @@
-// Looks like a CUDA driver to whoever only loads it.
+// Looks like a CUDA driver to whoever only loads it. Where FAKE_VRAM says how many bytes it has, there is a device.
 #include <cuda.h>
+
+#include <cstdlib>
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-EXPORTED CUresult CUDAAPI cuInit(unsigned) { return CUDA_ERROR_NO_DEVICE; }
+EXPORTED CUresult CUDAAPI cuInit(unsigned) {
+  return std::getenv("FAKE_VRAM") != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+EXPORTED CUresult CUDAAPI cuDeviceGetCount(int* count) {
+  *count = 1;
+  return CUDA_SUCCESS;
+}
+EXPORTED CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+EXPORTED CUresult CUDAAPI cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
+  *bytes = std::strtoull(std::getenv("FAKE_VRAM"), nullptr, 10);
+  return CUDA_SUCCESS;
+}
 EXPORTED CUresult CUDAAPI cuDriverGetVersion(int* version) {
   *version = 13000;
   return CUDA_SUCCESS;

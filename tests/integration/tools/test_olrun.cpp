@@ -127,6 +127,19 @@ TEST_CASE("olrun refuses what can't be right with one line and status 2", "[olru
   checkRefusal(olpager.run({"--", "true"}, {"OL_VRAM=lots", "OL_DRIVER=" + driver}), "OL_VRAM: 'lots'");
 }
 
+TEST_CASE("olrun refuses a share of VRAM that is below one page", "[olrun]") {
+  const Installation olpager;
+  const auto with = [&](const char* vram, const char* of) {
+    return olpager.run({"--driver", olpager.driver, "--vram", vram, "--", "true"}, {std::string("FAKE_VRAM=") + of});
+  };
+  checkRefusal(with("0.001%", "68719476736"), "--vram: 0.001% of the 64GiB of device 0 is below one page (2MiB)");
+  CHECK(with("0.004%", "68719476736").status == 0);
+  CHECK(with("0.1%", "1073741824").status == 2);
+  CHECK(with("1%", "1073741824").status == 0);
+  // A driver that does not tell is asked by the program.
+  CHECK(olpager.run({"--driver", olpager.driver, "--vram", "0.001%", "--", "true"}).status == 0);
+}
+
 TEST_CASE("olrun refuses a driver that can't be used", "[olrun]") {
   const Installation olpager;
   checkRefusal(olpager.run({"--driver", "/nowhere/libcuda.so.1", "--", "true"}), "/nowhere/libcuda.so.1");

@@ -140,6 +140,34 @@ TEST_CASE("the host tier's bytes are counted", "[pager][refusals]") {
   CHECK(valueOf(counters().host_used_bytes) == before);
 }
 
+TEST_CASE("what an operation names twice has to fit VRAM once where nothing is used in place", "[pager][refused]") {
+  Rig rig({.vram = 16 * kMiB});
+  const CUdeviceptr large = rig.allocate(12 * kMiB);
+  const CUdeviceptr small = rig.allocate(2 * kMiB);
+  rig.fill(large, 12 * kMiB, 3);
+  rig.fill(small, 2 * kMiB, 4);
+  rig.press();
+  // Within one allocation: its extents are needed for what is read and for what is written.
+  const uint64_t half = 6 * kMiB;
+  REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, large + half, large, half) == CUDA_SUCCESS);
+  rig.synchronize();
+  CHECK(rig.holds(large, half, 3));
+  CHECK(rig.holds(large + half, half, 3));
+  rig.press();
+  // Many small copies of one extent that are made at once, as those of a batch are.
+  constexpr uint64_t kCopies = 100;
+  {
+    Access access(rig.pool(), rig.key(CU_STREAM_LEGACY));
+    for (uint64_t i = 0; i < kCopies; ++i) {
+      access.addRange(small + i * 64, 8, Mode::kRead);
+      access.addRange(small + kMiB + i * 64, 8, Mode::kWrite);
+    }
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    access.submitted(CUDA_SUCCESS);
+  }
+  CHECK(rig.holds(small, 2 * kMiB, 4));
+}
+
 TEST_CASE("a launch that VRAM can never hold is refused at once where nothing is used in place", "[pager][refused]") {
   Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
