@@ -119,7 +119,7 @@ CUresult graphAllocNode(Invocation& in) {
 
 CUresult graphConditionalNode(Invocation& in) {
   constexpr uint32_t kMostBodies = 4096;
-  const Target target = readTarget(in);
+  const NodeTarget target = readTarget(in);
   CUgraphNodeParams params{};
   params.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
   params.conditional.handle = in.value<uint64_t>();
