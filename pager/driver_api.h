@@ -76,6 +76,11 @@ constexpr bool endsContext(CUresult result) {
   }
 }
 
+/// Whether a driver's answer is about captures: the call was not made, and nothing is known of what it would have told.
+constexpr bool refusedByCapture(CUresult result) {
+  return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
 /// Fills `api` by `resolve(symbol name)`; returns the first name that could not be resolved, or nullptr.
 template <typename Resolve>
 const char* loadDriverApi(DriverApi& api, Resolve&& resolve) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 
 namespace olpager::pager {
 
@@ -190,7 +191,9 @@ StreamState* StreamTable::find(const StreamKey& key) {
       stream->generation.fetch_add(1, std::memory_order_release);
       live = false;
     }
-    if (!live && stream->marks.empty() && stream->calls == 0) unused = stream.get();
+    // One that was destroyed while it captured may have neither a mark nor come to its end.
+    const bool over = stream->completed.load() >= stream->last.load();
+    if (!live && over && stream->marks.empty() && stream->calls == 0) unused = stream.get();
   }
   if (found == nullptr) {
     if (unused == nullptr) {
@@ -276,37 +279,98 @@ void StreamTable::collect(StreamState& stream, TableLock& lock) {
     if (result == CUDA_ERROR_NOT_READY || stream.gone) return;
     stream.marks.pop_front();
     free_events_.push_back({stream.key.context, mark.event});
-    // It got into a capture: it tells nothing. A new mark is recorded behind the same work.
-    if (result == CUDA_ERROR_CAPTURED_EVENT || result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
-        result == CUDA_ERROR_STREAM_CAPTURE_ISOLATION || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+    // It tells nothing, if it got into a capture. A new mark is recorded behind the same work.
+    if (refusedByCapture(result)) {
+      stream.needs_drain |= (stream.generation.load() & 1) == 0;  // no stream is there any more to record one on
       continue;
+    }
     // Any other answer ends the wait too: in a context that a kernel has broken nothing runs any more.
     stream.completed.store(std::max(stream.completed.load(), mark.number));
   }
 }
 
+// Takes the marks that have come, and records one where the last launch has none.
+void StreamTable::look(StreamState& stream, TableLock& lock) {
+  collect(stream, lock);
+  if (stream.calls > 0) return;  // another thread is about to know
+  if ((stream.generation.load() & 1) == 0 || stream.closing) return;
+  const uint64_t last = stream.last.load(std::memory_order_acquire);
+  const uint64_t marked = stream.marks.empty() ? stream.completed.load() : stream.marks.back().number;
+  if (last <= marked) return;
+  const uint64_t thread = stream.key.thread;
+  if (thread != 0 && (my_caches == nullptr || my_caches->thread != thread)) {
+    stream.needs_drain = true;
+  } else if (thread != 0 || holds_ == 0) {  // nobody but this thread makes its default stream part of a capture
+    record(stream, lock);
+  }
+}
+
 void StreamTable::poll(CUdevice device) {
+  // Engines' threads are relaxed all their lives; who asks of all devices is a thread of the program.
+  std::optional<RelaxedThread> relaxed;
+  if (device == kAllDevices) relaxed.emplace(driver_);
   TableLock lock(mutex_);
   try {
-    const bool capture = capturing();
     for (size_t i = 0; i < streams_.size(); ++i) {  // by index: there may be more meanwhile
       StreamState& stream = *streams_[i];
       if (device != kAllDevices && pollerOf(stream, device) != device) continue;
-      collect(stream, lock);
-      if (stream.calls > 0) continue;  // another thread is about to know
-      if ((stream.generation.load() & 1) == 0 || stream.closing) continue;
-      const uint64_t last = stream.last.load(std::memory_order_acquire);
-      const uint64_t marked = stream.marks.empty() ? stream.completed.load() : stream.marks.back().number;
-      if (last <= marked) continue;
-      if (stream.key.thread != 0) {
-        stream.needs_drain = true;
-      } else if (!capture) {
-        record(stream, lock);
-      }
+      look(stream, lock);
     }
   } catch (const std::bad_alloc&) {
     // The next poll goes on.
   }
+}
+
+// Under the mutex: who is in a call has said so, and who comes later finds holds_.
+void StreamTable::hold(CUcontext context, TableLock& lock) {
+  ++holds_;
+  call_ended_.wait(lock, [&] {
+    return std::none_of(streams_.begin(), streams_.end(), [context](const auto& stream) {
+      return stream->calls > 0 && (context == nullptr || stream->key.context == context);
+    });
+  });
+}
+
+void StreamTable::holdMarks(CUcontext context) {
+  TableLock lock(mutex_);
+  hold(context, lock);
+}
+
+void StreamTable::captureBegins(CUcontext context) {
+  const RelaxedThread relaxed(driver_);
+  TableLock lock(mutex_);
+  try {
+    for (size_t i = 0; i < streams_.size(); ++i) {
+      StreamState& stream = *streams_[i];
+      if (context == nullptr || stream.key.context == context) look(stream, lock);
+    }
+  } catch (const std::bad_alloc&) {
+    // Less is known while it lasts.
+  }
+  captures_.fetch_add(1);
+  hold(context, lock);
+  call_ended_.wait_for(lock, kIntoDriver, [this] { return synchronising_ == 0; });
+}
+
+CUresult StreamTable::synchronize(CUcontext context, uint64_t number) {
+  {
+    const TableLock lock(mutex_);
+    if (capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    ++synchronising_;
+  }
+  CUresult result = driver_.cuCtxPushCurrent_v2(context);
+  if (result == CUDA_SUCCESS) {
+    result = driver_.cuCtxSynchronize();
+    CUcontext popped = nullptr;
+    driver_.cuCtxPopCurrent_v2(&popped);
+  }
+  {
+    const TableLock lock(mutex_);
+    if (--synchronising_ == 0) call_ended_.notify_all();
+  }
+  // Any other answer is about the call: kernels may run on.
+  if (result == CUDA_SUCCESS || endsContext(result)) contextDrained(context, number);
+  return result;
 }
 
 // A device's engine looks after its own streams; those of devices without an engine are anybody's.
@@ -325,7 +389,7 @@ void StreamTable::markOwn(StreamState* stream) {
   TableLock lock(mutex_);
   stream->needs_drain = false;
   try {
-    if (!capturing() && !stream->closing) record(*stream, lock);
+    if (!stream->closing) record(*stream, lock);
   } catch (const std::bad_alloc&) {
     stream->needs_drain = true;  // the launch was made: its end is found out by a synchronisation
   }
@@ -357,6 +421,7 @@ uint64_t StreamTable::completedFloor(uint64_t upper) {
 }
 
 void StreamTable::streamDestroyed(const StreamKey& key) {
+  const RelaxedThread relaxed(driver_);
   TableLock lock(mutex_);
   StreamState* gone = nullptr;
   for (auto& stream : streams_)
@@ -368,9 +433,13 @@ void StreamTable::streamDestroyed(const StreamKey& key) {
   const uint64_t marked = gone->marks.empty() ? gone->completed.load() : gone->marks.back().number;
   if (last > marked && !record(*gone, lock)) {
     lock.unlock();
-    driver_.cuStreamSynchronize(key.stream);
+    const CUresult result = driver_.cuStreamSynchronize(key.stream);
     lock.lock();
-    gone->completed.store(std::max(gone->completed.load(), last));
+    if (result == CUDA_SUCCESS || endsContext(result)) {
+      gone->completed.store(std::max(gone->completed.load(), last));
+    } else {
+      gone->needs_drain = true;  // it captures: what it ran before goes on
+    }
   }
   call_ended_.wait(lock, [gone] { return gone->calls == 0; });
   gone->closing = false;

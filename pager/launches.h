@@ -14,12 +14,16 @@
 //                      may launch on one stream, and a lower number may be submitted after a higher one.
 //
 // A stream's event is recorded by the engine's thread; for a per-thread default stream by that thread itself, as no other can
-// name it. Nothing is recorded while nothing is evicted, and nothing on a stream in capture.
+// name it. Nothing is recorded while nothing is evicted, and nothing on a stream in capture: the driver is asked first, and while
+// a stream may come to be in one nothing is recorded in its context (StreamTable::holdMarks). An event that got into a capture
+// would end it when it is looked at. A context is never synchronised while something captures, in whichever mode: the driver
+// refuses, and ends the captures. What no mark tells of then, nobody knows until they are over.
 #pragma once
 
 #include <cuda.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -97,11 +101,31 @@ struct StreamState {
   };
   // Under StreamTable::mutex:
   std::deque<Mark> marks;    // oldest first
-  bool needs_drain = false;  // per-thread stream with unmarked launches: only a context synchronisation tells
+  // Per-thread stream with unmarked launches, or one destroyed while it captured: only a context synchronisation tells.
+  bool needs_drain = false;
   bool closing = false;      // the program destroys it: nobody begins a driver call for it any more
   bool gone = false;         // so does its context: what a call in progress brings is of no use
   bool ended = false;        // its thread has (a per-thread default stream): serves again when its work is over
   unsigned calls = 0;        // threads in a driver call for it, the mutex released
+};
+
+/// While it lives, calls of the driver by this thread are not refused because another's stream captures, and spoil no capture.
+/// A capture may begin at any time: it is there also while nothing captures.
+class RelaxedThread {
+ public:
+  explicit RelaxedThread(const DriverApi& driver) : driver_(driver) {
+    exchanged_ = driver_.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
+  }
+  ~RelaxedThread() {
+    if (exchanged_) driver_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  RelaxedThread(const RelaxedThread&) = delete;
+  RelaxedThread& operator=(const RelaxedThread&) = delete;
+
+ private:
+  const DriverApi& driver_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool exchanged_ = false;
 };
 
 /// Driver calls are made with the mutex released: one may wait for its context's lock while another context's launches go
@@ -126,18 +150,31 @@ class StreamTable {
   bool quiet(uint64_t number);
   /// Every launch up to this number has completed.
   uint64_t completedFloor(uint64_t upper);
-  /// Calls the driver, which has to allow that to a thread while something captures.
   void streamDestroyed(const StreamKey& key);
   /// The thread with this StreamKey::thread has ended; of every table. At the end of threads, by itself.
   static void threadEnded(uint64_t thread);
   void contextGone(CUcontext context);
-  /// Called before the driver begins to capture: when it returns, no mark is being recorded.
-  void captureBegan() {
-    std::lock_guard lock(mutex_);
-    captures_.fetch_add(1);
+  /// Before the driver is told to capture on a stream of `context`; holds marks, as below. What launches of the context have no
+  /// mark get one: on some streams (the legacy one beside a blocking stream's capture) nothing may be recorded before its end.
+  void captureBegins(CUcontext context);
+  /// After that, where the driver has begun to capture and where it has not. Ends the hold.
+  void captureBegan(bool begun) {
+    releaseMarks();
+    if (!begun) captureEnded();
   }
   void captureEnded() { captures_.fetch_sub(1); }
   bool capturing() const { return captures_.load() > 0; }
+  /// A stream of `context` (nullptr: of any) may be in a capture after what the caller does next. When it returns, no mark is
+  /// being recorded there, and none is until releaseMarks(), but by threads on default streams of their own.
+  void holdMarks(CUcontext context);
+  void releaseMarks() {
+    std::lock_guard lock(mutex_);
+    --holds_;
+  }
+  /// Waits for all work of a context, where nothing captures; else CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and the driver is not
+  /// asked. Every launch up to `number` has been submitted. What it waited for is over where this returns CUDA_SUCCESS, or what
+  /// endsContext() is true of.
+  CUresult synchronize(CUcontext context, uint64_t number);
   /// A context synchronisation has returned that began when every launch up to `number` had been submitted.
   void contextDrained(CUcontext context, uint64_t number);
   /// How often find() had to look through the table under its lock.
@@ -155,8 +192,13 @@ class StreamTable {
 
  private:
   using TableLock = std::unique_lock<std::mutex>;
+  /// How long whoever begins to capture gives a thread that was about to synchronise a context to get into the driver, which
+  /// looks at captures there and then. That it comes out again must not be waited for: a kernel may wait for what is captured.
+  static constexpr std::chrono::milliseconds kIntoDriver{20};
   CUevent freeEvent(CUcontext context);
   bool record(StreamState& stream, TableLock& lock);
+  void look(StreamState& stream, TableLock& lock);
+  void hold(CUcontext context, TableLock& lock);
   void collect(StreamState& stream, TableLock& lock);
   void leaveCall(StreamState& stream);
   CUdevice pollerOf(const StreamState& stream, CUdevice asking) const;
@@ -173,6 +215,9 @@ class StreamTable {
   };
   std::vector<FreeEvent> free_events_;
   uint64_t searches_ = 0;
+  unsigned holds_ = 0;          // callers between holdMarks() and releaseMarks()
+  unsigned synchronising_ = 0;  // threads in cuCtxSynchronize, or about to be
+  // Rises under the mutex: who finds it 0 there, and says under the mutex what it is about to call, is waited for.
   std::atomic<int> captures_{0};
 };
 

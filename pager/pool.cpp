@@ -688,18 +688,13 @@ CUresult Pool::free(CUdeviceptr address) {
   // As native: returns when all work of the context is done. What other threads are about to submit is waited for first, so
   // that every launch up to `number` is among that work.
   while (!Hazards::passed(launching)) std::this_thread::yield();
-  CUresult result = state.driver.cuCtxPushCurrent_v2(context);
+  CUresult result = state.streams.synchronize(context, number);
   // A green context that is gone leaves its memory to the primary one.
-  if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED)
-    result = state.driver.cuCtxPushCurrent_v2(engines);
-  if (result == CUDA_SUCCESS) {
-    result = state.driver.cuCtxSynchronize();
-    CUcontext popped = nullptr;
-    state.driver.cuCtxPopCurrent_v2(&popped);
+  if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+    result = state.streams.synchronize(engines, number);
+    if (result == CUDA_SUCCESS || endsContext(result)) state.streams.contextDrained(context, number);
   }
-  if (result != CUDA_SUCCESS && result < CUDA_ERROR_ILLEGAL_ADDRESS && result != CUDA_ERROR_LAUNCH_FAILED)
-    return result;
-  state.streams.contextDrained(context, number);
+  if (result != CUDA_SUCCESS && !endsContext(result)) return result;
   Lock lock(state.mutex);
   if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
   const Region* region = state.find(address);
@@ -709,6 +704,8 @@ CUresult Pool::free(CUdeviceptr address) {
     lock.unlock();
     state.streams.poll();
     drainUnmarked(state, number);
+    // What is not marked is not known of before the capture ends, which its thread may do only after this one.
+    if (state.streams.capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     std::this_thread::sleep_for(std::chrono::microseconds(20));
     lock.lock();
     if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
@@ -902,8 +899,11 @@ bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const { return state_->
 void Pool::streamDestroyed(const StreamKey& stream) {
   if (!state_->forked.load()) state_->streams.streamDestroyed(stream);
 }
-void Pool::captureBegan() { state_->streams.captureBegan(); }
+void Pool::captureBegins(CUcontext context) { state_->streams.captureBegins(context); }
+void Pool::captureBegan(bool begun) { state_->streams.captureBegan(begun); }
 void Pool::captureEnded() { state_->streams.captureEnded(); }
+void Pool::streamMayJoin(CUcontext context) { state_->streams.holdMarks(context); }
+void Pool::streamJoined() { state_->streams.releaseMarks(); }
 
 void Pool::contextGone(CUcontext context) {
   PoolState& state = *state_;

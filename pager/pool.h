@@ -263,9 +263,14 @@ class Pool {
   // --- streams and contexts ----------------------------------------------------------------------------------------
   /// Before the driver destroys a stream.
   void streamDestroyed(const StreamKey& stream);
-  /// A capture begins or ends on some stream of the process: while any is active pager threads record no event.
-  void captureBegan();
+  /// Before the driver is told to capture on a stream of `context`, and after it has answered: in between the pager records no
+  /// event there. While anything captures it records none on streams that do, and synchronises no context.
+  void captureBegins(CUcontext context);
+  void captureBegan(bool begun);
   void captureEnded();
+  /// Before and after a call that may make a stream of `context` part of another's capture.
+  void streamMayJoin(CUcontext context);
+  void streamJoined();
   /// Before a context is destroyed or its device reset: drops its allocations and the pager's own objects in it.
   void contextGone(CUcontext context);
   /// Another device may access this one's allocations from now on (cuCtxEnablePeerAccess).

@@ -144,13 +144,8 @@ void addEdgesOf(Region& region, const Region& from) {
 }
 
 void drainUnmarked(PoolState& state, uint64_t number) {
-  for (const CUcontext context : state.streams.contextsToDrain()) {
-    if (state.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) continue;
-    state.driver.cuCtxSynchronize();
-    CUcontext popped = nullptr;
-    state.driver.cuCtxPopCurrent_v2(&popped);
-    state.streams.contextDrained(context, number);
-  }
+  for (const CUcontext context : state.streams.contextsToDrain())
+    static_cast<void>(state.streams.synchronize(context, number));
 }
 
 void PoolState::addRootEdge(CUcontext context, const Region& region, uint64_t address) {

@@ -307,7 +307,7 @@ uint64_t remoteCapacity(const PoolState& state);
 void tellRoom(const PoolState& state);
 
 /// Synchronises contexts with launches in per-thread default streams that only their threads could have marked. `number`:
-/// all launches up to it have been submitted. Without the mutex; waits for the GPU.
+/// all launches up to it have been submitted. Without the mutex; waits for the GPU. Nothing while something captures.
 void drainUnmarked(PoolState& state, uint64_t number);
 /// The device's engine, made and started by Pool::prepare() or at its first allocation, in `context`.
 CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& lock, Engine** out);

@@ -24,7 +24,7 @@ namespace {
 constexpr uint64_t kBatchBytes = 128ull << 20;
 constexpr size_t kCandidates = 4096;
 constexpr unsigned kMissedRoots = 3;            // passes, see Engine::noteRoots
-constexpr uint64_t kDrainAgainNs = 20'000'000;  // the system gave no thread
+constexpr uint64_t kDrainAgainNs = 20'000'000;  // the system gave no thread, or the driver another answer
 constexpr uint64_t kNoPlaceNs = 100'000'000;    // between passes whose victims find no host memory
 
 // Who goes first: the higher class, then the higher key.
@@ -318,9 +318,9 @@ bool Engine::advanceBatches(Lock& lock) {
 }
 
 // Per-thread default streams whose threads left launches unmarked: only a synchronisation of their context tells. It can
-// last as long as their kernels, so a thread of its own makes it.
+// last as long as their kernels, so a thread of its own makes it. While something captures none may be made.
 void Engine::drainContexts(Lock& lock) {
-  if (draining_->load() || nowNs() < next_drain_ns_) return;
+  if (pool_.streams.capturing() || draining_->load() || nowNs() < next_drain_ns_) return;
   auto contexts = pool_.streams.contextsToDrain();
   if (contexts.empty()) return;
   draining_->store(true);
@@ -335,13 +335,12 @@ void Engine::drainContexts(Lock& lock) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     driver.cuThreadExchangeStreamCaptureMode(&mode);
     while (!Hazards::passed(launching)) std::this_thread::yield();
+    bool all = true;
     for (const CUcontext context : contexts) {
-      if (driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) continue;
-      driver.cuCtxSynchronize();
-      CUcontext popped = nullptr;
-      driver.cuCtxPopCurrent_v2(&popped);
-      pool.streams.contextDrained(context, number);
+      const CUresult result = pool.streams.synchronize(context, number);
+      all &= result == CUDA_SUCCESS || endsContext(result);
     }
+    if (!all) std::this_thread::sleep_for(std::chrono::nanoseconds(kDrainAgainNs));
     flag->store(false);
     pool.draining.fetch_sub(1);
   };

@@ -70,7 +70,7 @@ void waitQuiet(PoolState& state, Region& region, Lock& lock) {
     lock.unlock();
     state.streams.poll();
     if (state.streams.capturing()) {
-      // Nothing may be recorded: native would not have waited either.
+      // On some streams nothing may be recorded, nor their context synchronised: native would not have waited either.
       if (looks > kCaptureLooks) {
         lock.lock();
         return;

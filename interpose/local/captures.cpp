@@ -1,9 +1,12 @@
 #include "interpose/local/captures.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <thread>
 #include <vector>
 
 #include "base/log.h"
@@ -19,6 +22,8 @@ std::atomic<int> g_captures{0};
 namespace {
 
 using pager::ReachSet;
+
+constexpr unsigned kMostRefusals = 20000;  // of a free, a second or more
 
 // An allocation made inside a capture; freed with its last owner, unless its context went first: the address may be another's by then.
 struct GraphMemory {
@@ -90,7 +95,7 @@ GraphMemory::~GraphMemory() {
   }
   if (bufferAt(address) != buffer_id) return;
   forgetPointerState(address);
-  if (pager::Pool* running = pool()) (void)running->free(address);
+  (void)freeMemory(address);
 }
 
 std::shared_ptr<Content>& contentOf(Captures& all, CUgraph graph) {
@@ -140,7 +145,7 @@ void oneCaptureLess() {
     std::lock_guard lock(state().mutex);
     waiting.swap(state().to_free);
   }
-  for (CUdeviceptr address : waiting) (void)running->free(address);
+  for (CUdeviceptr address : waiting) (void)freeMemory(address);  // another capture may have begun
 }
 
 // What an executable graph that is launched from the device is to have pinned from now on, and what it had. Under the mutex; then applyPins
@@ -199,12 +204,22 @@ CUresult refusedByCapture() {
   return result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
 }
 
-bool freeAfterCaptures(CUdeviceptr address) {
-  if (!anyCapture()) return false;
-  std::lock_guard lock(state().mutex);
-  if (!anyCapture()) return false;  // the last one's end has taken what was there
-  state().to_free.push_back(address);
-  return true;
+CUresult freeMemory(CUdeviceptr address) {
+  for (unsigned refused = 0;; ++refused) {
+    if (anyCapture()) {
+      std::lock_guard lock(state().mutex);
+      if (anyCapture()) {  // else the last one's end has taken what was there
+        state().to_free.push_back(address);
+        return CUDA_SUCCESS;
+      }
+    }
+    pager::Pool* running = pool();
+    if (running == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+    const CUresult result = running->free(address);
+    // The pager knows of a capture a moment earlier than anyCapture(), and longer. Of one that was begun past us neither does.
+    if (result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || refused == kMostRefusals) return result;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 }
 
 RelaxedCapture::RelaxedCapture() {

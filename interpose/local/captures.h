@@ -71,9 +71,9 @@ void execReach(CUgraphExec exec, pager::ReachSet& into);
 /// captures.
 CUresult refusedByCapture();
 
-/// Frees `address` when no stream captures any more: a free waits for the context, which would spoil a capture. False,
-/// and nothing, while nothing captures.
-bool freeAfterCaptures(CUdeviceptr address);
+/// Frees memory of the pager's. While a stream captures, in whichever mode, it is freed when none does any more: a free waits
+/// for the context, which would spoil the capture.
+CUresult freeMemory(CUdeviceptr address);
 
 /// While it lives, calls of the driver by this thread are no part of captures and not refused because of one.
 class RelaxedCapture {

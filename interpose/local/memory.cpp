@@ -249,8 +249,7 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
   }
   if (!running->isAllocated(address)) return CUDA_ERROR_INVALID_VALUE;
   forgetPointerState(address);
-  if (freeAfterCaptures(address)) return CUDA_SUCCESS;
-  return running->free(address);
+  return freeMemory(address);
 }
 
 OLPAGER_HOOK(cuMemAllocAsync)(CUdeviceptr* out, size_t bytes, CUstream stream) {

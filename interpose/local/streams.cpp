@@ -16,7 +16,6 @@ CUresult destroy(CUstream stream, Native native) {
   if (running != nullptr && stream != nullptr) {
     const StreamKey key = streamKey(stream, false);
     captureStreamGone(key);
-    const RelaxedCapture relaxed;
     running->streamDestroyed(key);
   }
   return native();
@@ -26,13 +25,22 @@ template <typename Native>
 CUresult begin(CUstream stream, bool per_thread, Native native) {
   Pool* running = pool();
   if (running == nullptr) return native();
-  running->captureBegan();  // before: from now on the pager records no event on any stream
+  const StreamKey key = streamKey(stream, per_thread);
+  running->captureBegins(key.context);
   const CUresult result = native();
-  if (result == CUDA_SUCCESS) {
-    captureBegan(streamKey(stream, per_thread));
-  } else {
-    running->captureEnded();
-  }
+  if (result == CUDA_SUCCESS) captureBegan(key);
+  running->captureBegan(result == CUDA_SUCCESS);
+  return result;
+}
+
+// A stream that waits for what another captures is in that capture from then on.
+template <typename Native>
+CUresult wait(CUstream stream, bool per_thread, Native native) {
+  Pool* running = anyCapture() ? pool() : nullptr;
+  if (running == nullptr) return native();
+  running->streamMayJoin(streamKey(stream, per_thread).context);
+  const CUresult result = native();
+  running->streamJoined();
   return result;
 }
 
@@ -78,6 +86,13 @@ OLPAGER_HOOK(cuStreamBeginCaptureToGraph_ptsz)
  CUstreamCaptureMode mode) {
   return begin(stream, true,
                [&] { return driver().cuStreamBeginCaptureToGraph_ptsz(stream, graph, from, edges, count, mode); });
+}
+
+OLPAGER_HOOK(cuStreamWaitEvent)(CUstream stream, CUevent event, unsigned flags) {
+  return wait(stream, false, [&] { return driver().cuStreamWaitEvent(stream, event, flags); });
+}
+OLPAGER_HOOK(cuStreamWaitEvent_ptsz)(CUstream stream, CUevent event, unsigned flags) {
+  return wait(stream, true, [&] { return driver().cuStreamWaitEvent_ptsz(stream, event, flags); });
 }
 
 OLPAGER_HOOK(cuStreamEndCapture)(CUstream stream, CUgraph* graph) {

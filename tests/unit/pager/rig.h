@@ -37,6 +37,9 @@ inline constexpr int kPatience = kInstrumented ? 10 : 1;
   X(cuCtxDestroy_v2)              \
   X(cuCtxSetCurrent)              \
   X(cuStreamCreate)               \
+  X(cuStreamBeginCapture_v2)      \
+  X(cuStreamEndCapture)           \
+  X(cuGraphDestroy)               \
   X(cuModuleGetGlobal_v2)         \
   X(cuMemcpyHtoD_v2)              \
   X(cuMemHostGetDevicePointer_v2) \

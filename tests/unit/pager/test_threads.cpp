@@ -502,3 +502,186 @@ TEST_CASE("what is being submitted is not over", "[pager][threads]") {
   CHECK(table.quiet(9));
   CHECK_FALSE(table.quiet(10));
 }
+
+namespace {
+
+// What cuCtxSynchronize answers without looking, and how often it was asked; CUDA_SUCCESS: the driver's own answer.
+std::atomic<CUresult> g_refusal{CUDA_SUCCESS};
+std::atomic<unsigned> g_asked{0};
+
+void refuseSynchronisation(DriverApi& api) {
+  api.cuCtxSynchronize = [] {
+    ++g_asked;
+    return g_refusal != CUDA_SUCCESS ? g_refusal.load() : driver().api.cuCtxSynchronize();
+  };
+}
+
+}  // namespace
+
+TEST_CASE("a synchronisation that the driver refuses tells nothing", "[pager][threads]") {
+  const Rig rig;
+  DriverApi api = driver().api;
+  refuseSynchronisation(api);
+  StreamTable table(api);
+  std::thread([&] { table.find({rig.context(), CU_STREAM_PER_THREAD, 1001})->last.store(5); }).join();
+  table.poll();  // another thread's own stream: this one can't mark it
+  REQUIRE(table.contextsToDrain().size() == 1);
+  for (const CUresult refusal : {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+                                 CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY}) {
+    g_refusal = refusal;
+    CHECK(table.synchronize(rig.context(), 5) == refusal);
+    CHECK_FALSE(table.quiet(5));
+    CHECK(table.contextsToDrain().size() == 1);
+  }
+  // While something captures the driver is not even asked: it would end the capture.
+  table.captureBegins(rig.context());
+  g_asked = 0;
+  CHECK(table.synchronize(rig.context(), 5) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  table.captureBegan(true);
+  CHECK(table.synchronize(rig.context(), 5) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK(g_asked == 0);
+  CHECK_FALSE(table.quiet(5));
+  table.captureEnded();
+  g_refusal = CUDA_ERROR_LAUNCH_FAILED;  // nothing runs any more
+  CHECK(table.synchronize(rig.context(), 5) == CUDA_ERROR_LAUNCH_FAILED);
+  CHECK(table.quiet(5));
+  g_refusal = CUDA_SUCCESS;
+}
+
+TEST_CASE("what a refused synchronisation did not wait for is not freed", "[pager][threads]") {
+  Rig rig({.alter = refuseSynchronisation});
+  const CUdeviceptr a = rig.allocate(2 * kMiB);
+  rig.fill(a, 2 * kMiB, 1);
+  g_refusal = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  CHECK(rig.pool().free(a) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK(rig.pool().isAllocated(a));
+  g_refusal = CUDA_SUCCESS;
+  rig.pool().captureBegins(rig.context());
+  rig.pool().captureBegan(true);
+  g_asked = 0;
+  CHECK(rig.pool().free(a) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK(g_asked == 0);
+  CHECK(rig.pool().isAllocated(a));
+  rig.pool().captureEnded();
+  CHECK(rig.holds(a, 2 * kMiB, 1));
+  CHECK(rig.pool().free(a) == CUDA_SUCCESS);
+  CHECK_FALSE(rig.pool().isAllocated(a));
+}
+
+namespace {
+
+// Who records an event waits for leave, where asked to.
+struct Recording {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool held = false;
+  unsigned begun = 0;
+};
+Recording g_recording;
+
+}  // namespace
+
+TEST_CASE("a capture begins when no mark is being recorded, and none is until it has begun", "[pager][threads]") {
+  Rig rig;
+  DriverApi api = driver().api;
+  api.cuEventRecord = [](CUevent event, CUstream stream) {
+    std::unique_lock lock(g_recording.mutex);
+    ++g_recording.begun;
+    g_recording.changed.notify_all();
+    g_recording.changed.wait(lock, [] { return !g_recording.held; });
+    return driver().api.cuEventRecord(event, stream);
+  };
+  StreamTable table(api);
+  const CUstream stream = rig.makeStream();
+  StreamState* const state = table.find(rig.key(stream));
+  state->last = 3;
+  g_recording.held = true;
+  std::thread polling([&] { table.poll(); });
+  {
+    std::unique_lock lock(g_recording.mutex);
+    g_recording.changed.wait(lock, [] { return g_recording.begun > 0; });
+  }
+  std::atomic<bool> may_begin{false};
+  std::thread capturing([&] {
+    table.captureBegins(rig.context());
+    may_begin = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK_FALSE(may_begin);  // the event would get into the capture
+  {
+    std::lock_guard lock(g_recording.mutex);
+    g_recording.held = false;
+    g_recording.changed.notify_all();
+  }
+  polling.join();
+  capturing.join();
+  CHECK(may_begin);
+  CHECK(g_recording.begun == 1);
+  // The driver is about to begin: whether the stream captures can't be told.
+  state->last = 4;
+  table.poll();
+  CHECK(g_recording.begun == 1);
+  table.captureBegan(false);
+  table.poll();
+  CHECK(g_recording.begun == 2);
+  table.contextGone(rig.context());
+  endStream(rig, stream);
+}
+
+TEST_CASE("what runs beside a capture is marked, and the capture is not spoiled", "[pager][threads]") {
+  Rig rig;
+  StreamTable table(driver().api);
+  const CUstream captured = rig.makeStream(), beside = rig.makeStream();
+  const StreamKey own{rig.context(), CU_STREAM_PER_THREAD, 1002};
+  uint64_t number = 0;
+  const auto over = [&] {
+    for (unsigned looks = 0; looks < 2000 && !table.quiet(number); ++looks) {
+      table.poll();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return table.quiet(number);
+  };
+  for (const CUstreamCaptureMode mode :
+       {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
+    // Made before, on the stream that captures and on this thread's own, and known to nobody.
+    for (const StreamKey& key : {rig.key(captured), own, rig.key(CU_STREAM_LEGACY)}) table.find(key)->last = ++number;
+    table.captureBegins(rig.context());
+    REQUIRE(driver().cuStreamBeginCapture_v2(captured, mode) == CUDA_SUCCESS);
+    table.captureBegan(true);
+    CHECK(over());
+    // Made meanwhile.
+    for (const StreamKey& key : {rig.key(beside), rig.key(CU_STREAM_LEGACY)}) table.find(key)->last = ++number;
+    CHECK(over());
+    StreamState* const mine = table.find(own);
+    mine->last = ++number;
+    table.markOwn(mine);
+    CHECK(over());
+    CUgraph graph = nullptr;
+    CHECK(driver().cuStreamEndCapture(captured, &graph) == CUDA_SUCCESS);
+    table.captureEnded();
+    REQUIRE(graph != nullptr);
+    CHECK(driver().cuGraphDestroy(graph) == CUDA_SUCCESS);
+  }
+  table.contextGone(rig.context());
+  endStream(rig, captured);
+  endStream(rig, beside);
+}
+
+TEST_CASE("what a stream ran that is destroyed while it captures is not over with it", "[pager][threads]") {
+  Rig rig;
+  StreamTable table(driver().api);
+  const CUstream stream = rig.makeStream();
+  StreamState* const state = table.find(rig.key(stream));
+  table.captureBegins(rig.context());
+  REQUIRE(driver().cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  table.captureBegan(true);
+  state->last = 7;  // submitted before by a thread that had not come to say so
+  table.streamDestroyed(rig.key(stream));
+  REQUIRE(driver().api.cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
+  table.captureEnded();
+  CHECK_FALSE(table.quiet(7));
+  CHECK(table.find(rig.key(CU_STREAM_LEGACY)) != state);  // serves no other yet
+  REQUIRE(table.contextsToDrain().size() == 1);
+  CHECK(table.synchronize(rig.context(), 7) == CUDA_SUCCESS);
+  CHECK(table.quiet(7));
+}
