@@ -417,7 +417,8 @@ struct Fns {
   }
 };
 
-// The carry flag is a predicate register that the decoder reserves: r[4] is it.
+// The carry flag is a predicate register that the decoder reserves: r[4] is it. After a subtraction it is the carry of a + ~b + 1, so set
+// where nothing was borrowed, as on hardware: nvcc's division of 128 bits reads it with addc.
 template <typename T, Alu kKind>
 Step carryOp(Warp& w, const Op& op) {
   using U = Unsigned<T>;
@@ -427,7 +428,7 @@ Step carryOp(Warp& w, const Op& op) {
   const T* const b = w.reg<T>(op.r[2]);
   const T* const c = kMad ? w.reg<T>(op.r[3]) : nullptr;
   U32& carry = w.predicate(op.r[4]);
-  const U32 in = (op.flags & kFlagCarryIn) != 0 ? carry : 0;
+  const U32 in = (op.flags & kFlagCarryIn) != 0 ? carry : kKind == Alu::kSubCc ? kFullMask : 0;
   U32 out = 0;
   // Scalar: no vector unit has a carry, or multiplies 64 bits by 64.
   const auto lane = [&](U32 i) {
@@ -438,16 +439,11 @@ Step carryOp(Warp& w, const Op& op) {
       y = static_cast<U>(c[i]);
     }
     const U one = in >> i & 1;
+    if constexpr (kKind == Alu::kSubCc) y = static_cast<U>(~y);
     U partly = 0;
     U whole = 0;
-    bool over = false;
-    if constexpr (kKind == Alu::kSubCc) {
-      over = __builtin_sub_overflow(x, y, &partly);
-      over |= __builtin_sub_overflow(partly, one, &whole);
-    } else {
-      over = __builtin_add_overflow(x, y, &partly);
-      over |= __builtin_add_overflow(partly, one, &whole);
-    }
+    bool over = __builtin_add_overflow(x, y, &partly);
+    over |= __builtin_add_overflow(partly, one, &whole);
     d[i] = static_cast<T>(whole);
     out |= U32{over} << i;
   };

@@ -10,6 +10,9 @@ using namespace olpager::simgpu::ptx::test;
 
 namespace {
 
+__extension__ typedef unsigned __int128 U128;
+__extension__ typedef __int128 S128;
+
 constexpr int kCount = 1000;
 const Dim3 kGrid{8};
 const Dim3 kBlock{128};
@@ -107,13 +110,12 @@ void checkFloats(Device& device, const char* kernel) {
 // Each word by itself in twice its width, and what goes over into the next.
 template <typename T>
 void checkCarries(Device& device, const char* kernel) {
-  __extension__ typedef unsigned __int128 U128;
   const std::uint64_t seed = freshSeed();
   INFO(kernel << " seed " << seed);
   std::mt19937_64 random(seed);
   const auto a = randomIntegers<T>(random, kCount);
   const auto b = randomIntegers<T>(random, kCount);
-  const auto out = device.memory.allocate(kCount * 9 * sizeof(T));
+  const auto out = device.memory.allocate(kCount * 11 * sizeof(T));
   const LaunchResult result = device.launch(kernel, kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
   INFO(result.message);
   REQUIRE(result.ok());
@@ -124,17 +126,81 @@ void checkCarries(Device& device, const char* kernel) {
     const U128 low = x + z, high = y + w + (low >> kBits);
     const U128 less = x - z, rest = y - w - (less >> kBits & 1);
     const U128 product = static_cast<T>(x * z) + y, over = (x * z >> kBits) + w + (product >> kBits);
-    const T expected[9] = {static_cast<T>(low),     static_cast<T>(high), static_cast<T>(high >> kBits),
-                           static_cast<T>(less),    static_cast<T>(rest), static_cast<T>(-(rest >> kBits & 1)),
-                           static_cast<T>(product), static_cast<T>(over), static_cast<T>(over >> kBits)};
-    for (std::size_t k = 0; k < 9; ++k) {
+    const T expected[11] = {static_cast<T>(low), static_cast<T>(high), static_cast<T>(high >> kBits),
+                            static_cast<T>(less), static_cast<T>(rest), static_cast<T>(-(rest >> kBits & 1)),
+                            static_cast<T>(product), static_cast<T>(over), static_cast<T>(over >> kBits),
+                            // The carry after a difference is that of a + ~b + 1, and a difference takes it so.
+                            static_cast<T>((rest >> kBits & 1) ^ 1), static_cast<T>((low >> kBits) - 1)};
+    for (std::size_t k = 0; k < 11; ++k) {
       INFO("word " << k << " of lane " << i);
-      REQUIRE(r[i * 9 + k] == expected[k]);
+      REQUIRE(r[i * 11 + k] == expected[k]);
+    }
+  }
+}
+
+/// Integers of 128 bits: some of any length, some at the edges.
+std::vector<U128> randomWide(std::mt19937_64& random) {
+  const U128 one = 1;
+  const U128 special[] = {
+      0, 1, ~U128{0}, one << 127, ~(one << 127), one << 64, (one << 64) - 1, (one << 32) - 1, one << 63, one << 96};
+  std::vector<U128> values(kCount);
+  for (U128& value : values) {
+    value = (U128{random()} << 64 | random()) >> random() % 128;
+    if (random() % 4 == 0) value = special[random() % 10] + random() % 3 - 1;
+    if (random() % 4 == 0) value = -value;
+  }
+  return values;
+}
+
+template <typename T>
+void checkWide(Device& device, const char* kernel) {
+  const std::uint64_t seed = freshSeed();
+  INFO(kernel << " seed " << seed);
+  std::mt19937_64 random(seed);
+  const std::vector<U128> a = randomWide(random);
+  std::vector<U128> b = randomWide(random);
+  for (std::size_t i = 0; i < kCount; i += 50) b[i] = a[i];
+  const auto out = device.memory.allocate(kCount * 10 * sizeof(T));
+  const LaunchResult result = device.launch(kernel, kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
+  INFO(result.message);
+  REQUIRE(result.ok());
+  const U128* const r = device.memory.host<U128>(out);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    const U128 wx = a[i], wy = b[i];
+    const auto x = static_cast<T>(wx), y = static_cast<T>(wy);
+    const bool overflow = std::is_same_v<T, S128> && wx == U128{1} << 127 && wy == ~U128{0};
+    const unsigned count = static_cast<unsigned>(wy) & 127;
+    const U128 expected[10] = {wx + wy,
+                               wx - wy,
+                               wx * wy,
+                               wy == 0    ? 0
+                               : overflow ? wx
+                                          : static_cast<U128>(x / y),
+                               wy == 0 || overflow ? 0 : static_cast<U128>(x % y),
+                               wx << count,
+                               static_cast<U128>(x >> count),
+                               x < y    ? U128{1}
+                               : x == y ? U128{2}
+                                        : U128{3},
+                               -wx,
+                               (wx & wy) + (wx | ~wy) * (wx ^ wy)};
+    for (std::size_t k = 0; k < 10; ++k) {
+      INFO("operation " << k << " of lane " << i << std::hex << " x " << static_cast<std::uint64_t>(wx >> 64) << ' '
+                        << static_cast<std::uint64_t>(wx) << " y " << static_cast<std::uint64_t>(wy >> 64) << ' '
+                        << static_cast<std::uint64_t>(wy));
+      REQUIRE((r[i * 10 + k] == expected[k]));
     }
   }
 }
 
 }  // namespace
+
+TEST_CASE("ptx: integers of 128 bits", "[ptx]") {
+  const char* const file = GENERATE("arithmetic", "arithmetic_debug", "arithmetic_sm90");
+  Device device = Device::fromFile(file);
+  checkWide<U128>(device, "int_u128");
+  checkWide<S128>(device, "int_s128");
+}
 
 TEST_CASE("ptx: integer arithmetic of every width", "[ptx]") {
   const char* const file = GENERATE("arithmetic", "arithmetic_debug");
@@ -196,7 +262,6 @@ TEST_CASE("ptx: bit operations", "[ptx]") {
       expected[16] += static_cast<std::uint32_t>(static_cast<std::int8_t>(x >> k) * static_cast<std::int8_t>(y >> k));
       expected[17] += (x >> k & 0xFF) * (y >> k & 0xFF);
     }
-    __extension__ typedef unsigned __int128 U128;
     expected[18] = static_cast<std::uint32_t>(static_cast<U128>(wide) * ~wide >> 64);
     expected[19] = static_cast<std::uint32_t>(9 + static_cast<std::int16_t>(x) * static_cast<std::int8_t>(y) +
                                               static_cast<std::int16_t>(x >> 16) * static_cast<std::int8_t>(y >> 8));

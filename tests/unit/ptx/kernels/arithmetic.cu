@@ -72,7 +72,7 @@ extern "C" __global__ void bits(const uint32_t* a, const uint32_t* b, uint32_t* 
     const int i = blockIdx.x * blockDim.x + threadIdx.x;                                                       \
     if (i >= n) return;                                                                                        \
     const type x = a[i], y = a[n - 1 - i], z = b[i], w = b[n - 1 - i];                                         \
-    type* const r = out + i * 9;                                                                               \
+    type* const r = out + i * 11;                                                                              \
     asm("add.cc." bits " %0, %3, %5;\n\taddc.cc." bits " %1, %4, %6;\n\taddc." bits " %2, 0, 0;"               \
         : "=&" constraint(r[0]), "=&" constraint(r[1]), "=" constraint(r[2])                                   \
         : constraint(x), constraint(y), constraint(z), constraint(w));                                         \
@@ -82,9 +82,42 @@ extern "C" __global__ void bits(const uint32_t* a, const uint32_t* b, uint32_t* 
     asm("mad.lo.cc." bits " %0, %3, %5, %4;\n\tmadc.hi.cc." bits " %1, %3, %5, %6;\n\taddc." bits " %2, 0, 0;" \
         : "=&" constraint(r[6]), "=&" constraint(r[7]), "=" constraint(r[8])                                   \
         : constraint(x), constraint(y), constraint(z), constraint(w));                                         \
+    asm("{.reg ." bits " t; sub.cc." bits " t, %2, %4;\n\tsubc.cc." bits " t, %3, %5;\n\taddc." bits           \
+        " %0, 0, 0;\n\t"                                                                                       \
+        "add.cc." bits " t, %2, %4;\n\tsubc." bits " %1, 0, 0;}"                                               \
+        : "=&" constraint(r[9]), "=" constraint(r[10])                                                         \
+        : constraint(x), constraint(y), constraint(z), constraint(w));                                         \
   }
 CARRIES(carries_u32, uint32_t, "u32", "r")
 CARRIES(carries_u64, unsigned long long, "u64", "l")
+
+// Integers of 128 bits: nvcc makes them of smaller ones.
+template <typename T>
+__device__ void wideIntegers(const T* a, const T* b, T* out, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const T x = a[i];
+  const T y = b[i];
+  T* const r = out + i * 10;
+  const unsigned count = (unsigned)y & 127;
+  r[0] = x + y;
+  r[1] = x - y;
+  r[2] = x * y;
+  r[3] = y != 0 ? x / y : 0;
+  r[4] = y != 0 ? x % y : 0;
+  r[5] = x << count;
+  r[6] = x >> count;
+  r[7] = x < y ? 1 : x == y ? 2 : 3;
+  r[8] = -x;
+  r[9] = (x & y) + (x | ~y) * (x ^ y);
+}
+extern "C" __global__ void int_s128(const __int128* a, const __int128* b, __int128* out, int n) {
+  wideIntegers(a, b, out, n);
+}
+extern "C" __global__ void int_u128(const unsigned __int128* a, const unsigned __int128* b, unsigned __int128* out,
+                                    int n) {
+  wideIntegers(a, b, out, n);
+}
 
 // Where C++ has no defined result but PTX has.
 extern "C" __global__ void corners(const int* a, const int* b, int* out, int n) {
