@@ -606,7 +606,7 @@ def functions_that_end(bench):
         with open(f"/proc/{bench.worker(0)}/status", encoding="utf-8") as status:
             return int(re.search(r"VmRSS:\s+(\d+) kB", status.read()).group(1))
 
-    for _ in range(2):  # as many as wait at a time there is room for from then on
+    for _ in range(5):  # as many as wait at a time there is room for from then on, in the heaps of all its threads
         assert client.ask("functions 4000") == "ok 0"
     before = resident()
     for _ in range(4):
