@@ -80,6 +80,7 @@ void Warp::reset() {
 
 void Warp::start(std::uint32_t lanes) {
   dead = ~lanes;
+  if (root->allocated != nullptr) std::fill_n(root->allocated, kWarpSize, 0);
   ready.push_back(Split{root->function->ops.data(), root, lanes, -1, 0, false});
 }
 
@@ -176,7 +177,14 @@ bool Warp::converge(const Op* point) {
 }
 
 Step Warp::enter(const CodeFunction& callee, const CallSite& site) {
-  const std::uint32_t local_base = (frame->local_base + frame->function->local_bytes + 15) & ~15U;
+  std::uint32_t top = frame->local_base + frame->function->local_bytes;
+  if (frame->function->uses_alloca) [[unlikely]] {
+    std::uint32_t most = 0;
+    for (std::uint32_t left = mask; left != 0; left &= left - 1)
+      most = std::max(most, frame->allocated[static_cast<std::size_t>(std::countr_zero(left))]);
+    top += most;
+  }
+  const std::uint32_t local_base = (top + 15) & ~15U;
   if (local_base + callee.local_bytes + std::uint64_t{kCallBytes} * (frame->depth + 1) > block->stack_bytes) {
     return fail(LaunchStatus::kStackOverflow, "the call of '" + callee.name + "' does not fit the stack");
   }
@@ -186,6 +194,8 @@ Step Warp::enter(const CodeFunction& callee, const CallSite& site) {
   next->site = &site;
   next->local_base = local_base;
   next->depth = frame->depth + 1;
+  if (callee.uses_alloca) [[unlikely]]
+    std::fill_n(next->allocated, kWarpSize, 0);
   for (std::size_t i = 0; i < site.arguments.size() && i < callee.formals.size(); ++i) {
     const ParamSlice& from = site.arguments[i];
     const ParamSlice& to = callee.formals[i];

@@ -60,7 +60,8 @@ struct Frame {
   std::byte* registers = nullptr;  ///< function->frame_bytes, 64-byte aligned
   std::byte* params = nullptr;     ///< lane-major: 32 areas of function->param_bytes
   std::unique_ptr<std::byte[]> storage;
-  std::uint32_t local_base = 0;  ///< offset of its local variables in each thread's stack
+  std::uint32_t* allocated = nullptr;  ///< by lane: bytes from alloca, behind its local variables; null without such
+  std::uint32_t local_base = 0;        ///< offset of its local variables in each thread's stack
   std::uint32_t depth = 0;
 };
 

@@ -257,6 +257,33 @@ TEST_CASE("ptx: module variables and their initialisers", "[ptx]") {
   CHECK(device.memory.host<int>(device.module->globalAddress("counters"))[1] == 100);
 }
 
+TEST_CASE("ptx: memory from the stack", "[ptx]") {
+  Device device = Device::fromFile(anyFile());
+  const auto out = device.memory.allocate(128 * 16);
+  constexpr int kWords = 20;
+  mustSucceed(device.launch("from_stack", Dim3{4}, Dim3{128}, out, kWords));
+  for (int t = 0; t < 128; ++t) {
+    const int count = t % 13 + kWords;
+    const int all = count * (count - 1) / 2 * t;
+    int sum = all;
+    for (int k = 0; k < 50; ++k) sum += 2 * all + kWords + k % 4;
+    for (int k = 1; k < 5; ++k) sum += k * (k - 1) / 2 * k;
+    if (t % 3 == 0) {
+      for (int depth = 5, n = t % 4 + 1; depth >= 0; --depth, ++n) sum += n * depth + n * (n - 1) / 2;
+    }
+    REQUIRE(device.memory.host<int>(out)[t] == sum);
+  }
+  const LaunchResult result = device.launch("from_stack", Dim3{1}, Dim3{32}, out, 1 << 20);
+  CHECK(result.status == LaunchStatus::kStackOverflow);
+  CHECK(result.message.find("alloca of") != std::string::npos);
+
+  mustSucceed(device.launch("saved_stack", Dim3{1}, Dim3{64}, out));
+  for (int t = 0; t < 64; ++t) {
+    CHECK(device.memory.host<std::uint64_t>(out)[t * 2] < 16);
+    CHECK(device.memory.host<std::uint64_t>(out)[t * 2 + 1] == 0);
+  }
+}
+
 TEST_CASE("ptx: structures by value", "[ptx]") {
   struct Big {
     int a[20];
