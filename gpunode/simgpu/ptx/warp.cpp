@@ -315,9 +315,16 @@ bool Warp::arriveSync(const Op& op, std::uint32_t members) {
     forced = false;
     return true;
   }
+  // Only those that are waited for: others at the same instruction have lanes of their own to wait for. So may these.
   std::uint32_t here = mask;
-  for (const Split& split : waiting) {
-    if (split.pc == &op && split.frame == frame) here |= split.mask;
+  for (bool more = true; more;) {
+    more = false;
+    for (const Split& split : waiting) {
+      if (split.pc != &op || split.frame != frame || (split.mask & members & ~here) == 0) continue;
+      here |= split.mask;
+      members |= split.member_mask & ~dead;
+      more = true;
+    }
   }
   if ((members & ~here) != 0) {
     Split split = current();
@@ -329,7 +336,7 @@ bool Warp::arriveSync(const Op& op, std::uint32_t members) {
   }
   merged_.push_back(current());
   for (std::size_t i = 0; i < waiting.size();) {
-    if (waiting[i].pc == &op && waiting[i].frame == frame) {
+    if (waiting[i].pc == &op && waiting[i].frame == frame && (waiting[i].mask & here) != 0) {
       waiting[i].pc = pc;
       merged_.push_back(waiting[i]);
       waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(i));

@@ -312,3 +312,30 @@ extern "C" __global__ void saved_stack(unsigned long long* out) {
   out[threadIdx.x * 2] = (first - before) | second % 64 << 8;
   out[threadIdx.x * 2 + 1] = after - before;
 }
+
+// Parts of a warp that each name their own members in one instruction, in one piece or come apart.
+extern "C" __global__ void teams(const int* in, unsigned* out, int apart) {
+  const unsigned lane = threadIdx.x % 32;
+  const int x = in[threadIdx.x];
+  const unsigned mask = (lane < 8 ? 0xFFu : lane < 20 ? 0xFFF00u : 0xFFF00000u);
+  if (apart) {
+    for (unsigned i = 0; i < lane * 5 % 7; ++i) __nanosleep(10);
+  }
+  unsigned* const r = out + threadIdx.x * 6;
+  int same = 0;
+  r[0] = __ballot_sync(mask, x > 0);
+  r[1] = __any_sync(mask, x == 3) | __all_sync(mask, x > -9) << 1;
+  r[2] = __match_any_sync(mask, x & 3);
+  r[3] = __match_all_sync(mask, (long long)(x >> 4), &same);
+  r[3] |= same << 31;
+  __syncwarp(mask);
+  r[4] = __shfl_sync(mask, x, __ffs(mask) - 1);
+#if __CUDA_ARCH__ >= 800
+  r[5] = __reduce_add_sync(mask, x);
+#else
+  r[5] = 0;
+  for (int i = 0; i < 32; ++i) {
+    if (mask >> i & 1) r[5] += __shfl_sync(mask, x, i);
+  }
+#endif
+}
