@@ -33,9 +33,12 @@ Frame* Block::newFrame(const CodeFunction& function) {
   auto fresh = std::make_unique<Frame>();
   const std::size_t registers = (function.frame_bytes + 63) / 64 * 64;
   fresh->function = &function;
-  fresh->storage = std::make_unique<std::byte[]>(registers + std::size_t{kWarpSize} * function.param_bytes + 128);
+  const std::size_t params = std::size_t{kWarpSize} * function.param_bytes;
+  const std::size_t allocated = function.uses_alloca ? kWarpSize * sizeof(std::uint32_t) : 0;
+  fresh->storage = std::make_unique<std::byte[]>(registers + params + allocated + 128);
   fresh->registers = align64(fresh->storage.get());
   fresh->params = fresh->registers + registers;
+  if (allocated != 0) fresh->allocated = reinterpret_cast<std::uint32_t*>(fresh->params + params);
   frames.push_back(std::move(fresh));
   return frames.back().get();
 }

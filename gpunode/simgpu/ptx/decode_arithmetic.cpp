@@ -310,6 +310,46 @@ void FunctionDecoder::dotProduct(Modifiers& mods) {
   threeSources(kind, Type::kB32);
 }
 
+// `vadd4.u32.s32.u32.sat d, a, b, c` and the like; masks and selections of parts are not taken apart by the parser.
+void FunctionDecoder::video(Modifiers& mods) {
+  static const std::unordered_map<std::string_view, Video> kKinds = {
+      {"vadd", Video::kAdd}, {"vsub", Video::kSub}, {"vavrg", Video::kAverage}, {"vabsdiff", Video::kAbsDiff},
+      {"vmin", Video::kMin}, {"vmax", Video::kMax}, {"vset", Video::kEq}};
+  static const std::unordered_map<std::string_view, Video> kComparisons = {{"eq", Video::kEq}, {"ne", Video::kNe},
+                                                                           {"lt", Video::kLt}, {"le", Video::kLe},
+                                                                           {"gt", Video::kGt}, {"ge", Video::kGe}};
+  const std::string_view name = instr_->parts[0];
+  const bool set = name.substr(0, 4) == "vset";
+  VideoKind kind;
+  kind.what = kKinds.at(name.substr(0, name.size() - 1));
+  kind.parts = name.back() == '2' ? 2 : 4;
+  const Type to = set ? Type::kU32 : mods.takeType();
+  const Type a = mods.takeType();
+  const Type b = mods.takeType();
+  for (const Type type : {to, a, b}) {
+    if (type != Type::kU32 && type != Type::kS32) unsupported();
+  }
+  kind.signed_result = to == Type::kS32;
+  kind.signed_a = a == Type::kS32;
+  kind.signed_b = b == Type::kS32;
+  if (set) {
+    const auto comparison = kComparisons.find(mods.takeFirst());
+    if (comparison == kComparisons.end()) unsupported();
+    kind.what = comparison->second;
+  } else {
+    kind.saturate = mods.take("sat");
+  }
+  kind.accumulate = mods.take("add");
+  if (kind.saturate && kind.accumulate) unsupported();
+  finish(mods);
+  expectOperands(4, 4);
+  const std::uint32_t x = source(operand(1), a);
+  const std::uint32_t y = source(operand(2), b);
+  const std::uint32_t z = source(operand(3), Type::kU32);
+  const std::uint32_t d = result(operand(0), to);
+  emit(videoOp(), {d, x, y, z}).imm = kind.pack();
+}
+
 void FunctionDecoder::fns(Modifiers& mods) {
   if (mods.takeType() != Type::kB32) unsupported();
   finish(mods);

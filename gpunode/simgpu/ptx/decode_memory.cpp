@@ -1,5 +1,6 @@
 // Decoding of memory accesses, atomics and conversions between address spaces.
 #include <algorithm>
+#include <bit>
 
 #include "gpunode/simgpu/ptx/decoder.h"
 
@@ -260,10 +261,31 @@ void FunctionDecoder::mapa(Modifiers& mods) {
 
 void FunctionDecoder::copyAsync(Modifiers& mods) {
   if (!mods.take("async")) unsupported();
+  if (mods.take("bulk")) return copyBulk(mods);
   if (mods.takeAny({"commit_group", "wait_group", "wait_all"})) {
     // Copies are made where they are issued.
     finish(mods);
     emit(controlOp(Control::kNop));
+    return;
+  }
+  if (mods.take("mbarrier")) {
+    // The copies that it would wait for are made: without .noinc one arrival more is expected, and there.
+    if (!mods.take("arrive")) unsupported();
+    const bool counted = mods.take("noinc");
+    const bool shared = mods.takeAny({"shared", "shared::cta"});
+    if (mods.takeType() != Type::kB64) unsupported();
+    finish(mods);
+    expectOperands(1, 1);
+    if (!counted) {
+      emit(controlOp(Control::kNop));
+      return;
+    }
+    const Address where = address(operand(0));
+    Op& op = emit(mbarrierOp(Mbarrier::kArrive));
+    op.r[0] = op.r[2] = kNoTarget;
+    op.r[8] = where.reg;
+    op.imm = where.offset;
+    op.flags = (where.narrow ? kAddress32 : 0) | (shared ? 0x100 : 0);
     return;
   }
   if (!mods.takeAny({"ca", "cg"}) || !mods.takeAny({"shared", "shared::cta"}) || !mods.take("global")) unsupported();
@@ -298,6 +320,92 @@ void FunctionDecoder::copyAsync(Modifiers& mods) {
   op.flags = to.narrow ? kAddress32 : 0;
 }
 
+// cp.async.bulk of plain memory between global and shared, or shared and a shared memory of the cluster; tensors, reductions and
+// multicasts are refused.
+void FunctionDecoder::copyBulk(Modifiers& mods) {
+  if (mods.takeAny({"commit_group", "wait_group"})) {
+    mods.take("read");
+    finish(mods);
+    emit(controlOp(Control::kNop));
+    return;
+  }
+  const auto takePlace = [&] {
+    const std::string_view name = mods.takeFirst();
+    if (name != "global" && name != "shared::cta" && name != "shared::cluster") unsupported();
+    return name != "global";
+  };
+  std::uint32_t flags = takePlace() ? kBulkToShared : 0;
+  if (takePlace()) flags |= kBulkFromShared;
+  const bool tells = mods.take("mbarrier::complete_tx::bytes");
+  if (!tells && !mods.take("bulk_group")) unsupported();
+  const bool hint = mods.take("L2::cache_hint");
+  finish(mods);
+  if (tells != ((flags & kBulkToShared) != 0)) unsupported();
+  const std::size_t count = tells ? 4 : 3;
+  expectOperands(count + (hint ? 1 : 0), count + (hint ? 1 : 0));
+  const std::uint32_t bytes = source(operand(2), Type::kU32);
+  const Address to = address(operand(0));
+  const Address from = address(operand(1));
+  const Address barrier = tells ? address(operand(3)) : Address{kNoTarget, 0, false};
+  const auto fits = [](std::uint64_t offset) {
+    const auto value = static_cast<std::int64_t>(offset);
+    return value == static_cast<std::int32_t>(value);
+  };
+  if (!fits(to.offset) || !fits(from.offset) || barrier.offset > INT32_MAX) fail("address offset out of range");
+  if (to.narrow) flags |= kAddress32;
+  if (from.narrow) flags |= kBulkFrom32;
+  if (barrier.narrow) flags |= kBulkBarrier32;
+  Op& op = emit(copyBulkOp());
+  op.r[3] = bytes;
+  op.r[4] = barrier.reg;
+  op.r[5] = static_cast<std::uint32_t>(barrier.offset);
+  op.r[7] = from.reg;
+  op.r[8] = to.reg;
+  op.imm = static_cast<std::uint32_t>(to.offset) | from.offset << 32;
+  op.flags = flags;
+}
+
+void FunctionDecoder::stack(Modifiers& mods) {
+  const std::string_view name = instr_->parts[0];
+  const Type type = mods.takeType();
+  finish(mods);
+  if (type != Type::kU32 && type != Type::kU64) unsupported();
+  out_.uses_alloca = true;
+  const std::uint32_t bytes = typeSize(type);
+  if (name == "alloca") {
+    expectOperands(2, 3);
+    std::uint64_t align = 16;
+    if (operandCount() == 3) {
+      if (operand(2).kind != OperandKind::kImmediate) fail("immediate alignment expected");
+      align = operand(2).value;
+      if (!std::has_single_bit(align) || align > 4096) unsupported();
+    }
+    const std::uint32_t size = source(operand(1), type);
+    const std::uint32_t d = result(operand(0), type);
+    emit(stackOp(Stack::kAlloca, bytes), {d, size}).imm = align;
+  } else {
+    expectOperands(1, 1);
+    const bool save = name == "stacksave";
+    const std::uint32_t d = save ? result(operand(0), type) : 0;
+    const std::uint32_t saved = save ? 0 : source(operand(0), type);
+    emit(stackOp(save ? Stack::kSave : Stack::kRestore, bytes), {d, saved});
+  }
+  finishResult();
+}
+
+/// The arrivals that a state says are missing: its lowest bits.
+void FunctionDecoder::pendingCount(Modifiers& mods) {
+  if (mods.takeType() != Type::kB64) unsupported();
+  finish(mods);
+  expectOperands(2, 2);
+  const std::uint32_t state = source(operand(1), Type::kB64);
+  const std::uint32_t low = temporary(4);
+  const std::uint32_t d = result(operand(0), Type::kU32);
+  emit(resizeOp(4, 8, false), {low, state});
+  emit(isaOps().integer(Alu::kAnd, Type::kB32, 0), {d, low, context_.pool.value(0xFFFFF, 4)});
+  finishResult();
+}
+
 void FunctionDecoder::mbarrier(Modifiers& mods) {
   const std::string_view what = mods.takeFirst();
   Mbarrier kind = Mbarrier::kInit;
@@ -310,13 +418,26 @@ void FunctionDecoder::mbarrier(Modifiers& mods) {
     kind = Mbarrier::kArrive;
   else if (what == "arrive_drop")
     kind = Mbarrier::kArriveDrop;
+  else if (what == "expect_tx")
+    kind = Mbarrier::kExpect;
+  else if (what == "complete_tx")
+    kind = Mbarrier::kComplete;
   else if (what == "test_wait" || what == "try_wait")
     kind = Mbarrier::kTestWait;
   else if (what == "pending_count")
-    kind = Mbarrier::kPending;
+    return pendingCount(mods);
   else
     unsupported();
-  if (mods.take("expect_tx") || mods.take("noComplete")) unsupported();
+  if (mods.take("expect_tx")) {
+    if (kind == Mbarrier::kArrive)
+      kind = Mbarrier::kArriveExpect;
+    else if (kind == Mbarrier::kArriveDrop)
+      kind = Mbarrier::kArriveDropExpect;
+    else
+      unsupported();
+  } else if (kind == Mbarrier::kArrive || kind == Mbarrier::kArriveDrop) {
+    mods.take("noComplete");  // a promise
+  }
   if (mods.take("parity")) parity = true;
   if (parity && kind != Mbarrier::kTestWait) unsupported();
   mods.takeAny({"acquire", "release", "relaxed"});
@@ -324,13 +445,16 @@ void FunctionDecoder::mbarrier(Modifiers& mods) {
   mods.drop(isHint);
   if (mods.takeType() != Type::kB64) unsupported();
   finish(mods);
-  const bool has_result = kind == Mbarrier::kArrive || kind == Mbarrier::kArriveDrop || kind == Mbarrier::kTestWait ||
-                          kind == Mbarrier::kPending;
-  if (kind == Mbarrier::kPending) unsupported();
+  const bool bytes = kind == Mbarrier::kArriveExpect || kind == Mbarrier::kArriveDropExpect ||
+                     kind == Mbarrier::kExpect || kind == Mbarrier::kComplete;
+  const bool has_result =
+      kind != Mbarrier::kInit && kind != Mbarrier::kInval && kind != Mbarrier::kExpect && kind != Mbarrier::kComplete;
   const std::size_t base = has_result ? 1 : 0;
   const Address where = address(operand(base));
   std::uint32_t second = kNoTarget;
-  if (operandCount() > base + 1) {
+  if (operandCount() <= base + 1) {
+    if (bytes) fail("operand missing");
+  } else {
     second = source(operand(base + 1), kind == Mbarrier::kTestWait && !parity ? Type::kB64 : Type::kU32);
   }
   std::uint32_t d = kNoTarget;

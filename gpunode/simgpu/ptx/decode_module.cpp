@@ -89,7 +89,8 @@ std::vector<std::uint32_t> reachable(std::uint32_t entry, const std::vector<Func
   return list;
 }
 
-/// Stack of the deepest path of direct calls from a function; `bounded` becomes false if a function can call itself.
+/// Stack of the deepest path of direct calls from a function; `bounded` becomes false if that says nothing: a function can
+/// call itself, or takes as much as it likes.
 std::uint32_t stackDepth(const Program& program, std::uint32_t f, std::vector<int>& state,
                          std::vector<std::uint32_t>& depth, bool& bounded) {
   if (state[f] == 2) return depth[f];
@@ -103,7 +104,7 @@ std::uint32_t stackDepth(const Program& program, std::uint32_t f, std::vector<in
     // 16 for alignment, 32 for what the call itself takes.
     deepest = std::max(deepest, 48 + stackDepth(program, callee, state, depth, bounded));
   }
-  if (program.functions[f].calls_indirectly) bounded = false;
+  if (program.functions[f].calls_indirectly || program.functions[f].uses_alloca) bounded = false;
   state[f] = 2;
   return depth[f] = program.functions[f].local_bytes + deepest;
 }

@@ -131,6 +131,7 @@ class FunctionDecoder {
   void funnel(Modifiers& mods);
   void sad(Modifiers& mods);
   void dotProduct(Modifiers& mods);
+  void video(Modifiers& mods);
   void fns(Modifiers& mods);
   void copysign(Modifiers& mods);
   void testp(Modifiers& mods);
@@ -157,7 +158,10 @@ class FunctionDecoder {
                     std::uint64_t window);
   void atomic(Modifiers& mods);
   void copyAsync(Modifiers& mods);
+  void copyBulk(Modifiers& mods);
+  void stack(Modifiers& mods);
   void mbarrier(Modifiers& mods);
+  void pendingCount(Modifiers& mods);
   void mapa(Modifiers& mods);
   void texture(Modifiers& mods);
   void surface(Modifiers& mods);

@@ -164,11 +164,13 @@ template <typename T>
 struct Max {
   static T apply(T a, T b) { return a > b ? a : b; }
 };
+template <typename T>
 struct MinRelu {
-  static S32 apply(S32 a, S32 b) { return Max<S32>::apply(Min<S32>::apply(a, b), 0); }
+  static T apply(T a, T b) { return Max<T>::apply(Min<T>::apply(a, b), 0); }
 };
+template <typename T>
 struct MaxRelu {
-  static S32 apply(S32 a, S32 b) { return Max<S32>::apply(Max<S32>::apply(a, b), 0); }
+  static T apply(T a, T b) { return Max<T>::apply(Max<T>::apply(a, b), 0); }
 };
 
 /// Applies F to both 16-bit halves.

@@ -288,6 +288,46 @@ OpFn cvtaOp(Convert kind, std::uint32_t to_bytes, std::uint32_t from_bytes);
 OpFn isspacepOp(Space space);
 /// Copies r[2] bytes from generic/global r[1] + imm to shared r[0]; r[3] source bytes register or kNoTarget.
 OpFn copyAsyncOp();
+/// Op::flags of a bulk copy, beside kAddress32: which of the others are 32 bits wide, what lies in shared memory.
+inline constexpr std::uint32_t kBulkFrom32 = 1 << 4;
+inline constexpr std::uint32_t kBulkBarrier32 = 1 << 5;
+inline constexpr std::uint32_t kBulkToShared = 1 << 6;  ///< and so does the barrier
+inline constexpr std::uint32_t kBulkFromShared = 1 << 7;
+OpFn copyBulkOp();
+
+/// Memory of the thread's stack that the function gives back when it returns.
+enum class Stack : std::uint8_t { kAlloca, kSave, kRestore };
+OpFn stackOp(Stack kind, std::uint32_t bytes);
+
+/// What a video instruction does with each part of a word; packed into Op::imm.
+enum class Video : std::uint8_t { kAdd, kSub, kAverage, kAbsDiff, kMin, kMax, kEq, kNe, kLt, kLe, kGt, kGe };
+struct VideoKind {
+  Video what = Video::kAdd;
+  std::uint32_t parts = 4;  ///< 2 or 4
+  bool signed_a = false;
+  bool signed_b = false;
+  bool signed_result = false;  ///< of .sat
+  bool saturate = false;
+  bool accumulate = false;  ///< .add: the parts' sum and c
+
+  std::uint64_t pack() const {
+    return static_cast<std::uint64_t>(what) | std::uint64_t{parts} << 8 | std::uint64_t{signed_a} << 16 |
+           std::uint64_t{signed_b} << 17 | std::uint64_t{signed_result} << 18 | std::uint64_t{saturate} << 19 |
+           std::uint64_t{accumulate} << 20;
+  }
+  static VideoKind unpack(std::uint64_t bits) {
+    const auto bit = [&](unsigned at) { return (bits >> at & 1) != 0; };
+    return {static_cast<Video>(bits & 0xFF),
+            static_cast<std::uint32_t>(bits >> 8 & 0xFF),
+            bit(16),
+            bit(17),
+            bit(18),
+            bit(19),
+            bit(20)};
+  }
+};
+/// r: d, a, b, c.
+OpFn videoOp();
 
 /// A texture read; packed into Op::imm.
 struct TextureKind {
@@ -338,7 +378,18 @@ struct SurfaceKind {
 OpFn surfaceOp();
 
 /// mbarrier operations on 64-bit words in shared memory.
-enum class Mbarrier : std::uint8_t { kInit, kInval, kArrive, kArriveDrop, kTestWait, kTestWaitParity, kPending };
+enum class Mbarrier : std::uint8_t {
+  kInit,
+  kInval,
+  kArrive,
+  kArriveDrop,
+  kArriveExpect,  ///< expects bytes, then arrives
+  kArriveDropExpect,
+  kExpect,
+  kComplete,
+  kTestWait,
+  kTestWaitParity,
+};
 OpFn mbarrierOp(Mbarrier kind);
 
 }  // namespace olpager::simgpu::ptx

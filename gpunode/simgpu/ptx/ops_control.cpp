@@ -188,8 +188,7 @@ Step nanosleep(Warp& w, const Op&) {
 }
 
 Step syncWarp(Warp& w, const Op& op) {
-  const std::uint32_t members = w.reg<std::uint32_t>(op.r[1])[std::countr_zero(w.mask)];
-  if (!w.arriveSync(op, members)) return Step::kSwitch;
+  if (!w.arriveSync(op, w.members(op.r[1]))) return Step::kSwitch;
   w.finishSync();
   return Step::kNext;
 }

@@ -26,8 +26,8 @@ OpFn arithmetic(Alu kind, std::uint32_t flags) {
   if (carry) return nullptr;
   if ((flags & (kFlagSat | kFlagRelu)) != 0) {
     if constexpr (std::is_same_v<T, S32>) {
-      if (kind == Alu::kMin) return binary<MinRelu, S32, S32>;
-      if (kind == Alu::kMax) return binary<MaxRelu, S32, S32>;
+      if (kind == Alu::kMin) return binary<MinRelu<S32>, S32, S32>;
+      if (kind == Alu::kMax) return binary<MaxRelu<S32>, S32, S32>;
       if ((flags & kFlagRelu) != 0) return nullptr;
       if (kind == Alu::kAdd) return binary<AddSat, S32, S32>;
       if (kind == Alu::kSub) return binary<SubSat, S32, S32>;
@@ -207,7 +207,14 @@ OpFn bits32(Alu kind) {
 }
 
 template <typename T>
-OpFn pair(Alu kind) {
+OpFn pair(Alu kind, std::uint32_t flags) {
+  if (flags != 0) {
+    if constexpr (std::is_same_v<T, S16>) {
+      if (flags == kFlagRelu && kind == Alu::kMin) return binary<Pair16<S16, MinRelu>, U32, U32>;
+      if (flags == kFlagRelu && kind == Alu::kMax) return binary<Pair16<S16, MaxRelu>, U32, U32>;
+    }
+    return nullptr;
+  }
   switch (kind) {
     case Alu::kAdd:
       return binary<Pair16<T, Add>, U32, U32>;
@@ -255,9 +262,9 @@ OpFn integerOp(Alu kind, Type type, std::uint32_t flags) {
       fn = kind == Alu::kShr || kind == Alu::kSlct ? arithmetic<U64>(kind, flags) : nullptr;
       break;
     case Type::kU16x2:
-      return pair<U16>(kind);
+      return pair<U16>(kind, flags);
     case Type::kS16x2:
-      return pair<S16>(kind);
+      return pair<S16>(kind, flags);
     default:
       break;
   }

@@ -1,5 +1,4 @@
-// Special registers, parameters, conversions between address spaces and register sizes, asynchronous copies and
-// mbarriers.
+// Special registers, parameters, conversions between address spaces and register sizes, memory from the stack.
 #include <chrono>
 #include <cstring>
 
@@ -309,75 +308,49 @@ Step isspacep(Warp& w, const Op& op) {
   return Step::kNext;
 }
 
-/// r[8] shared destination (flags kAddress32) + low half of imm; r[7] source + high half of imm; r[2] bytes;
-/// r[3] source bytes register or kNoTarget.
-Step copyAsync(Warp& w, const Op& op) {
-  const auto low = static_cast<std::uint64_t>(static_cast<std::int64_t>(static_cast<std::int32_t>(op.imm)));
-  const auto high = static_cast<std::uint64_t>(static_cast<std::int64_t>(op.imm) >> 32);
-  const std::uint32_t bytes = op.r[2];
+/// r[0] address in the thread's stack, r[1] bytes, imm alignment.
+template <typename D>
+Step allocate(Warp& w, const Op& op) {
+  D* const d = w.reg<D>(op.r[0]);
+  const D* const bytes = w.reg<D>(op.r[1]);
+  Frame& frame = *w.frame;
+  const std::uint64_t base = std::uint64_t{frame.local_base} + frame.function->local_bytes;
+  const std::uint64_t room = w.block->stack_bytes;
   for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
     const auto i = static_cast<std::uint32_t>(std::countr_zero(left));
-    const std::uint64_t to = kSharedWindow + ((op.flags & kAddress32) != 0
-                                                  ? w.reg<std::uint32_t>(op.r[8])[i] + static_cast<std::uint32_t>(low)
-                                                  : w.reg<std::uint64_t>(op.r[8])[i] + low);
-    const std::uint64_t from = w.reg<std::uint64_t>(op.r[7])[i] + high;
-    const std::uint32_t size = op.r[3] == kNoTarget ? bytes : std::min(bytes, w.reg<std::uint32_t>(op.r[3])[i]);
-    if (to % bytes != 0) return w.failAddress(LaunchStatus::kMisaligned, to, true, i);
-    if (from % bytes != 0) return w.failAddress(LaunchStatus::kMisaligned, from, false, i);
-    std::byte* const d = w.resolve(to, i, bytes, true);
-    if (d == nullptr) return Step::kFault;
-    if (size != 0) {
-      const std::byte* const s = w.resolve(from, i, size, false);
-      if (s == nullptr) return Step::kFault;
-      std::memcpy(d, s, size);
+    const std::uint64_t at = (base + frame.allocated[i] + op.imm - 1) & ~(op.imm - 1);
+    if (at > room || bytes[i] > room - at) {
+      return w.fail(LaunchStatus::kStackOverflow,
+                    "alloca of " + std::to_string(bytes[i]) + " bytes does not fit the stack");
     }
-    std::memset(d + size, 0, bytes - size);
+    frame.allocated[i] = static_cast<std::uint32_t>(at + bytes[i] - base);
+    d[i] = static_cast<D>(at);
   }
   return Step::kNext;
 }
-
-// An mbarrier word: bits 0-19 arrivals still expected in this phase, 20-39 arrivals of a phase, 40-59 bytes still
-// expected (two's complement), 63 the phase's parity. Ours alone: programs see it through these operations.
-constexpr std::uint64_t kCount = 0xFFFFF;
-
-/// r[0] result or kNoTarget, r[8] address (flags: kAddress32, 1 << 8: shared), r[2] operand or kNoTarget.
-template <Mbarrier kKind>
-Step mbarrier(Warp& w, const Op& op) {
-  std::uint32_t lanes = 0;
+/// r[0] where the thread's stack ends.
+template <typename D>
+Step stackSave(Warp& w, const Op& op) {
+  D* const d = w.reg<D>(op.r[0]);
+  const Frame& frame = *w.frame;
+  forEach(w.mask, [&](std::uint32_t lane) {
+    d[lane] = static_cast<D>(frame.local_base + frame.function->local_bytes + frame.allocated[lane]);
+  });
+  return Step::kNext;
+}
+/// r[1] what stackSave() gave.
+template <typename D>
+Step stackRestore(Warp& w, const Op& op) {
+  const D* const saved = w.reg<D>(op.r[1]);
+  Frame& frame = *w.frame;
+  const std::uint64_t base = std::uint64_t{frame.local_base} + frame.function->local_bytes;
   for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
     const auto i = static_cast<std::uint32_t>(std::countr_zero(left));
-    std::uint64_t address = (op.flags & kAddress32) != 0
-                                ? w.reg<std::uint32_t>(op.r[8])[i] + static_cast<std::uint32_t>(op.imm)
-                                : w.reg<std::uint64_t>(op.r[8])[i] + op.imm;
-    if ((op.flags & 0x100) != 0) address += kSharedWindow;
-    if (address % 8 != 0) return w.failAddress(LaunchStatus::kMisaligned, address, true, i);
-    std::byte* const p = w.resolve(address, i, 8, true);
-    if (p == nullptr) return Step::kFault;
-    auto& word = *reinterpret_cast<std::uint64_t*>(p);
-    const std::uint64_t state = word;
-    const std::uint32_t operand = op.r[2] == kNoTarget ? 1 : w.reg<std::uint32_t>(op.r[2])[i];
-    if constexpr (kKind == Mbarrier::kInit) {
-      word = (operand & kCount) | (operand & kCount) << 20;
-    } else if constexpr (kKind == Mbarrier::kInval) {
-      word = 0;
-    } else if constexpr (kKind == Mbarrier::kArrive || kKind == Mbarrier::kArriveDrop) {
-      std::uint64_t pending = word & kCount;
-      std::uint64_t total = word >> 20 & kCount;
-      const std::uint64_t parity = word >> 63;
-      pending -= std::min<std::uint64_t>(pending, operand);
-      if (kKind == Mbarrier::kArriveDrop) total -= std::min<std::uint64_t>(total, operand);
-      word = pending == 0 ? total | total << 20 | (parity ^ 1) << 63 : pending | total << 20 | parity << 63;
-      if (op.r[0] != kNoTarget) w.reg<std::uint64_t>(op.r[0])[i] = state;
-    } else if constexpr (kKind == Mbarrier::kTestWait) {
-      const std::uint64_t token = w.reg<std::uint64_t>(op.r[2])[i];
-      lanes |= static_cast<std::uint32_t>((word ^ token) >> 63) << i;
-    } else if constexpr (kKind == Mbarrier::kTestWaitParity) {
-      lanes |= static_cast<std::uint32_t>((word >> 63) != (operand & 1)) << i;
-    } else if constexpr (kKind == Mbarrier::kPending) {
-      w.reg<std::uint32_t>(op.r[0])[i] = static_cast<std::uint32_t>(state & kCount);
-    }
+    const std::uint64_t bytes = saved[i] - base;
+    if (bytes > frame.allocated[i])
+      return w.fail(LaunchStatus::kIllegalInstruction, "stackrestore of what was not saved");
+    frame.allocated[i] = static_cast<std::uint32_t>(bytes);
   }
-  if constexpr (kKind == Mbarrier::kTestWait || kKind == Mbarrier::kTestWaitParity) w.setPredicate(op.r[0], lanes);
   return Step::kNext;
 }
 
@@ -447,6 +420,18 @@ OpFn cvtaOp(Convert kind, std::uint32_t to_bytes, std::uint32_t from_bytes) {
                          : cvtaSized<std::uint32_t, std::uint32_t>(kind);
 }
 
+OpFn stackOp(Stack kind, std::uint32_t bytes) {
+  switch (kind) {
+    case Stack::kAlloca:
+      return bytes == 8 ? allocate<std::uint64_t> : allocate<std::uint32_t>;
+    case Stack::kSave:
+      return bytes == 8 ? stackSave<std::uint64_t> : stackSave<std::uint32_t>;
+    case Stack::kRestore:
+      return bytes == 8 ? stackRestore<std::uint64_t> : stackRestore<std::uint32_t>;
+  }
+  return nullptr;
+}
+
 OpFn isspacepOp(Space space) {
   switch (space) {
     case Space::kShared:
@@ -458,28 +443,6 @@ OpFn isspacepOp(Space space) {
     default:
       return isspacep<Space::kGlobal>;
   }
-}
-
-OpFn copyAsyncOp() { return copyAsync; }
-
-OpFn mbarrierOp(Mbarrier kind) {
-  switch (kind) {
-    case Mbarrier::kInit:
-      return mbarrier<Mbarrier::kInit>;
-    case Mbarrier::kInval:
-      return mbarrier<Mbarrier::kInval>;
-    case Mbarrier::kArrive:
-      return mbarrier<Mbarrier::kArrive>;
-    case Mbarrier::kArriveDrop:
-      return mbarrier<Mbarrier::kArriveDrop>;
-    case Mbarrier::kTestWait:
-      return mbarrier<Mbarrier::kTestWait>;
-    case Mbarrier::kTestWaitParity:
-      return mbarrier<Mbarrier::kTestWaitParity>;
-    case Mbarrier::kPending:
-      return mbarrier<Mbarrier::kPending>;
-  }
-  return nullptr;
 }
 
 }  // namespace olpager::simgpu::ptx

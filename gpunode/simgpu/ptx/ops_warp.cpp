@@ -14,7 +14,21 @@ void forEach(std::uint32_t mask, Body body) {
   for (; mask != 0; mask &= mask - 1) body(static_cast<std::uint32_t>(std::countr_zero(mask)));
 }
 
-std::uint32_t members(Warp& w, const Op& op) { return w.reg<std::uint32_t>(op.r[5])[std::countr_zero(w.mask)]; }
+std::uint32_t members(Warp& w, const Op& op) { return w.members(op.r[5]); }
+
+/// body(lanes) for each set of active lanes that name the same members: tiles of a warp vote each by themselves in one instruction.
+template <typename Body>
+void forTeams(Warp& w, const Op& op, Body body) {
+  if ((op.r[5] & kConstantBit) != 0) return body(w.mask);
+  const std::uint32_t* const named = w.reg<std::uint32_t>(op.r[5]);
+  for (std::uint32_t left = w.mask; left != 0;) {
+    const std::uint32_t first = named[std::countr_zero(left)];
+    std::uint32_t team = 0;
+    forEach(left, [&](std::uint32_t lane) { team |= static_cast<std::uint32_t>(named[lane] == first) << lane; });
+    body(team);
+    left &= ~team;
+  }
+}
 
 /// r: d, p or kNoTarget, a, b (lane or distance), c (clamp and segment mask), member mask. imm 1: without .sync.
 template <WarpOp kKind>
@@ -65,16 +79,24 @@ Step vote(Warp& w, const Op& op) {
   if (sync && !w.arriveSync(op, members(w, op))) return Step::kSwitch;
   std::uint32_t a = w.predicate(op.r[2]);
   if ((op.flags & 1) != 0) a = ~a;
-  a &= w.mask;
-  if constexpr (kKind == WarpOp::kVoteBallot) {
-    std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
-    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = a; });
-  } else {
-    const bool holds = kKind == WarpOp::kVoteAll   ? a == w.mask
-                       : kKind == WarpOp::kVoteAny ? a != 0
-                                                   : a == 0 || a == w.mask;
-    w.setPredicate(op.r[0], holds ? kFullMask : 0);
-  }
+  std::uint32_t holds = 0;
+  const auto count = [&](std::uint32_t team) {
+    const std::uint32_t yes = a & team;
+    if constexpr (kKind == WarpOp::kVoteBallot) {
+      std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
+      forEach(team, [&](std::uint32_t lane) { d[lane] = yes; });
+    } else {
+      const bool agreed = kKind == WarpOp::kVoteAll   ? yes == team
+                          : kKind == WarpOp::kVoteAny ? yes != 0
+                                                      : yes == 0 || yes == team;
+      if (agreed) holds |= team;
+    }
+  };
+  if (sync)
+    forTeams(w, op, count);
+  else
+    count(w.mask);
+  if constexpr (kKind != WarpOp::kVoteBallot) w.setPredicate(op.r[0], holds);
   if (sync) w.finishSync();
   return Step::kNext;
 }
@@ -85,13 +107,17 @@ Step match(Warp& w, const Op& op) {
   const T* const a = w.reg<T>(op.r[2]);
   std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
   std::uint32_t result[kWarpSize] = {};
-  forEach(w.mask, [&](std::uint32_t lane) {
-    forEach(w.mask,
-            [&](std::uint32_t other) { result[lane] |= static_cast<std::uint32_t>(a[lane] == a[other]) << other; });
+  std::uint32_t agreed = 0;
+  forTeams(w, op, [&](std::uint32_t team) {
+    forEach(team, [&](std::uint32_t lane) {
+      forEach(team,
+              [&](std::uint32_t other) { result[lane] |= static_cast<std::uint32_t>(a[lane] == a[other]) << other; });
+    });
+    const bool all = result[std::countr_zero(team)] == team;
+    if (all) agreed |= team;
+    forEach(team, [&](std::uint32_t lane) { d[lane] = kAll && !all ? 0 : result[lane]; });
   });
-  const bool all = result[std::countr_zero(w.mask)] == w.mask;
-  forEach(w.mask, [&](std::uint32_t lane) { d[lane] = kAll && !all ? 0 : result[lane]; });
-  if (kAll && op.r[1] != kNoTarget) w.setPredicate(op.r[1], all ? kFullMask : 0);
+  if (kAll && op.r[1] != kNoTarget) w.setPredicate(op.r[1], agreed);
   w.finishSync();
   return Step::kNext;
 }
@@ -104,12 +130,15 @@ Step activeMask(Warp& w, const Op& op) {
 
 Step elect(Warp& w, const Op& op) {
   if (!w.arriveSync(op, members(w, op))) return Step::kSwitch;
-  const auto leader = static_cast<std::uint32_t>(std::countr_zero(w.mask));
-  if (op.r[0] != kNoTarget) {
+  std::uint32_t leaders = 0;
+  forTeams(w, op, [&](std::uint32_t team) {
+    const auto leader = static_cast<std::uint32_t>(std::countr_zero(team));
+    leaders |= 1U << leader;
+    if (op.r[0] == kNoTarget) return;
     std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
-    forEach(w.mask, [&](std::uint32_t lane) { d[lane] = leader; });
-  }
-  w.setPredicate(op.r[1], 1U << leader);
+    forEach(team, [&](std::uint32_t lane) { d[lane] = leader; });
+  });
+  w.setPredicate(op.r[1], leaders);
   w.finishSync();
   return Step::kNext;
 }
@@ -119,29 +148,31 @@ Step redux(Warp& w, const Op& op) {
   if (!w.arriveSync(op, members(w, op))) return Step::kSwitch;
   const T* const a = w.reg<T>(op.r[2]);
   T* const d = w.reg<T>(op.r[0]);
-  bool first = true;
-  T result{};
-  forEach(w.mask, [&](std::uint32_t lane) {
-    const T x = a[lane];
-    if (first) {
-      result = x;
-      first = false;
-      return;
-    }
-    if constexpr (kKind == WarpOp::kReduxMin) {
-      result = x < result || result != result ? x : result;
-    } else if constexpr (kKind == WarpOp::kReduxMax) {
-      result = x > result || result != result ? x : result;
-    } else {
-      const auto u = static_cast<std::uint32_t>(x);
-      const auto r = static_cast<std::uint32_t>(result);
-      if constexpr (kKind == WarpOp::kReduxAdd) result = static_cast<T>(r + u);
-      if constexpr (kKind == WarpOp::kReduxAnd) result = static_cast<T>(r & u);
-      if constexpr (kKind == WarpOp::kReduxOr) result = static_cast<T>(r | u);
-      if constexpr (kKind == WarpOp::kReduxXor) result = static_cast<T>(r ^ u);
-    }
+  forTeams(w, op, [&](std::uint32_t team) {
+    bool first = true;
+    T result{};
+    forEach(team, [&](std::uint32_t lane) {
+      const T x = a[lane];
+      if (first) {
+        result = x;
+        first = false;
+        return;
+      }
+      if constexpr (kKind == WarpOp::kReduxMin) {
+        result = x < result || result != result ? x : result;
+      } else if constexpr (kKind == WarpOp::kReduxMax) {
+        result = x > result || result != result ? x : result;
+      } else {
+        const auto u = static_cast<std::uint32_t>(x);
+        const auto r = static_cast<std::uint32_t>(result);
+        if constexpr (kKind == WarpOp::kReduxAdd) result = static_cast<T>(r + u);
+        if constexpr (kKind == WarpOp::kReduxAnd) result = static_cast<T>(r & u);
+        if constexpr (kKind == WarpOp::kReduxOr) result = static_cast<T>(r | u);
+        if constexpr (kKind == WarpOp::kReduxXor) result = static_cast<T>(r ^ u);
+      }
+    });
+    forEach(team, [&](std::uint32_t lane) { d[lane] = result; });
   });
-  forEach(w.mask, [&](std::uint32_t lane) { d[lane] = result; });
   w.finishSync();
   return Step::kNext;
 }

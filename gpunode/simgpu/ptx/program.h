@@ -76,12 +76,13 @@ struct CodeFunction {
   bool uses_reserved_shared = false;
   bool uses_barriers = false;
   bool uses_grid_workspace = false;
+  bool uses_alloca = false;
   std::uint32_t max_live_words = 0;  ///< most 32-bit registers live at once
   // Of an entry: what it and everything it can call needs.
   std::uint32_t static_shared_bytes = 0;
   std::uint32_t dynamic_shared_offset = 0;
   std::uint32_t stack_bytes = 0;  ///< of the deepest call path
-  bool bounded_stack = true;      ///< no recursion and no indirect calls
+  bool bounded_stack = true;      ///< no recursion, no indirect calls, no alloca
 };
 
 /// A constant that holds a global's address, filled in by link().

@@ -80,6 +80,7 @@ void Warp::reset() {
 
 void Warp::start(std::uint32_t lanes) {
   dead = ~lanes;
+  if (root->allocated != nullptr) std::fill_n(root->allocated, kWarpSize, 0);
   ready.push_back(Split{root->function->ops.data(), root, lanes, -1, 0, false});
 }
 
@@ -176,7 +177,14 @@ bool Warp::converge(const Op* point) {
 }
 
 Step Warp::enter(const CodeFunction& callee, const CallSite& site) {
-  const std::uint32_t local_base = (frame->local_base + frame->function->local_bytes + 15) & ~15U;
+  std::uint32_t top = frame->local_base + frame->function->local_bytes;
+  if (frame->function->uses_alloca) [[unlikely]] {
+    std::uint32_t most = 0;
+    for (std::uint32_t left = mask; left != 0; left &= left - 1)
+      most = std::max(most, frame->allocated[static_cast<std::size_t>(std::countr_zero(left))]);
+    top += most;
+  }
+  const std::uint32_t local_base = (top + 15) & ~15U;
   if (local_base + callee.local_bytes + std::uint64_t{kCallBytes} * (frame->depth + 1) > block->stack_bytes) {
     return fail(LaunchStatus::kStackOverflow, "the call of '" + callee.name + "' does not fit the stack");
   }
@@ -186,6 +194,8 @@ Step Warp::enter(const CodeFunction& callee, const CallSite& site) {
   next->site = &site;
   next->local_base = local_base;
   next->depth = frame->depth + 1;
+  if (callee.uses_alloca) [[unlikely]]
+    std::fill_n(next->allocated, kWarpSize, 0);
   for (std::size_t i = 0; i < site.arguments.size() && i < callee.formals.size(); ++i) {
     const ParamSlice& from = site.arguments[i];
     const ParamSlice& to = callee.formals[i];
@@ -305,9 +315,16 @@ bool Warp::arriveSync(const Op& op, std::uint32_t members) {
     forced = false;
     return true;
   }
+  // Only those that are waited for: others at the same instruction have lanes of their own to wait for. So may these.
   std::uint32_t here = mask;
-  for (const Split& split : waiting) {
-    if (split.pc == &op && split.frame == frame) here |= split.mask;
+  for (bool more = true; more;) {
+    more = false;
+    for (const Split& split : waiting) {
+      if (split.pc != &op || split.frame != frame || (split.mask & members & ~here) == 0) continue;
+      here |= split.mask;
+      members |= split.member_mask & ~dead;
+      more = true;
+    }
   }
   if ((members & ~here) != 0) {
     Split split = current();
@@ -319,7 +336,7 @@ bool Warp::arriveSync(const Op& op, std::uint32_t members) {
   }
   merged_.push_back(current());
   for (std::size_t i = 0; i < waiting.size();) {
-    if (waiting[i].pc == &op && waiting[i].frame == frame) {
+    if (waiting[i].pc == &op && waiting[i].frame == frame && (waiting[i].mask & here) != 0) {
       waiting[i].pc = pc;
       merged_.push_back(waiting[i]);
       waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(i));

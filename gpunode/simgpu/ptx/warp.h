@@ -60,7 +60,8 @@ struct Frame {
   std::byte* registers = nullptr;  ///< function->frame_bytes, 64-byte aligned
   std::byte* params = nullptr;     ///< lane-major: 32 areas of function->param_bytes
   std::unique_ptr<std::byte[]> storage;
-  std::uint32_t local_base = 0;  ///< offset of its local variables in each thread's stack
+  std::uint32_t* allocated = nullptr;  ///< by lane: bytes from alloca, behind its local variables; null without such
+  std::uint32_t local_base = 0;        ///< offset of its local variables in each thread's stack
   std::uint32_t depth = 0;
 };
 
@@ -202,6 +203,14 @@ struct Warp {
   /// For a .sync instruction at `op`: true when all named lanes are here; then `mask` may have been widened to all of
   /// them and finishSync() must follow. False: the current split now waits.
   bool arriveSync(const Op& op, std::uint32_t members);
+  /// All lanes that the active lanes' member masks, in a register, name: parts of a warp may each name their own.
+  std::uint32_t members(std::uint32_t masks) {
+    const std::uint32_t* const named = reg<std::uint32_t>(masks);
+    if ((masks & kConstantBit) != 0) return named[0];
+    std::uint32_t all = 0;
+    for (std::uint32_t left = mask; left != 0; left &= left - 1) all |= named[std::countr_zero(left)];
+    return all;
+  }
   void finishSync();
   /// Lets waiting lanes go that wait for each other at different instructions, or for lanes parked in groups.
   bool unblock();

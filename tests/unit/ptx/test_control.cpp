@@ -190,6 +190,44 @@ TEST_CASE("ptx: operations between lanes", "[ptx]") {
   }
 }
 
+TEST_CASE("ptx: parts of a warp that operate each by themselves", "[ptx]") {
+  Device device = Device::fromFile(anyFile());
+  std::vector<int> in(64);
+  for (int i = 0; i < 64; ++i) in[static_cast<std::size_t>(i)] = i >= 52 ? 16 + i % 2 : (i * 13) % 29 - 9;
+  const auto out = device.memory.allocate(64 * 6 * 4);
+  for (const int apart : {0, 1}) {
+    std::memset(device.memory.host<char>(out), 0xAA, 64 * 6 * 4);
+    mustSucceed(device.launch("teams", Dim3{1}, Dim3{64}, device.upload(in), out, apart));
+    for (int i = 0; i < 64; ++i) {
+      const int lane = i % 32;
+      const int* const w = in.data() + (i - lane);
+      const int begin = lane < 8 ? 0 : lane < 20 ? 8 : 20, end = lane < 8 ? 8 : lane < 20 ? 20 : 32;
+      unsigned positive = 0, low = 0, high = 0, all = 0;
+      bool any3 = false, above = true;
+      int sum = 0;
+      for (int k = begin; k < end; ++k) {
+        positive |= static_cast<unsigned>(w[k] > 0) << k;
+        low |= static_cast<unsigned>((w[k] & 3) == (w[lane] & 3)) << k;
+        high |= static_cast<unsigned>(w[k] >> 4 == w[lane] >> 4) << k;
+        all |= 1U << k;
+        any3 |= w[k] == 3;
+        above &= w[k] > -9;
+        sum += w[k];
+      }
+      const unsigned expected[6] = {positive,
+                                    static_cast<unsigned>(any3) | static_cast<unsigned>(above) << 1,
+                                    low,
+                                    high == all ? all | 1U << 31 : 0,
+                                    static_cast<unsigned>(w[begin]),
+                                    static_cast<unsigned>(sum)};
+      for (int k = 0; k < 6; ++k) {
+        INFO("apart " << apart << " thread " << i << " operation " << k);
+        CHECK(device.memory.host<unsigned>(out)[i * 6 + k] == expected[k]);
+      }
+    }
+  }
+}
+
 TEST_CASE("ptx: lanes and blocks that wait for each other make progress", "[ptx]") {
   Device device = Device::fromFile(anyFile());
   const auto lock = device.upload(std::vector<int>{0, 0});
@@ -255,6 +293,33 @@ TEST_CASE("ptx: module variables and their initialisers", "[ptx]") {
   const int constants[8] = {2, 3, 5, 7, 11, 13, 17, 19};
   for (int i = 0; i < 16; ++i) CHECK(device.memory.host<int>(out)[i] == constants[i % 8] + 3);
   CHECK(device.memory.host<int>(device.module->globalAddress("counters"))[1] == 100);
+}
+
+TEST_CASE("ptx: memory from the stack", "[ptx]") {
+  Device device = Device::fromFile(anyFile());
+  const auto out = device.memory.allocate(128 * 16);
+  constexpr int kWords = 20;
+  mustSucceed(device.launch("from_stack", Dim3{4}, Dim3{128}, out, kWords));
+  for (int t = 0; t < 128; ++t) {
+    const int count = t % 13 + kWords;
+    const int all = count * (count - 1) / 2 * t;
+    int sum = all;
+    for (int k = 0; k < 50; ++k) sum += 2 * all + kWords + k % 4;
+    for (int k = 1; k < 5; ++k) sum += k * (k - 1) / 2 * k;
+    if (t % 3 == 0) {
+      for (int depth = 5, n = t % 4 + 1; depth >= 0; --depth, ++n) sum += n * depth + n * (n - 1) / 2;
+    }
+    REQUIRE(device.memory.host<int>(out)[t] == sum);
+  }
+  const LaunchResult result = device.launch("from_stack", Dim3{1}, Dim3{32}, out, 1 << 20);
+  CHECK(result.status == LaunchStatus::kStackOverflow);
+  CHECK(result.message.find("alloca of") != std::string::npos);
+
+  mustSucceed(device.launch("saved_stack", Dim3{1}, Dim3{64}, out));
+  for (int t = 0; t < 64; ++t) {
+    CHECK(device.memory.host<std::uint64_t>(out)[t * 2] < 16);
+    CHECK(device.memory.host<std::uint64_t>(out)[t * 2 + 1] == 0);
+  }
 }
 
 TEST_CASE("ptx: structures by value", "[ptx]") {

@@ -80,6 +80,46 @@ TEST_CASE("ptx: asynchronous copies, vector atomics, shared barriers, 128-bit co
   CHECK(device.memory.host<int>(counter)[0] == 512);
 }
 
+TEST_CASE("ptx: copies that a barrier in shared memory is told of", "[ptx]") {
+  Device device = Device::fromFile(anyFile());
+  constexpr int kRounds = 5;
+  std::vector<int> data(kRounds * 256);
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<int>(i * 7919 % 100003);
+  const auto in = device.upload(data);
+  const auto value = [&](int i) { return data[static_cast<std::size_t>(i)]; };
+
+  constexpr int kWords = 253;  // the last copy is not of 16 bytes
+  const auto copies = device.memory.allocate(9 * 256 * 4);
+  mustSucceed(device.launch("barrier_copies", Dim3{1}, Dim3{256}, in, copies, kWords));
+  const int* r = device.memory.host<int>(copies);
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 256; ++i) {
+      if (i < kWords) REQUIRE(r[round * 3 * 256 + i] == value(round * 256 + kWords - 1 - i));
+      REQUIRE(r[(round * 3 + 1) * 256 + i] == value(round * 256 + 255 - i));
+      REQUIRE(r[(round * 3 + 2) * 256 + i] == value(round * 256 + 255 - i));
+    }
+  }
+
+  const auto staged = device.memory.allocate((kRounds + 1) * 256 * 4);
+  mustSucceed(device.launch("pipelines", Dim3{1}, Dim3{256}, in, staged, kRounds));
+  r = device.memory.host<int>(staged);
+  for (int i = 0; i < kRounds * 256; ++i) REQUIRE(r[i] == value(i / 256 * 256 + 255 - i % 256));
+  for (int i = 0; i < 256; ++i) REQUIRE(r[kRounds * 256 + i] == value((i + 7) % 256));
+
+  const auto bulk = device.memory.allocate(128 * 4);
+  const auto phases = device.memory.allocate(4 * 4);
+  mustSucceed(device.launch("bulk_copies", Dim3{1}, Dim3{64}, in, bulk, phases));
+  r = device.memory.host<int>(bulk);
+  for (int i = 0; i < 64; ++i) {
+    REQUIRE(r[i] == value(63 - i));
+    REQUIRE(r[64 + i] == value(i) + 1);
+  }
+  CHECK(device.download<int>(phases, 4) == std::vector<int>{3, 0, 1, 0});
+  CHECK(device.launch("bulk_copies", Dim3{1}, Dim3{64}, in + 4, bulk, phases).status == LaunchStatus::kMisaligned);
+  CHECK(device.launch("bulk_copies", Dim3{1}, Dim3{64}, in + data.size() * 4 - 64, bulk, phases).status ==
+        LaunchStatus::kIllegalAddress);
+}
+
 TEST_CASE("ptx: matrix products of doubles", "[ptx]") {
   Device device = Device::fromFile(anyFile());
   std::vector<double> a(32), b(32), c(64);

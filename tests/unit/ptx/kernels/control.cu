@@ -269,3 +269,73 @@ extern "C" __global__ void by_value(const __grid_constant__ Big in, Big* out) {
   out[threadIdx.x] = change(in, threadIdx.x);
   out[threadIdx.x].c = *(&in.c);
 }
+
+// Memory from the stack: a different amount for each thread, in a function beside the caller's own, in a loop, and given back.
+__device__ __noinline__ int sumOfDoubles(const int* values, int n) {
+  int* const copy = (int*)alloca(n * sizeof(int));
+  for (int i = 0; i < n; ++i) copy[i] = values[i] * 2;
+  int sum = 0;
+  for (int i = 0; i < n; ++i) sum += copy[n - 1 - i];
+  return sum;
+}
+__device__ __noinline__ int nested(int depth, int n) {
+  int* const mine = (int*)alloca(n * sizeof(int));
+  for (int i = 0; i < n; ++i) mine[i] = depth + i;
+  const int below = depth == 0 ? 0 : nested(depth - 1, n + 1);
+  int sum = below;
+  for (int i = 0; i < n; ++i) sum += mine[i];
+  return sum;
+}
+extern "C" __global__ void from_stack(int* out, int n) {
+  int own[4] = {n, n + 1, n + 2, n + 3};
+  const int count = threadIdx.x % 13 + n;
+  int* const values = (int*)alloca(count * sizeof(int));
+  for (int i = 0; i < count; ++i) values[i] = i * threadIdx.x;
+  int sum = 0;
+  for (int k = 0; k < 50; ++k) sum += sumOfDoubles(values, count) + own[k % 4];
+  for (int k = 1; k < 5; ++k) {
+    char* const more = (char*)alloca(k);
+    for (int i = 0; i < k; ++i) more[i] = (char)(i * k);
+    for (int i = 0; i < k; ++i) sum += more[i];
+  }
+  if (threadIdx.x % 3 == 0) sum += nested(5, threadIdx.x % 4 + 1);
+  for (int i = 0; i < count; ++i) sum += values[i];
+  out[threadIdx.x] = sum;
+}
+extern "C" __global__ void saved_stack(unsigned long long* out) {
+  unsigned long long before, after, first, second;
+  asm volatile("stacksave.u64 %0;" : "=l"(before));
+  asm volatile("alloca.u64 %0, %1;" : "=l"(first) : "l"(threadIdx.x * 16ull + 8));
+  asm volatile("stackrestore.u64 %0;" ::"l"(before));
+  asm volatile("alloca.u64 %0, %1, 64;" : "=l"(second) : "l"(8ull));
+  asm volatile("stackrestore.u64 %0;\n\tstacksave.u64 %1;" : "+l"(before), "=l"(after));
+  out[threadIdx.x * 2] = (first - before) | second % 64 << 8;
+  out[threadIdx.x * 2 + 1] = after - before;
+}
+
+// Parts of a warp that each name their own members in one instruction, in one piece or come apart.
+extern "C" __global__ void teams(const int* in, unsigned* out, int apart) {
+  const unsigned lane = threadIdx.x % 32;
+  const int x = in[threadIdx.x];
+  const unsigned mask = (lane < 8 ? 0xFFu : lane < 20 ? 0xFFF00u : 0xFFF00000u);
+  if (apart) {
+    for (unsigned i = 0; i < lane * 5 % 7; ++i) __nanosleep(10);
+  }
+  unsigned* const r = out + threadIdx.x * 6;
+  int same = 0;
+  r[0] = __ballot_sync(mask, x > 0);
+  r[1] = __any_sync(mask, x == 3) | __all_sync(mask, x > -9) << 1;
+  r[2] = __match_any_sync(mask, x & 3);
+  r[3] = __match_all_sync(mask, (long long)(x >> 4), &same);
+  r[3] |= same << 31;
+  __syncwarp(mask);
+  r[4] = __shfl_sync(mask, x, __ffs(mask) - 1);
+#if __CUDA_ARCH__ >= 800
+  r[5] = __reduce_add_sync(mask, x);
+#else
+  r[5] = 0;
+  for (int i = 0; i < 32; ++i) {
+    if (mask >> i & 1) r[5] += __shfl_sync(mask, x, i);
+  }
+#endif
+}
