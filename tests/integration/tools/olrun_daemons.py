@@ -140,8 +140,9 @@ def gpunodes(bench):
     # Options that only one of the two modes has.
     for option in (("--vram", "64MiB"), ("--host", "1GiB"), ("--reach", "all"), ("--report", "pool"), ("--driver", "sim"),
                    ("--va-base", "0x212340000000"), ("--va-size", "1TiB"), ("--memserver", server), ("--replicas", "2"),
-                   ("--exportable", "driver"), ("--pack", "off")):
+                   ("--pack", "off")):
         bench.refused([f"{option[0]}: of no effect", f"gpunode {good}"], "--gpunode", good, *option)
+    bench.starts("--gpunode", good, "--exportable", "driver")  # it reaches the worker
     bench.starts("--gpunode", good, "--memserver", "none")
     bench.starts("--gpunode", good, env={"OL_VRAM": "64MiB", "OL_MEMSERVER": absent})  # those of every run
     bench.refused(["--transport: of no effect", "--gpunode"], "--driver", "sim", "--transport", "tcp")
