@@ -674,26 +674,20 @@ CUresult Pool::free(CUdeviceptr address) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
-  CUcontext context = nullptr, engines = nullptr;
+  CUcontext context = nullptr;
   uint64_t number = 0;
   Hazards::Snapshot launching;
   {
     Lock lock(state.mutex);
     if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
     context = state.find(address)->context;
-    engines = state.find(address)->engine->context();
     number = state.launch_number.load();
     hazards().snapshot(launching);
   }
   // As native: returns when all work of the context is done. What other threads are about to submit is waited for first, so
   // that every launch up to `number` is among that work.
   while (!Hazards::passed(launching)) std::this_thread::yield();
-  CUresult result = state.streams.synchronize(context, number);
-  // A green context that is gone leaves its memory to the primary one.
-  if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
-    result = state.streams.synchronize(engines, number);
-    if (result == CUDA_SUCCESS || endsContext(result)) state.streams.contextDrained(context, number);
-  }
+  const CUresult result = state.streams.synchronize(context, number);
   if (result != CUDA_SUCCESS && !endsContext(result)) return result;
   Lock lock(state.mutex);
   if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
@@ -905,6 +899,40 @@ void Pool::captureEnded() { state_->streams.captureEnded(); }
 void Pool::streamMayJoin(CUcontext context) { state_->streams.holdMarks(context); }
 void Pool::streamJoined() { state_->streams.releaseMarks(); }
 
+namespace {
+
+// Waits for the work of a context that is about to go, and forgets its streams.
+void endStreams(PoolState& state, CUcontext context) {
+  if (state.driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+    state.driver.cuCtxSynchronize();
+    CUcontext popped = nullptr;
+    state.driver.cuCtxPopCurrent_v2(&popped);
+  }
+  state.streams.contextGone(context);
+}
+
+}  // namespace
+
+void Pool::greenContextGone(CUcontext context) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return;
+  endStreams(state, context);
+  Lock lock(state.mutex);
+  if (state.stopped) return;
+  while (state.looking > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  // What frees on its streams waited for is over, and their events go with it.
+  std::vector<uint64_t> freed;
+  std::erase_if(state.deferred, [&](const auto& of_stream) {
+    if (of_stream.first.context != context) return false;
+    for (const DeferredFree& entry : of_stream.second) freed.push_back(entry.address);
+    return true;
+  });
+  for (const uint64_t address : freed) {
+    state.deferred_addresses.erase(address);
+    freeQuiet(state, address, lock);  // releases the mutex
+  }
+}
+
 void Pool::contextGone(CUcontext context) {
   PoolState& state = *state_;
   if (state.forked.load()) return;
@@ -913,12 +941,7 @@ void Pool::contextGone(CUcontext context) {
     if (state.stopped) return;
   }
   // Nothing may be unmapped under a running kernel, not even now: that would be an error of the program's.
-  if (state.driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
-    state.driver.cuCtxSynchronize();
-    CUcontext popped = nullptr;
-    state.driver.cuCtxPopCurrent_v2(&popped);
-  }
-  state.streams.contextGone(context);
+  endStreams(state, context);
   Lock lock(state.mutex);
   while (state.looking > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
   for (auto of_stream = state.deferred.begin(); of_stream != state.deferred.end();) {

@@ -273,6 +273,9 @@ class Pool {
   void streamJoined();
   /// Before a context is destroyed or its device reset: drops its allocations and the pager's own objects in it.
   void contextGone(CUcontext context);
+  /// Before a green context goes, by the context that stands for it: drops what there is of its streams. Allocations made there have
+  /// been made in the primary context, and stay.
+  void greenContextGone(CUcontext context);
   /// Another device may access this one's allocations from now on (cuCtxEnablePeerAccess).
   CUresult peerEnabled(CUdevice accessing, CUdevice owner);
 

@@ -1,6 +1,9 @@
 // Contexts as the driver API gives them: primary contexts, others, the calling thread's stack.
 #include "gpunode/simgpu/api.h"
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
 #include "gpunode/simgpu/event.h"
@@ -69,7 +72,13 @@ CUresult push(CUcontext handle) {
   if (const CUresult result = requireInit()) return result;
   if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   auto context = Driver::get().contexts.find(handle);
-  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context == nullptr) {
+    if (Driver::get().settings.dead_contexts_end && Driver::get().contexts.wasGivenOut(handle)) {
+      std::fprintf(stderr, "olsimcuda: context %p is made current, and was destroyed\n", static_cast<void*>(handle));
+      std::abort();
+    }
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
   ThreadState::get().stack.push_back(std::move(context));
   return CUDA_SUCCESS;
 }

@@ -35,10 +35,11 @@ enum class HandleKind : uint64_t {
   kGreenContext,
 };
 
+inline std::atomic<uint64_t> next_handle_serial{1};
+
 /// A new handle value: (kind << 40) | (serial << 4). Never 0, 1, 2 or anything below 2^40.
 inline uint64_t newHandleValue(HandleKind kind) {
-  static std::atomic<uint64_t> serial{1};
-  return (static_cast<uint64_t>(kind) << 40) | (serial.fetch_add(1, std::memory_order_relaxed) << 4);
+  return (static_cast<uint64_t>(kind) << 40) | (next_handle_serial.fetch_add(1, std::memory_order_relaxed) << 4);
 }
 
 /// handle value -> shared object.
@@ -67,6 +68,12 @@ class HandleTable {
   template <typename Handle>
   std::shared_ptr<T> find(Handle* handle) const {
     return find(reinterpret_cast<uint64_t>(handle));
+  }
+  /// A value of this kind that exists, or did.
+  template <typename Handle>
+  bool wasGivenOut(Handle* handle) const {
+    const uint64_t kind = static_cast<uint64_t>(kind_) << 40, value = reinterpret_cast<uint64_t>(handle);
+    return value > kind && value < (kind | (next_handle_serial.load(std::memory_order_relaxed) << 4));
   }
   /// Takes the object out; null when it was not there.
   std::shared_ptr<T> remove(uint64_t value) {

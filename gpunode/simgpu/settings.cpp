@@ -128,6 +128,10 @@ Result<Settings> readSettings() {
     if (!parseInteger(v, 0, 1024, &number)) return bad("OL_SIM_CONNECTIONS", v, "a number from 0 to 1024");
     s.connections = static_cast<unsigned>(number);
   }
+  if (const char* v = variable("OL_SIM_DEAD_CONTEXTS")) {
+    if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_DEAD_CONTEXTS", v, "0 or 1");
+    s.dead_contexts_end = number != 0;
+  }
   if (const char* v = variable("OL_SIM_EXTRAS")) {
     if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_EXTRAS", v, "0 or 1");
     s.extras = number != 0;

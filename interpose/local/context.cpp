@@ -1,5 +1,7 @@
 #include "interpose/local/context.h"
 
+#include "interpose/local/green_contexts.h"
+
 namespace olpager::local {
 
 namespace {
@@ -69,10 +71,12 @@ CUresult deviceOf(CUcontext context, CUdevice* device) {
 }
 
 CUresult currentPlace(Place* place) {
-  place->context = currentContext();
+  place->context = memoryOwner(currentContext());
   if (place->context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   return deviceOf(place->context, &place->device);
 }
+
+CUcontext memoryContext() { return memoryOwner(currentContext()); }
 
 void forgetContexts() { g_generation.fetch_add(1, std::memory_order_acq_rel); }
 

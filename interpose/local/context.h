@@ -25,11 +25,15 @@ inline CUmemLocation memoryOf(CUdevice device) {
   return location;
 }
 
-/// Where a call of the calling thread happens. CUDA_ERROR_INVALID_CONTEXT without a current context.
+/// Where memory that the calling thread allocates is: in the current context, or the primary one of a green context that is current.
+/// CUDA_ERROR_INVALID_CONTEXT without a current context.
 CUresult currentPlace(Place* place);
 
 /// The device of `context`, asked of the driver once per thread and context.
 CUresult deviceOf(CUcontext context, CUdevice* device);
+
+/// The context of currentPlace(), or nullptr.
+CUcontext memoryContext();
 
 /// A context is about to go: what threads remember of contexts is asked again.
 void forgetContexts();

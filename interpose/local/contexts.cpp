@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/contexts.h"
+#include "interpose/local/green_contexts.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/modules.h"
 #include "interpose/local/param_layout.h"
@@ -49,11 +50,12 @@ void goes(CUcontext context) {
 
 // The primary context that this release would end, or nullptr.
 CUcontext endedByRelease(CUdevice device) {
+  const bool held = greenContextsOf(device) != 0;
   PrimaryContexts& all = primaries();
   std::lock_guard lock(all.mutex);
   const auto found = all.devices.find(device);
   if (found == all.devices.end() || found->second.retained == 0) return nullptr;
-  if (--found->second.retained != 0) return nullptr;
+  if (--found->second.retained != 0 || held) return nullptr;
   found->second.gone = true;
   return found->second.context;
 }
@@ -90,6 +92,20 @@ bool primaryIsGone(const Place& place) {
   unsigned flags = 0;
   int active = 0;
   return driver().cuDevicePrimaryCtxGetState(place.device, &flags, &active) == CUDA_SUCCESS && active == 0;
+}
+
+void primaryMayBeGone(CUdevice device, CUcontext primary) {
+  if (greenContextsOf(device) != 0) return;
+  {
+    PrimaryContexts& all = primaries();
+    std::lock_guard lock(all.mutex);
+    const auto found = all.devices.find(device);
+    if (found != all.devices.end()) {
+      if (found->second.retained != 0 || found->second.gone) return;
+      found->second.gone = true;
+    }
+  }
+  goes(primary);
 }
 
 CUcontext retainedPrimary(CUdevice device) {

@@ -9,6 +9,9 @@ namespace olpager::local {
 /// still has it current, and native CUDA answers CUDA_ERROR_CONTEXT_IS_DESTROYED.
 bool primaryIsGone(const Place& place);
 
+/// After a green context of `device` has gone, `primary` its primary context: that goes too where nobody retains it.
+void primaryMayBeGone(CUdevice device, CUcontext primary);
+
 /// The primary context of `device` while the program retains it, else nullptr.
 CUcontext retainedPrimary(CUdevice device);
 

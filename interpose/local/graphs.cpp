@@ -184,7 +184,7 @@ CUresult setExecNode(CUgraphExec exec, CUgraphNode node, const Params* params, N
 template <typename Params>
 void noteGraphMemory(const Params& params) {
   if (Pool* running = pool(); running != nullptr && params.dptr != 0)
-    running->addRoot(currentContext(), params.dptr, params.bytesize, olpager::pager::RootKind::kUnknown);
+    running->addRoot(memoryContext(), params.dptr, params.bytesize, olpager::pager::RootKind::kUnknown);
 }
 
 // The form of adding nodes that takes every kind.

@@ -44,7 +44,7 @@ void noteHost(const void* address, uint64_t bytes, bool registered) {
   }
   olpager::pager::add(olpager::pager::counters().pinned_host_allocations);
   olpager::pager::add(olpager::pager::counters().pinned_host_bytes, bytes);
-  running->addRoot(currentContext(), at, bytes, RootKind::kHost, registered);
+  running->addRoot(memoryContext(), at, bytes, RootKind::kHost, registered);
 }
 
 void noteManaged(CUdeviceptr address, uint64_t bytes) {
@@ -56,7 +56,7 @@ void noteManaged(CUdeviceptr address, uint64_t bytes) {
   }
   olpager::pager::add(olpager::pager::counters().managed_allocations);
   olpager::pager::add(olpager::pager::counters().managed_bytes, bytes);
-  running->addRoot(currentContext(), address, bytes, RootKind::kManaged);
+  running->addRoot(memoryContext(), address, bytes, RootKind::kManaged);
 }
 
 // Before the memory goes: nobody may look at it any more.

@@ -40,7 +40,7 @@ CUresult openForeign(CUdeviceptr* out, Open open) {
   size_t bytes = 0;
   if (result == CUDA_SUCCESS && pool() != nullptr &&
       driver().cuMemGetAddressRange_v2(&base, &bytes, *out) == CUDA_SUCCESS)
-    pool()->addRoot(currentContext(), *out, bytes, olpager::pager::RootKind::kDevice);
+    pool()->addRoot(memoryContext(), *out, bytes, olpager::pager::RootKind::kDevice);
   return result;
 }
 }  // namespace

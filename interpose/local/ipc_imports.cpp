@@ -211,7 +211,7 @@ CUresult ipcOpen(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned int fl
   import.opened = 1;
   *out = import.base;
   if (pager::Pool* running = pool(); running != nullptr)
-    running->addRoot(currentContext(), import.base, import.bytes, pager::RootKind::kDevice);
+    running->addRoot(memoryContext(), import.base, import.bytes, pager::RootKind::kDevice);
   all.by_base.emplace(import.base, std::move(import));
   g_any.store(true, std::memory_order_release);
   return CUDA_SUCCESS;

@@ -10,6 +10,7 @@
 #include "interpose/local/context.h"
 #include "interpose/local/contexts.h"
 #include "interpose/local/foreign_maps.h"
+#include "interpose/local/green_contexts.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
 #include "interpose/local/ipc_imports.h"
@@ -71,7 +72,8 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice
     if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
   }
   RelaxedCapture relaxed;
-  const CUresult result = running.allocate(key.context, device, bytes, AllocationKind::kStreamOrdered, out);
+  const CUresult result =
+      running.allocate(memoryOwner(key.context), device, bytes, AllocationKind::kStreamOrdered, out);
   if (result != CUDA_SUCCESS) return result;
   if (capture != 0) captureOwns(capture, *out);
   return CUDA_SUCCESS;
@@ -81,7 +83,7 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice
 template <typename Native>
 CUresult driverAllocates(Pool& running, CUdeviceptr* out, size_t bytes, Native native) {
   const CUresult result = native();
-  if (result == CUDA_SUCCESS) running.addRoot(currentContext(), *out, bytes, olpager::pager::RootKind::kUnknown);
+  if (result == CUDA_SUCCESS) running.addRoot(memoryContext(), *out, bytes, olpager::pager::RootKind::kUnknown);
   return result;
 }
 

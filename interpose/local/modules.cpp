@@ -298,7 +298,7 @@ void registerModuleOf(CUfunction function, CUcontext context) {
 
 void registerVariable(const void* handle, CUdeviceptr address, size_t bytes, bool managed) {
   pager::Pool* running = pool();
-  const CUcontext context = currentContext();
+  const CUcontext context = memoryContext();
   if (running == nullptr || context == nullptr) return;
   std::shared_ptr<Image> image;
   {

@@ -1,5 +1,5 @@
 // A device's multiprocessors split in two, a green context for each half, and what is done with one: streams of its own, its context made current,
-// kernels and copies in it, events between it and the primary context, memory that outlives it.
+// kernels and copies in it, events between it and the primary context, memory that outlives it: the program's first is allocated in one.
 #include "driver_program.h"
 
 namespace {
@@ -50,6 +50,35 @@ void check(CUdeviceptr address, size_t words, uint32_t expected, const char* wha
     CHECK(got[i] == expected, "%s: word %zu is %#x, not %#x", what, i, got[i], expected);
 }
 
+// Memory of many pieces, each of which is used now and then: under a small budget each use takes the place of what others have.
+class Pieces {
+ public:
+  explicit Pieces(size_t bytes) {
+    for (size_t done = 0; done < bytes; done += kWords * 4) {
+      DRIVER_OK(cuMemAlloc(&all_.emplace_back(), kWords * 4));
+      DRIVER_OK(cuMemsetD32(all_.back(), 0, kWords));
+    }
+  }
+  // In the context that is current.
+  void use() {
+    const apps::Bump bump(4);
+    for (const CUdeviceptr piece : all_) bump(piece, kWords, 1);
+    DRIVER_OK(cuCtxSynchronize());
+    ++used_;
+  }
+  void check() {
+    for (const CUdeviceptr piece : all_) {
+      ::check(piece, kWords, used_, "a piece");
+      DRIVER_OK(cuMemFree(piece));
+    }
+  }
+
+ private:
+  static constexpr unsigned kWords = 512 * 1024;
+  std::vector<CUdeviceptr> all_;
+  uint32_t used_ = 0;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -58,9 +87,6 @@ int main(int argc, char** argv) {
   CUcontext primary = nullptr;
   DRIVER_OK(cuCtxGetCurrent(&primary));
   const size_t words = options.bytes / 16 / 4;
-  CUdeviceptr shared = 0;
-  DRIVER_OK(cuMemAlloc(&shared, words * 4));
-
   const CUdevResource all = multiprocessorsOf(device);
   CUdevResource wrong{};
   CHECK(cuDeviceGetDevResource(device, &wrong, CU_DEV_RESOURCE_TYPE_INVALID) != CUDA_SUCCESS, "a resource of no type");
@@ -85,6 +111,11 @@ int main(int argc, char** argv) {
   unsigned long long ids[2]{};
   for (int h = 0; h < 2; ++h) DRIVER_OK(cuGreenCtxGetId(both[h].green, &ids[h]));
   CHECK(ids[0] != ids[1], "two green contexts with one number");
+  DRIVER_OK(cuCtxSetCurrent(both[0].context));
+  CUdeviceptr shared = 0;
+  DRIVER_OK(cuMemAlloc(&shared, words * 4));
+  Pieces others(options.bytes);
+  DRIVER_OK(cuCtxSetCurrent(primary));
   CUevent ready = nullptr;
   DRIVER_OK(cuEventCreate(&ready, CU_EVENT_DISABLE_TIMING));
   DRIVER_OK(cuMemsetD32Async(shared, 100, words, nullptr));
@@ -110,8 +141,15 @@ int main(int argc, char** argv) {
     check(half.memory, words, 108, "what a kernel in its default stream made");
     DRIVER_OK(cuEventDestroy(done));
   }
+  others.use();
   for (Half& half : both) {
     DRIVER_OK(cuCtxSetCurrent(half.context));
+    // What is freed on its streams, and may not have been yet when it goes.
+    CUdeviceptr passing = 0;
+    DRIVER_OK(cuMemAllocAsync(&passing, words * 4, half.stream));
+    DRIVER_OK(cuMemsetD32Async(passing, 1, words, half.stream));
+    DRIVER_OK(cuMemFreeAsync(passing, half.stream));
+    others.use();
     DRIVER_OK(cuStreamDestroy(half.stream));
     DRIVER_OK(cuCtxSetCurrent(primary));
     DRIVER_OK(cuGreenCtxDestroy(half.green));
@@ -119,8 +157,11 @@ int main(int argc, char** argv) {
   // Memory is the primary context's.
   for (const Half& half : both) {
     check(half.memory, words, 108, "memory of a green context that is gone");
+    others.use();
     DRIVER_OK(cuMemFree(half.memory));
   }
+  others.check();
+  check(shared, words, 100, "the memory that was allocated first");
   DRIVER_OK(cuEventDestroy(ready));
   DRIVER_OK(cuMemFree(shared));
   DRIVER_OK(cuDevicePrimaryCtxRelease(device));

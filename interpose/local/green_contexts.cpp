@@ -1,0 +1,99 @@
+#include "interpose/local/green_contexts.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "interpose/local/captures.h"
+#include "interpose/local/contexts.h"
+#include "interpose/local/hook.h"
+#include "interpose/local/relief.h"
+#include "interpose/local/root.h"
+#include "interpose/local/runtime.h"
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+namespace {
+
+struct Green {
+  CUgreenCtx green = nullptr;
+  CUcontext context = nullptr;  // that stands for it
+  CUcontext primary = nullptr;
+  CUdevice device = 0;
+};
+
+struct Greens {
+  std::mutex mutex;
+  std::vector<Green> all;
+  std::atomic<bool> any{false};  // there was one: without it nobody takes the mutex
+};
+
+Greens& greens() {
+  static auto* instance = new Greens;
+  return *instance;
+}
+
+Green known(CUgreenCtx green) {
+  Greens& greens = ::greens();
+  std::lock_guard lock(greens.mutex);
+  const auto found =
+      std::find_if(greens.all.begin(), greens.all.end(), [&](const Green& one) { return one.green == green; });
+  return found != greens.all.end() ? *found : Green{};
+}
+
+}  // namespace
+
+namespace olpager::local {
+
+CUcontext memoryOwner(CUcontext context) {
+  Greens& greens = ::greens();
+  if (!greens.any.load(std::memory_order_acquire)) return context;
+  std::lock_guard lock(greens.mutex);
+  for (const Green& one : greens.all)
+    if (one.context == context) return one.primary;
+  return context;
+}
+
+unsigned greenContextsOf(CUdevice device) {
+  Greens& greens = ::greens();
+  std::lock_guard lock(greens.mutex);
+  return static_cast<unsigned>(
+      std::count_if(greens.all.begin(), greens.all.end(), [&](const Green& one) { return one.device == device; }));
+}
+
+}  // namespace olpager::local
+
+OLPAGER_HOOK(cuGreenCtxCreate)(CUgreenCtx* out, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
+  const CUresult result = driver().cuGreenCtxCreate(out, resources, device, flags);
+  if (result != CUDA_SUCCESS || pool() == nullptr || driver().cuCtxFromGreenCtx == nullptr) return result;
+  Green made{*out, nullptr, nullptr, device};
+  if (driver().cuCtxFromGreenCtx(&made.context, *out) != CUDA_SUCCESS) return result;
+  // Only to hear which it is: it stays active, as the green context needs it.
+  if (driver().cuDevicePrimaryCtxRetain(&made.primary, device) != CUDA_SUCCESS) return result;
+  driver().cuDevicePrimaryCtxRelease_v2(device);
+  Greens& greens = ::greens();
+  std::lock_guard lock(greens.mutex);
+  greens.all.push_back(made);
+  greens.any.store(true, std::memory_order_release);
+  return CUDA_SUCCESS;
+}
+
+// What the pager knows of its streams goes with it, before the driver takes it away: nobody may name them afterwards. Memory stays.
+OLPAGER_HOOK(cuGreenCtxDestroy)(CUgreenCtx green) {
+  olpager::pager::Pool* const running = pool();
+  const Green going = running != nullptr ? known(green) : Green{};
+  if (going.context == nullptr) return driver().cuGreenCtxDestroy(green);
+  holdStreamGone(going.context);
+  running->greenContextGone(going.context);
+  capturesOfContextGone(going.context);
+  loansOfContextGone(going.context);
+  {
+    Greens& greens = ::greens();
+    std::lock_guard lock(greens.mutex);
+    std::erase_if(greens.all, [&](const Green& one) { return one.green == green; });
+  }
+  primaryMayBeGone(going.device, going.primary);
+  forgetContexts();
+  return driver().cuGreenCtxDestroy(green);
+}
