@@ -71,7 +71,7 @@ void checkDevices(Findings& findings) {
   if (gpus == 0) {
     findings.push_back({Kind::kGap, "GPU",
                         "no /dev/nvidia0: no NVIDIA GPU, its kernel module is not loaded (modprobe nvidia), or this "
-                        "container was started without it (--gpus all); --driver sim needs none"});
+                        "container was started without it (--gpus all); --gpunode and --driver sim need none"});
     return;
   }
   for (const auto& node : nodes) {
@@ -89,7 +89,7 @@ void checkDriver(Findings& findings, const std::string& driver, const std::strin
   if (!probed.ok()) {
     findings.push_back(
         {Kind::kGap, "driver",
-         probed.error().message + "; install the NVIDIA driver, name it (--driver), or use --driver sim"});
+         probed.error().message + "; install the NVIDIA driver, name it (--driver), or use --gpunode or --driver sim"});
     return;
   }
   const DriverFacts& facts = probed.value();

@@ -287,8 +287,8 @@ int run(int argc, char** argv) {
       forwarded ? Result<tools::DriverFacts>(tools::DriverFacts{}) : tools::probeDriver(driver, probe, library);
   if (!probed.ok()) {
     return refuse(base::format("driver: {}; {}", probed.error().message,
-                               settings.driver.empty() ? "install the NVIDIA driver, name it with --driver, or use the "
-                                                         "simulated GPU: --driver sim"
+                               settings.driver.empty() ? "install the NVIDIA driver, name it with --driver, or use a "
+                                                         "GPU elsewhere (--gpunode) or the simulated one (--driver sim)"
                                                        : "--driver takes the path of a libcuda.so.1, or sim"));
   }
   if (auto status = checkVram(settings.vram, probed.value()); !status.ok()) return refuse(status.error().message);

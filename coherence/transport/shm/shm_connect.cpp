@@ -38,15 +38,18 @@ uint32_t agreedMessage(const LinkSetup& setup) {
 
 }  // namespace
 
-Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup setup, const LinkSecrets& secrets,
-                                             int64_t deadline_ms) {
-  auto address = unixAddress(setup.peer_hello.unix_path);
+Result<base::UniqueFd> openShmSocket(const wire::Hello& peer, int64_t deadline_ms) {
+  auto address = unixAddress(peer.unix_path);
   if (!address.ok()) return address.error();
   auto socket = connectSocket(address.value(), deadline_ms);
   if (!socket.ok()) return socket.error();
-  base::UniqueFd fd = std::move(socket.value());
-  const auto user = peerUser(fd.get());
+  const auto user = peerUser(socket.value().get());
   if (!user.ok() || user.value() != geteuid()) return Error{"the Unix socket is another user's"};
+  return socket;
+}
+
+Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup setup, base::UniqueFd socket,
+                                             const LinkSecrets& secrets, int64_t deadline_ms) {
   struct {
     wire::Preamble preamble;
     wire::Ticket ticket;
@@ -54,9 +57,9 @@ Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup s
   static_assert(sizeof opening == sizeof(wire::Preamble) + sizeof(wire::Ticket));
   opening.preamble.kind = wire::Preamble::Kind::kLane;
   opening.ticket = makeTicket(secrets, setup.id, 0);
-  if (!sendWithFds(fd.get(), &opening, sizeof opening, nullptr, 0)) return Error{"the Unix socket takes nothing"};
+  if (!sendWithFds(socket.get(), &opening, sizeof opening, nullptr, 0)) return Error{"the Unix socket takes nothing"};
   wire::TicketReply reply;
-  if (auto status = waitAndGet(fd.get(), &reply, sizeof reply, deadline_ms); !status.ok()) return status.error();
+  if (auto status = waitAndGet(socket.get(), &reply, sizeof reply, deadline_ms); !status.ok()) return status.error();
   if (!sameSecret(reply.mac, answerTicket(secrets, opening.ticket).mac)) {
     return Error{"the Unix socket was answered by somebody else"};
   }
@@ -64,8 +67,8 @@ Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup s
   base::UniqueFd fds[3];
   ssize_t got = -EAGAIN;
   while (got == -EAGAIN) {
-    if (!waitFor(fd.get(), POLLIN, deadline_ms)) return Error{"no shared memory in time"};
-    got = receiveWithFds(fd.get(), &offer, sizeof offer, fds, 3);
+    if (!waitFor(socket.get(), POLLIN, deadline_ms)) return Error{"no shared memory in time"};
+    got = receiveWithFds(socket.get(), &offer, sizeof offer, fds, 3);
   }
   if (got != sizeof offer || offer.version != wire::kVersion || offer.message_bytes != agreedMessage(setup)) {
     return Error{"the peer's offer of shared memory is not one of this version"};
@@ -73,10 +76,10 @@ Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup s
   auto channel = Channel::open(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), offer.message_bytes);
   if (!channel.ok()) return channel.error();
   setup.peer.kind = LinkKind::kShm;
-  setup.peer.address = address.value().text();
+  setup.peer.address = base::format("unix:{}", setup.peer_hello.unix_path);
   setup.peer.why = describeLink(setup.peer, 0);
   auto link =
-      std::make_shared<ShmLink>(std::move(setup), std::move(fd), std::move(channel.value()), endpoint.reactors());
+      std::make_shared<ShmLink>(std::move(setup), std::move(socket), std::move(channel.value()), endpoint.reactors());
   link->start(false);
   return std::shared_ptr<LinkCore>(link);
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/tcp_link.h"
@@ -122,8 +123,10 @@ Result<Stream> openLane(const SocketAddress& address, const Options& options, in
   return std::move(dialogue.stream());
 }
 
+// `choice`: what is asked for. It becomes kTcp where the peer offers shared memory by a socket that can't be had from here: of one host
+// are also containers with file systems of their own.
 Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, const ConnectOptions& connect,
-                          int64_t deadline_ms) {
+                          int64_t deadline_ms, Choice& choice) {
   const Options& options = endpoint.options();
   if (!options.keys && !address.loopback()) {
     return Error{"beyond loopback a key is needed: olctl keygen makes one, the setting key names its file"};
@@ -143,6 +146,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
     wire::Hello hello;
   } out;
   out.hello = endpoint.hello();
+  out.hello.choice = static_cast<uint8_t>(choice);
   const LinkId replaces = parseLinkId(connect.replaces);
   std::copy(replaces.begin(), replaces.end(), out.hello.replaces);
   out.header.frame = wire::Frame::kHello;
@@ -169,12 +173,17 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
   if (setup.peer.tls == Tls::kOff) dialogue.stream().endTls();
 
   const auto kind = static_cast<LinkKind>(peer.choice);
-  if (kind != LinkKind::kTcp && (kind != LinkKind::kShm || options.choice == Choice::kTcp || !setup.peer.same_host)) {
+  if (kind != LinkKind::kTcp && (kind != LinkKind::kShm || choice == Choice::kTcp || !setup.peer.same_host)) {
     return Error{base::format("its answer: {}, which was not asked for", linkKindName(kind))};
   }
-  if (kind != LinkKind::kShm && options.choice == Choice::kShm) return Error{"its answer: no shared memory"};
+  if (kind != LinkKind::kShm && choice == Choice::kShm) return Error{"its answer: no shared memory"};
   if (kind == LinkKind::kShm) {
-    auto link = connectShm(endpoint, std::move(setup), secrets.value(), deadline_ms);
+    auto socket = openShmSocket(peer, deadline_ms);
+    if (!socket.ok()) {
+      if (choice == Choice::kAuto) choice = Choice::kTcp;
+      return socket.error();
+    }
+    auto link = connectShm(endpoint, std::move(setup), std::move(socket.value()), secrets.value(), deadline_ms);
     if (!link.ok()) return link.error();
     endpoint.addLink(link.value());
     return LinkPtr(link.value());
@@ -213,7 +222,12 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address, 
   std::string why;
   for (const auto& each : addresses) {
     if (!endpoint.reserveLink()) return Error{base::format("{}: too many links", address)};
-    auto link = connectTo(endpoint, each, options, deadline_ms);
+    Choice choice = endpoint.options().choice;
+    auto link = connectTo(endpoint, each, options, deadline_ms, choice);
+    if (!link.ok() && choice != endpoint.options().choice) {
+      base::logInfo("%s: %s: no shared memory, so by TCP", address.c_str(), link.error().message.c_str());
+      link = connectTo(endpoint, each, options, deadline_ms, choice);
+    }
     if (link.ok()) return link;
     endpoint.releaseLink();
     why = link.error().message;

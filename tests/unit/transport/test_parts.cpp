@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "base/fd.h"
@@ -276,6 +278,28 @@ TEST_CASE("sockets of processes that were killed are removed, and no others", "[
   CHECK(accept4(listening.get(), nullptr, nullptr, SOCK_NONBLOCK) == -1);
   CHECK(errno == EAGAIN);
   removeDeadSockets(folder + "/none");
+}
+
+TEST_CASE("a pair of one host whose file systems are not the same has TCP", "[transport]") {
+  const olpager::test::TemporaryFolder folder;
+  const char* const before = std::getenv("XDG_RUNTIME_DIR");
+  const std::string usual = before == nullptr ? "" : before;
+  setenv("XDG_RUNTIME_DIR", folder.path.c_str(), 1);
+  Pair pair(optionsFor(Choice::kAuto));
+  usual.empty() ? unsetenv("XDG_RUNTIME_DIR") : setenv("XDG_RUNTIME_DIR", usual.c_str(), 1);
+  REQUIRE(pair.up->peer().kind == LinkKind::kShm);
+  // As a client in a container of its own finds it.
+  std::filesystem::remove_all(folder.path + "/olpager");
+  const LinkPtr next = pair.connect(pair.up->id());
+  CHECK(next->peer().kind == LinkKind::kTcp);
+  CHECK(pair.peer->state() == LinkState::kDown);
+  REQUIRE(next->send(MessageClass::kNotice, bytesOf("by TCP")) == Outcome::kOk);
+  CHECK(textOf(pair.server.await(Kind::kMessage).message) == "by TCP");
+  // Who wants nothing else hears what is in the way.
+  Side strict(optionsFor(Choice::kShm));
+  const auto refused = strict.endpoint->connect(pair.listener->address(), {strict.domain, strict.queue, ""});
+  REQUIRE(!refused.ok());
+  CHECK(refused.error().message.find("No such file") != std::string::npos);
 }
 
 TEST_CASE("a path where a killed process listened can be listened at again, a live one's can't", "[transport]") {
