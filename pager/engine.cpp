@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "pager/clock.h"
@@ -210,8 +211,10 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
   pausing_ = true;
   wake();
   // What comes from memservers or goes there is between them and host memory, which stays: it ends meanwhile or later.
-  while (!fetching_.empty() || !late_.empty() || !packing_.empty() || !writing_.empty() || !batches_.empty())
+  while (!fetching_.empty() || !late_.empty() || !packing_.empty() || !writing_.empty() || !batches_.empty()) {
+    if (pool_.stopped) return false;  // nobody ends them any more
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+  }
   lock.unlock();
   stop();
   const DriverApi& driver = pool_.driver;
@@ -234,18 +237,23 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
 }
 
 void Engine::stop() noexcept {
-  {
-    std::lock_guard lock(pool_.mutex);
-    stop_ = true;
-  }
+  Lock lock(pool_.mutex);
+  stop_ = true;
   wake_.notify_all();
   host_wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
-  for (std::thread& maker : host_makers_)
+  // The process's end may come beside a context's: threads are joined once, and who comes second waits for that.
+  while (stopping_) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+  stopping_ = true;
+  std::thread thread = std::move(thread_);
+  std::vector<std::thread> makers = std::exchange(host_makers_, {});
+  lock.unlock();
+  if (thread.joinable()) thread.join();
+  for (std::thread& maker : makers)
     if (maker.joinable()) maker.join();
-  host_makers_.clear();
   pool_.streams.polls(device_, false);
-  std::lock_guard lock(pool_.mutex);
+  lock.lock();
+  stopping_ = false;
+  pool_.changed.notify_all();
   for (auto& batch : batches_) {  // passes that nobody will finish
     if (batch->stage == Batch::Stage::kPass && batch->reads_roots) --pool_.root_scans;
     batch->reads_roots = false;

@@ -377,6 +377,7 @@ class Engine {
   std::shared_ptr<std::atomic<bool>> draining_ = std::make_shared<std::atomic<bool>>(false);
   uint64_t next_drain_ns_ = 0;
   bool stop_ = false;
+  bool stopping_ = false;  // somebody joins the threads
   bool poll_asked_ = false;
   bool scan_asked_ = false;
   bool recalled_ = false;  // another device needs what this one's memory takes of the host tier

@@ -115,14 +115,14 @@ Pool::~Pool() {
 
 void Pool::stop() noexcept try {
   if (state_ == nullptr || state_->forked.load()) return;
-  std::vector<Engine*> engines;
+  std::vector<std::shared_ptr<Engine>> engines;  // one whose context is destroyed meanwhile stays until it is stopped
   {
     std::lock_guard lock(state_->mutex);
     state_->stopped = true;
-    for (auto& engine : state_->engines) engines.push_back(engine.get());
+    engines = state_->engines;
   }
   state_->changed.notify_all();
-  for (Engine* engine : engines) engine->stop();
+  for (const auto& engine : engines) engine->stop();
   // Memservers are told that it is over; transfers under way end first.
   std::shared_ptr<RemoteTier> going;
   {
@@ -999,13 +999,18 @@ void Pool::contextGone(CUcontext context) {
   for (const auto& [id, handle] : state.vmm_handles)
     if (handle->engine == engine && handle->context != context) other = handle->context;
   if (other != nullptr && engine->moveTo(other, lock)) return;
+  if (other != nullptr && !engine->broken() && !state.stopped)
+    base::logError(
+        "device %d: the context that is destroyed holds what the pager keeps in host memory, which can't be mapped in "
+        "place here: memory of other contexts of the device is lost with it",
+        engine->device());
   dropHandles(state, *engine, lock);
   for (uint32_t id = 1; id < state.regions.end(); ++id) {  // of an engine that could not move
     Region* region = state.regions.at(id);
     if (!region->dead && region->engine == engine && region->kind != RegionKind::kReservation)
       dropRegion(state, region, lock);
   }
-  std::unique_ptr<Engine> going;
+  std::shared_ptr<Engine> going;  // who stops the pool may still hold it
   for (auto& candidate : state.engines)
     if (candidate.get() == engine) going = std::move(candidate);
   state.showToChild(going.get(), nullptr);

@@ -157,7 +157,7 @@ struct PoolState {
   };
   std::map<SlabsOf, std::unique_ptr<space::SlabAllocator>> slabs;
   std::unordered_map<uint64_t, SmallAllocation> small;
-  std::vector<std::unique_ptr<Engine>> engines;
+  std::vector<std::shared_ptr<Engine>> engines;
   /// The same for a forked child, which can't have the mutex; those beyond the last place it does not need to know: it ends no engine.
   std::array<std::atomic<Engine*>, 64> for_child{};
   /// Under the mutex. Puts `now` where `before` is.

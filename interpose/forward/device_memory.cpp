@@ -43,7 +43,7 @@ struct Book {
   std::unique_ptr<space::AddressAllocator> addresses;               // null: the worker gives out addresses
   std::map<uint64_t, std::unique_ptr<space::SlabAllocator>> slabs;  // by context
   std::unordered_map<CUdeviceptr, Held> held;
-  uint64_t pages = 0;  // used, without guards
+  uint64_t pages = 0;  // taken, without guards
   Credit credit;
   std::atomic<uint64_t> spent{0};  // calls that ended what is known of free memory
   uint64_t spent_seen = 0;         // when `credit` was told
@@ -88,6 +88,13 @@ const std::array<bool, api::kSymbolCount>& memoryUsers() {
 
 // --- the book ---------------------------------------------------------------------------------------------------------
 
+// Pages that the worker has for what is allocated. A slab that is kept empty here has gone there.
+uint64_t usedPages(const Book& all) {
+  uint64_t empty = 0;
+  for (const auto& [context, slabs] : all.slabs) empty += slabs->emptySlabs();
+  return all.pages - empty;
+}
+
 // Under the mutex. Whether addresses are given out here.
 bool ready(Book& all, const Session& session) {
   if (!all.tried) {
@@ -122,7 +129,8 @@ space::SlabAllocator& slabsOf(Book& all, uint64_t context) {
                                           const uint64_t address = takePages(all, 1);
                                           return address != 0 ? std::optional(address) : std::nullopt;
                                         },
-                                        [&all](uint64_t address) { givePages(all, address); }});
+                                        [&all](uint64_t address) { givePages(all, address); }},
+        space::SlabAllocator::Empty::kKeepOne);
   return *slabs;
 }
 
@@ -132,13 +140,13 @@ uint64_t take(Book& all, uint64_t context, uint64_t bytes) {
 }
 
 void give(Book& all, uint64_t context, uint64_t address, uint64_t bytes) {
-  const uint64_t before = all.pages;
+  const uint64_t before = usedPages(all);
   if (bytes < kPageBytes) {
     slabsOf(all, context).release(address);
   } else {
     givePages(all, address);
   }
-  all.credit.bytes += (before - all.pages) * kPageBytes;
+  all.credit.bytes += (before - usedPages(all)) * kPageBytes;
 }
 
 void know(CUdeviceptr address, uint64_t bytes) {
@@ -187,13 +195,13 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
     all.credit = {};
     all.spent_seen = spent;
   }
-  const uint64_t before = all.pages;
+  const uint64_t before = usedPages(all);
   const uint64_t address = take(all, context, bytes);
   if (address == 0) {  // the part is full
     lock.unlock();
     return allocateAnywhere(out, bytes);
   }
-  const uint64_t cost = (all.pages - before) * kPageBytes;
+  const uint64_t cost = (usedPages(all) - before) * kPageBytes;
   Call call(Operation::kAllocateAt, session);
   call.value(address);
   call.value(bytes);
@@ -332,7 +340,10 @@ void forgetDeviceMemory(uint64_t context) {
     give(all, context, one->first, one->second.bytes);
     one = all.held.erase(one);
   }
-  all.slabs.erase(context);
+  if (const auto slabs = all.slabs.find(context); slabs != all.slabs.end()) {
+    slabs->second->dropKept();
+    all.slabs.erase(slabs);
+  }
   all.credit = {};
   // Also what has no entry in the book went with its context.
   std::unique_lock known_lock(all.known_mutex);

@@ -370,13 +370,6 @@ void graphNodeReaches(CUgraph graph, CUgraphNode node, const ReachSet& reach) {
   all.changed[node] = reach;
 }
 
-void graphNodeGone(CUgraphNode node) {
-  Captures& all = state();
-  std::lock_guard lock(all.mutex);
-  all.changed.erase(node);
-  for (auto& [handle, content] : all.graphs) content->nodes.erase(node);
-}
-
 void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared) {
   std::shared_ptr<Content> copy;  // holds what was there before until after the lock
   Captures& all = state();
@@ -397,8 +390,10 @@ void graphCloned(CUgraph clone, CUgraph original) {
   std::lock_guard lock(all.mutex);
   const auto found = all.graphs.find(original);
   if (found == all.graphs.end()) return;
-  // The clone's nodes have handles of their own; what they reach is the same.
+  // What the clone's nodes reach is the same, but by handles of their own: a change of the original's is none of theirs.
   copy = std::make_shared<Content>(*found->second);
+  for (const auto& [node, set] : copy->nodes) copy->captured.add(set);
+  copy->nodes.clear();
   all.graphs[clone].swap(copy);
 }
 
@@ -411,15 +406,94 @@ void graphReach(CUgraph graph, ReachSet& into) {
   for (const auto& [node, set] : all.changed) into.add(set);
 }
 
-void graphGone(CUgraph graph) {
-  std::shared_ptr<Content> dropped;  // its memory is freed after the lock
+// What is known of something that is about to go. Destroyed without the mutex: it frees memory of graphs.
+struct Leaving {
+  struct Node {
+    std::shared_ptr<Content> of;
+    std::map<CUgraphNode, ReachSet>::node_type reach;
+    std::map<CUgraphNode, std::shared_ptr<Content>>::node_type copy;
+  };
+  std::map<CUgraph, std::shared_ptr<Content>> graphs;
+  std::map<CUgraphExec, Executable> executables;
+  std::map<CUgraphNode, ReachSet> changed;
+  std::vector<Node> nodes;
+
+  Leaving() = default;
+  ~Leaving() {
+    for (const auto& [exec, executable] : executables) unpinAll(executable.pinned);
+  }
+  Leaving(const Leaving&) = delete;
+  Leaving& operator=(const Leaving&) = delete;
+};
+
+namespace {
+
+// Under the mutex. With the bodies of its conditional nodes.
+void takeGraph(Captures& all, CUgraph graph, Leaving& leaving) {
+  auto node = all.graphs.extract(graph);
+  if (node.empty()) return;
+  const std::vector<CUgraph> bodies = node.mapped()->bodies;
+  leaving.graphs.insert(std::move(node));
+  for (CUgraph body : bodies) takeGraph(all, body, leaving);
+}
+
+void takeChanged(Captures& all, CUgraphNode node, Leaving& leaving) {
+  if (auto taken = all.changed.extract(node); !taken.empty()) leaving.changed.insert(std::move(taken));
+}
+
+}  // namespace
+
+bool anyNodeOfUnknownGraph() {
+  std::lock_guard lock(state().mutex);
+  return !state().changed.empty();
+}
+
+std::vector<CUgraph> graphBodies(CUgraph graph) {
   Captures& all = state();
-  std::unique_lock lock(all.mutex);
+  std::lock_guard lock(all.mutex);
   const auto found = all.graphs.find(graph);
-  if (found == all.graphs.end()) return;
-  dropped = std::move(found->second);
-  all.graphs.erase(found);
-  lock.unlock();
+  return found != all.graphs.end() ? found->second->bodies : std::vector<CUgraph>();
+}
+
+LeavingPtr graphLeaves(CUgraph graph, const std::vector<CUgraphNode>& nodes) {
+  LeavingPtr leaving = std::make_shared<Leaving>();
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  takeGraph(all, graph, *leaving);
+  for (CUgraphNode node : nodes) takeChanged(all, node, *leaving);
+  return leaving;
+}
+
+LeavingPtr nodeLeaves(CUgraphNode node) {
+  LeavingPtr leaving = std::make_shared<Leaving>();
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  takeChanged(all, node, *leaving);
+  for (auto& [handle, content] : all.graphs) {
+    Leaving::Node taken{content, content->nodes.extract(node), content->copies.extract(node)};
+    if (!taken.reach.empty() || !taken.copy.empty()) leaving->nodes.push_back(std::move(taken));
+  }
+  return leaving;
+}
+
+LeavingPtr execLeaves(CUgraphExec exec) {
+  LeavingPtr leaving = std::make_shared<Leaving>();
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  if (auto taken = all.executables.extract(exec); !taken.empty()) leaving->executables.insert(std::move(taken));
+  return leaving;
+}
+
+void stays(Leaving& leaving) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  all.graphs.merge(leaving.graphs);
+  all.executables.merge(leaving.executables);
+  all.changed.merge(leaving.changed);
+  for (Leaving::Node& node : leaving.nodes) {
+    node.of->nodes.insert(std::move(node.reach));
+    node.of->copies.insert(std::move(node.copy));
+  }
 }
 
 void execMade(CUgraphExec exec, CUgraph graph, bool device_launched) {
@@ -470,19 +544,6 @@ void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child) {
     executable.memories.insert(executable.memories.end(), memories.begin(), memories.end());
   }
   execNodeReaches(exec, node, reach);
-}
-
-void execGone(CUgraphExec exec) {
-  Executable dropped;
-  {
-    Captures& all = state();
-    std::lock_guard lock(all.mutex);
-    const auto found = all.executables.find(exec);
-    if (found == all.executables.end()) return;
-    dropped = std::move(found->second);
-    all.executables.erase(found);
-  }
-  unpinAll(dropped.pinned);
 }
 
 void execReach(CUgraphExec exec, ReachSet& into) {

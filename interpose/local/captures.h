@@ -11,6 +11,8 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <memory>
+#include <vector>
 
 #include "pager/pool.h"
 
@@ -48,13 +50,13 @@ void capturesOfContextGone(CUcontext context);
 // -----------------------------------------------------------------------------------------------------------
 /// What a node of `graph` reaches, when the node is new or its parameters changed. `graph` may be nullptr (not known).
 void graphNodeReaches(CUgraph graph, CUgraphNode node, const pager::ReachSet& reach);
-void graphNodeGone(CUgraphNode node);
 /// `child` became a node of `graph`. `shared`: it is a conditional node's body, filled later; else it was copied.
 void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared);
 void graphCloned(CUgraph clone, CUgraph original);
 /// Adds to `into` everything that `graph` reaches, with its child graphs.
 void graphReach(CUgraph graph, pager::ReachSet& into);
-void graphGone(CUgraph graph);
+/// Of its conditional nodes.
+std::vector<CUgraph> graphBodies(CUgraph graph);
 
 // --- executable graphs
 // ------------------------------------------------------------------------------------------------
@@ -62,9 +64,23 @@ void graphGone(CUgraph graph);
 void execMade(CUgraphExec exec, CUgraph graph, bool device_launched);
 void execNodeReaches(CUgraphExec exec, CUgraphNode node, const pager::ReachSet& reach);
 void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
-void execGone(CUgraphExec exec);
 /// Adds to `into` everything that `exec` reaches.
 void execReach(CUgraphExec exec, pager::ReachSet& into);
+
+// --- what goes
+// -----------------------------------------------------------------------------------------------------------------
+/// What is known of a graph, a node or an executable graph is taken away before the driver destroys it: its handle may be another's as soon
+/// as it is gone, in another thread. Dropped with the pointer, which no lock is held over; stays() puts it back where the driver has refused.
+struct Leaving;
+using LeavingPtr = std::shared_ptr<Leaving>;
+/// With the bodies of its conditional nodes. `nodes`: its own, those of its child graphs and of the bodies; may be left empty when
+/// anyNodeOfUnknownGraph() is false.
+LeavingPtr graphLeaves(CUgraph graph, const std::vector<CUgraphNode>& nodes);
+LeavingPtr nodeLeaves(CUgraphNode node);
+LeavingPtr execLeaves(CUgraphExec exec);
+void stays(Leaving& leaving);
+/// Whether something is known of nodes whose graph is not: captured ones, and those of clones and child graphs, that were changed.
+bool anyNodeOfUnknownGraph();
 
 /// What native CUDA answers to an allocation or a free by this thread while some stream captures: in a mode that
 /// forbids such calls an error, and the capture is spoiled. CUDA_SUCCESS, without a call of the driver, while nothing

@@ -1,5 +1,7 @@
 // Graphs made by the API, and their launches. What a node's parameters name becomes part of what its graph reaches
 // (captures.h); a launch makes all of it resident.
+#include <vector>
+
 #include "interpose/api/range_extractors.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
@@ -210,6 +212,30 @@ CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, 
   });
 }
 
+// The nodes of a graph and of the graphs in it.
+void addNodes(CUgraph graph, std::vector<CUgraphNode>& all) {
+  size_t count = 0;
+  if (driver().cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS) return;
+  const size_t first = all.size();
+  all.resize(first + count);
+  if (count != 0 && driver().cuGraphGetNodes(graph, all.data() + first, &count) != CUDA_SUCCESS) count = 0;
+  all.resize(first + count);
+  for (size_t i = first; i < first + count; ++i) {
+    CUgraphNodeType type{};
+    CUgraph child = nullptr;
+    if (driver().cuGraphNodeGetType(all[i], &type) == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_GRAPH &&
+        driver().cuGraphChildGraphNodeGetGraph(all[i], &child) == CUDA_SUCCESS)
+      addNodes(child, all);
+  }
+  for (CUgraph body : graphBodies(graph)) addNodes(body, all);
+}
+
+// What the driver has answered.
+CUresult destroyed(const LeavingPtr& leaving, CUresult result) {
+  if (result != CUDA_SUCCESS) stays(*leaving);
+  return result;
+}
+
 constexpr bool deviceLaunched(unsigned long long flags) {
   return (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
 }
@@ -324,9 +350,9 @@ OLPAGER_HOOK(cuGraphNodeSetParams)(CUgraphNode node, CUgraphNodeParams* params) 
 }
 
 OLPAGER_HOOK(cuGraphDestroyNode)(CUgraphNode node) {
-  const CUresult result = driver().cuGraphDestroyNode(node);
-  if (result == CUDA_SUCCESS && pool() != nullptr) graphNodeGone(node);
-  return result;
+  if (pool() == nullptr) return driver().cuGraphDestroyNode(node);
+  const LeavingPtr leaving = nodeLeaves(node);
+  return destroyed(leaving, driver().cuGraphDestroyNode(node));
 }
 
 OLPAGER_HOOK(cuGraphClone)(CUgraph* out, CUgraph original) {
@@ -336,9 +362,11 @@ OLPAGER_HOOK(cuGraphClone)(CUgraph* out, CUgraph original) {
 }
 
 OLPAGER_HOOK(cuGraphDestroy)(CUgraph graph) {
-  const CUresult result = driver().cuGraphDestroy(graph);
-  if (result == CUDA_SUCCESS && pool() != nullptr) graphGone(graph);
-  return result;
+  if (pool() == nullptr) return driver().cuGraphDestroy(graph);
+  std::vector<CUgraphNode> nodes;
+  if (anyNodeOfUnknownGraph()) addNodes(graph, nodes);
+  const LeavingPtr leaving = graphLeaves(graph, nodes);
+  return destroyed(leaving, driver().cuGraphDestroy(graph));
 }
 
 // --- executable graphs -----------------------------------------------------------------------------------------------
@@ -365,9 +393,9 @@ OLPAGER_HOOK(cuGraphInstantiateWithParams_ptsz)
 }
 
 OLPAGER_HOOK(cuGraphExecDestroy)(CUgraphExec exec) {
-  const CUresult result = driver().cuGraphExecDestroy(exec);
-  if (result == CUDA_SUCCESS && pool() != nullptr) execGone(exec);
-  return result;
+  if (pool() == nullptr) return driver().cuGraphExecDestroy(exec);
+  const LeavingPtr leaving = execLeaves(exec);
+  return destroyed(leaving, driver().cuGraphExecDestroy(exec));
 }
 
 OLPAGER_HOOK(cuGraphExecUpdate)

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -111,6 +112,7 @@ CUresult launch(CUfunction function, CUstream stream, bool per_thread, void** pa
 }  // namespace olpager::local
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using olpager::pager::StreamKey;
 
 OLPAGER_HOOK(cuLaunchKernel)
 (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -159,22 +161,30 @@ OLPAGER_HOOK(cuLaunchCooperativeKernel_ptsz)
 OLPAGER_HOOK(cuLaunchCooperativeKernelMultiDevice)(CUDA_LAUNCH_PARAMS* list, unsigned count, unsigned flags) {
   olpager::pager::Pool* running = pool();
   if (running == nullptr || list == nullptr) return driver().cuLaunchCooperativeKernelMultiDevice(list, count, flags);
-  std::vector<olpager::pager::StreamKey> keys(count);
-  std::vector<std::unique_ptr<olpager::pager::Access>> accesses;
-  for (unsigned i = 0; i < count; ++i) {
-    keys[i] = streamKey(list[i].hStream, false);
-    CUcontext own = nullptr;
-    if (list[i].hStream != nullptr && driver().cuStreamGetCtx(list[i].hStream, &own) == CUDA_SUCCESS) {
-      keys[i].context = own;
+  struct Part {
+    Part(olpager::pager::Pool& pool, const StreamKey& of) : key(of), access(pool, of) {}
+    StreamKey key;
+    olpager::pager::Access access;
+  };
+  struct Parts {  // those that were entered; left however it ends
+    std::vector<std::unique_ptr<Part>> all;
+    CUresult result = CUDA_ERROR_UNKNOWN;
+    ~Parts() {
+      for (const auto& part : all) leave(part->access, part->key, result);
     }
-    accesses.push_back(std::make_unique<olpager::pager::Access>(*running, keys[i]));
-    addKernel(*accesses[i], list[i].function, keys[i].context, list[i].kernelParams, nullptr);
-    const CUresult entered = enterLaunch(*accesses[i], keys[i]);
-    if (entered != CUDA_SUCCESS) return entered;
+  } parts;
+  parts.all.reserve(count);
+  for (unsigned i = 0; i < count; ++i) {
+    StreamKey key = streamKey(list[i].hStream, false);
+    CUcontext own = nullptr;
+    if (list[i].hStream != nullptr && driver().cuStreamGetCtx(list[i].hStream, &own) == CUDA_SUCCESS) key.context = own;
+    auto part = std::make_unique<Part>(*running, key);
+    addKernel(part->access, list[i].function, key.context, list[i].kernelParams, nullptr);
+    const CUresult entered = enterLaunch(part->access, key);
+    if (entered != CUDA_SUCCESS) return parts.result = entered;
+    parts.all.push_back(std::move(part));
   }
-  const CUresult result = driver().cuLaunchCooperativeKernelMultiDevice(list, count, flags);
-  for (unsigned i = 0; i < count; ++i) leave(*accesses[i], keys[i], result);
-  return result;
+  return parts.result = driver().cuLaunchCooperativeKernelMultiDevice(list, count, flags);
 }
 
 // --- the launches of CUDA 2: parameters are set one by one in the function itself ------------------------------------

@@ -1,12 +1,14 @@
-// The table: open addressing over slots {key, layout, generation}, keyed by kernel and context. A slot is claimed once
-// and for ever for its key; its layout is good while its generation is the present one. Writers hold a mutex; a full
-// table is replaced by a larger one, and the old one stays for readers that are still in it (sizes double, so all old
-// ones together are smaller than the present one).
+// The table: open addressing, keyed by kernel and context; a layout is good while its generation is the present one. Writers hold a
+// mutex. Each slot is read by its version: odd while it is written, another one afterwards; who finds it changed finds nothing, and asks
+// the writers. So a table in which entries of earlier generations take too much is cleared in place. One that is too small
+// is replaced by a larger one, and stays for readers that are still in it (sizes double: all old ones together are smaller than the present one).
 #include "interpose/local/param_layout.h"
 
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
+#include <utility>
 
 #include "interpose/local/captures.h"
 #include "interpose/local/modules.h"
@@ -17,10 +19,18 @@ namespace olpager::local {
 namespace {
 
 struct Slot {
+  std::atomic<uint64_t> version{0};
   std::atomic<uint64_t> function{0};
   std::atomic<uint64_t> context{0};
   std::atomic<const ParamLayout*> layout{nullptr};
   std::atomic<uint64_t> generation{0};
+};
+
+struct Entry {
+  uint64_t function = 0;
+  uint64_t context = 0;
+  const ParamLayout* layout = nullptr;
+  uint64_t generation = 0;
 };
 
 struct Table {
@@ -31,8 +41,17 @@ struct Table {
 };
 
 constexpr size_t kFirstSlots = 1024;
-// Layouts of the kernels there are differ in few ways; beyond this many a change of layout is kept without a search.
-constexpr size_t kInternedLimit = 4096;
+
+// Hash and equality of what is pointed to.
+struct SameLayout {
+  size_t operator()(const ParamLayout* layout) const {
+    size_t all = std::hash<std::string>()(layout->name) ^ (size_t{layout->count} << 32 | layout->bytes);
+    for (const auto& param : layout->params)
+      all = all * 0x9e3779b97f4a7c15u + (size_t{param.index} << 32 | param.bytes);
+    return all;
+  }
+  bool operator()(const ParamLayout* a, const ParamLayout* b) const { return *a == *b; }
+};
 
 std::atomic<const Table*> g_table{nullptr};
 std::atomic<uint64_t> g_generation{1};
@@ -40,7 +59,7 @@ std::atomic<uint64_t> g_generation{1};
 struct ParamLayouts {
   std::mutex mutex;
   Table* table = nullptr;
-  std::vector<const ParamLayout*> interned;
+  std::unordered_set<const ParamLayout*, SameLayout, SameLayout> interned;
 };
 
 // Never destroyed: launches happen in destructors of the program too.
@@ -56,41 +75,61 @@ size_t hash(uint64_t function, uint64_t context) {
   return static_cast<size_t>(x ^ (x >> 32));
 }
 
-// The slot of the key, or the free one where it belongs. A table is never full.
-Slot* seek(const Table& table, uint64_t function, uint64_t context) {
+// By a writer: the slot of the key, or the free one where it belongs. A table is never full.
+Slot& seek(const Table& table, uint64_t function, uint64_t context) {
   for (size_t i = hash(function, context);; ++i) {
     Slot& slot = table.slots[i & table.mask];
-    const uint64_t key = slot.function.load(std::memory_order_acquire);
-    if (key == 0) return &slot;
-    if (key == function && slot.context.load(std::memory_order_relaxed) == context) return &slot;
+    const uint64_t key = slot.function.load(std::memory_order_relaxed);
+    if (key == 0 || (key == function && slot.context.load(std::memory_order_relaxed) == context)) return slot;
   }
 }
 
-void fill(Slot& slot, uint64_t function, uint64_t context, const ParamLayout* layout, uint64_t generation) {
-  slot.context.store(context, std::memory_order_relaxed);
-  slot.layout.store(layout, std::memory_order_relaxed);
-  slot.generation.store(generation, std::memory_order_release);
-  slot.function.store(function, std::memory_order_release);
+// Nothing of the entry is seen before the version is odd, and all of it before it is even again.
+void write(Slot& slot, const Entry& entry) {
+  const uint64_t version = slot.version.load(std::memory_order_relaxed);
+  slot.version.store(version + 1, std::memory_order_relaxed);
+  slot.context.store(entry.context, std::memory_order_release);
+  slot.layout.store(entry.layout, std::memory_order_release);
+  slot.generation.store(entry.generation, std::memory_order_release);
+  slot.function.store(entry.function, std::memory_order_release);
+  slot.version.store(version + 2, std::memory_order_release);
 }
 
-// Entries of earlier generations are left behind: their kernels are gone, or will be asked again.
-Table* enlarged(const Table* old, uint64_t generation) {
-  size_t live = 0;
-  for (size_t i = 0; old != nullptr && i <= old->mask; ++i) {
-    live += old->slots[i].generation.load(std::memory_order_relaxed) == generation ? 1 : 0;
+// False: it is being written.
+bool read(const Slot& slot, Entry& entry) {
+  const uint64_t version = slot.version.load(std::memory_order_acquire);
+  entry.function = slot.function.load(std::memory_order_acquire);
+  entry.context = slot.context.load(std::memory_order_acquire);
+  entry.layout = slot.layout.load(std::memory_order_acquire);
+  entry.generation = slot.generation.load(std::memory_order_acquire);
+  return (version & 1) == 0 && slot.version.load(std::memory_order_relaxed) == version;
+}
+
+void insert(Table& table, const Entry& entry) {
+  Slot& slot = seek(table, entry.function, entry.context);
+  if (slot.function.load(std::memory_order_relaxed) == 0) ++table.used;
+  write(slot, entry);
+}
+
+// Entries of earlier generations go: their kernels are gone, or will be asked again.
+void makeRoom(ParamLayouts& state, uint64_t generation) {
+  std::vector<Entry> live;
+  Table* table = state.table;
+  for (size_t i = 0; table != nullptr && i <= table->mask; ++i) {
+    Entry entry;
+    if (read(table->slots[i], entry) && entry.function != 0 && entry.generation == generation) live.push_back(entry);
   }
-  size_t slots = old != nullptr ? old->mask + 1 : kFirstSlots;
-  while (live * 4 >= slots) slots *= 2;
-  auto* table = new Table(slots);
-  for (size_t i = 0; old != nullptr && i <= old->mask; ++i) {
-    const Slot& from = old->slots[i];
-    if (from.generation.load(std::memory_order_relaxed) != generation) continue;
-    const uint64_t function = from.function.load(std::memory_order_relaxed);
-    const uint64_t context = from.context.load(std::memory_order_relaxed);
-    fill(*seek(*table, function, context), function, context, from.layout.load(std::memory_order_relaxed), generation);
-    ++table->used;
+  size_t slots = table != nullptr ? table->mask + 1 : kFirstSlots;
+  while (live.size() * 4 >= slots) slots *= 2;
+  if (table != nullptr && slots == table->mask + 1) {
+    for (size_t i = 0; i <= table->mask; ++i) write(table->slots[i], {});
+    table->used = 0;
+  } else {
+    table = new Table(slots);
   }
-  return table;
+  for (const Entry& entry : live) insert(*table, entry);
+  state.table = table;
+  g_table.store(table, std::memory_order_release);
 }
 
 // One parameter; the driver answers CUDA_ERROR_INVALID_VALUE behind the last.
@@ -137,13 +176,15 @@ bool ParamLayout::operator==(const ParamLayout& other) const {
 const ParamLayout* findParamLayout(CUfunction function, CUcontext context) {
   const Table* table = g_table.load(std::memory_order_acquire);
   if (table == nullptr) return nullptr;
-  const Slot* slot = seek(*table, reinterpret_cast<uint64_t>(function), reinterpret_cast<uint64_t>(context));
-  // Free when it was found, it may have become another kernel's since: a thread that publishes that one fills the first free slot.
-  if (slot->function.load(std::memory_order_acquire) != reinterpret_cast<uint64_t>(function) ||
-      slot->context.load(std::memory_order_relaxed) != reinterpret_cast<uint64_t>(context))
-    return nullptr;
-  if (slot->generation.load(std::memory_order_acquire) != g_generation.load(std::memory_order_relaxed)) return nullptr;
-  return slot->layout.load(std::memory_order_relaxed);
+  const auto key = reinterpret_cast<uint64_t>(function), key_context = reinterpret_cast<uint64_t>(context);
+  const size_t first = hash(key, key_context);
+  for (size_t i = first; i - first <= table->mask; ++i) {
+    Entry entry;
+    if (!read(table->slots[i & table->mask], entry) || entry.function == 0) return nullptr;
+    if (entry.function != key || entry.context != key_context) continue;
+    return entry.generation == g_generation.load(std::memory_order_relaxed) ? entry.layout : nullptr;
+  }
+  return nullptr;
 }
 
 const ParamLayout* loadParamLayout(CUfunction function, CUcontext context) {
@@ -168,26 +209,11 @@ const ParamLayout* loadParamLayout(CUfunction function, CUcontext context) {
 
   ParamLayouts& state = writers();
   std::lock_guard lock(state.mutex);
-  const ParamLayout* kept = nullptr;
-  for (const ParamLayout* candidate : state.interned) {
-    if (*candidate == layout) {
-      kept = candidate;
-      break;
-    }
-  }
-  if (kept == nullptr) {
-    kept = new ParamLayout(std::move(layout));
-    if (state.interned.size() < kInternedLimit) state.interned.push_back(kept);
-  }
-  if (state.table == nullptr || (state.table->used + 1) * 2 > state.table->mask + 1) {
-    state.table = enlarged(state.table, generation);
-    g_table.store(state.table, std::memory_order_release);
-  }
-  const auto key = reinterpret_cast<uint64_t>(function);
-  const auto key_context = reinterpret_cast<uint64_t>(context);
-  Slot* slot = seek(*state.table, key, key_context);
-  if (slot->function.load(std::memory_order_relaxed) == 0) ++state.table->used;
-  fill(*slot, key, key_context, kept, generation);
+  const auto known = state.interned.find(&layout);
+  const ParamLayout* const kept =
+      known != state.interned.end() ? *known : *state.interned.insert(new ParamLayout(std::move(layout))).first;
+  if (state.table == nullptr || (state.table->used + 1) * 2 > state.table->mask + 1) makeRoom(state, generation);
+  insert(*state.table, {reinterpret_cast<uint64_t>(function), reinterpret_cast<uint64_t>(context), kept, generation});
   return kept;
 }
 

@@ -3,7 +3,7 @@
 //
 // Thread-safety: find() is wait-free and takes no lock; everything else may be called from any thread.
 // Ownership: layouts live for the whole process; equal ones are stored once, so that programs that load and unload
-// modules for ever do not grow them.
+// modules for ever do not grow them: there are as many as there are different ones (of names too, under reach = learned).
 #pragma once
 
 #include <cuda.h>

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "base/log.h"
 #include "interpose/api/local_runtime.h"
@@ -19,9 +20,15 @@ namespace olpager::local {
 namespace {
 
 // What is held for the one call of the driver that this thread is about to make, when the call's own access can't be:
-// it would record on a capturing stream, or names addresses that are the driver's besides the pager's.
+// it would record on a capturing stream, or names addresses that are the driver's besides the pager's. Of a launch on several
+// devices it may be one of each.
+struct Held {
+  Held(pager::Pool& pool, const pager::StreamKey& key) : access(pool, key) {}
+  pager::Access access;
+  Held* next = nullptr;
+};
 // A plain pointer, so that launches read it without a guard.
-__attribute__((tls_model("initial-exec"))) thread_local pager::Access* t_held = nullptr;
+__attribute__((tls_model("initial-exec"))) thread_local Held* t_held = nullptr;
 
 // Streams on which nothing ever runs, one for each context: what was held for a captured call ends there.
 struct HoldStreams {
@@ -38,10 +45,12 @@ HoldStreams& holdStreams() {
 CUresult hold(const pager::Access& access, const pager::StreamKey& key) {
   pager::ReachSet reach;
   access.collect(reach);
-  auto held = std::make_unique<pager::Access>(*pool(), key);
-  held->addReach(reach);
-  const CUresult result = held->acquire();
-  if (result == CUDA_SUCCESS) t_held = held.release();
+  auto held = std::make_unique<Held>(*pool(), key);
+  held->access.addReach(reach);
+  const CUresult result = held->access.acquire();
+  if (result != CUDA_SUCCESS) return result;
+  held->next = t_held;
+  t_held = held.release();
   return result;
 }
 
@@ -134,10 +143,9 @@ CUresult enter(pager::Access& access, const pager::StreamKey& stream) {
 
 void leave(pager::Access& access, const pager::StreamKey& stream, CUresult result) {
   if (stream.context == nullptr) return;
-  if (t_held != nullptr) {
-    t_held->submitted(result);
-    delete t_held;
-    t_held = nullptr;
+  while (t_held != nullptr) {
+    const std::unique_ptr<Held> held(std::exchange(t_held, t_held->next));
+    held->access.submitted(result);
   }
   if (anyCapture() && captureOf(stream) != 0) return;
   access.submitted(result);

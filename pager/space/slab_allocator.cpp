@@ -60,7 +60,8 @@ struct SlabAllocator::Slab {
   std::vector<uint32_t> requested;
 };
 
-SlabAllocator::SlabAllocator(Callbacks callbacks) : callbacks_(std::move(callbacks)), partial_(kClassCount) {}
+SlabAllocator::SlabAllocator(Callbacks callbacks, Empty empty)
+    : callbacks_(std::move(callbacks)), empty_(empty), partial_(kClassCount), kept_(kClassCount) {}
 SlabAllocator::~SlabAllocator() = default;
 
 unsigned SlabAllocator::classOf(uint64_t bytes) {
@@ -113,6 +114,10 @@ SlabAllocator::Slab& SlabAllocator::add(uint64_t address, unsigned size_class) {
 void SlabAllocator::take(Slab& slab, uint32_t slot, uint64_t bytes) {
   slab.flip(slot);
   slab.requested[slot] = static_cast<uint32_t>(bytes);
+  if (slab.address == kept_[slab.size_class]) {
+    kept_[slab.size_class] = 0;
+    --empty_slabs_;
+  }
   ++used_slots_;
   if (++slab.used == slab.slots) partial_[slab.size_class].erase(slab.address);
 }
@@ -127,17 +132,31 @@ bool SlabAllocator::release(uint64_t address) {
   slab.flip(slot);
   slab.requested[slot] = 0;
   --used_slots_;
-  --slab.used;
-  auto& partial = partial_[slab.size_class];
-  if (slab.used != 0) {
-    partial.insert(slab.address);
+  partial_[slab.size_class].insert(slab.address);
+  if (--slab.used != 0) return true;
+  if (empty_ == Empty::kKeepOne && kept_[slab.size_class] == 0) {
+    kept_[slab.size_class] = slab.address;
+    ++empty_slabs_;
     return true;
   }
-  partial.erase(slab.address);
-  const uint64_t slab_address = slab.address;
-  slabs_.erase(found);
-  callbacks_.drop(slab_address);
+  drop(slab);
   return true;
+}
+
+void SlabAllocator::drop(const Slab& slab) {
+  const uint64_t address = slab.address;
+  partial_[slab.size_class].erase(address);
+  slabs_.erase(address >> kPageShift);
+  callbacks_.drop(address);
+}
+
+void SlabAllocator::dropKept() {
+  for (uint64_t& kept : kept_) {
+    if (kept == 0) continue;
+    drop(*slabs_.at(kept >> kPageShift));
+    kept = 0;
+    --empty_slabs_;
+  }
 }
 
 const SlabAllocator::Slab* SlabAllocator::slabAt(uint64_t address) const {
@@ -168,6 +187,8 @@ void SlabAllocator::forEachSlot(uint64_t slab, const std::function<void(const Sl
 
 void SlabAllocator::forgetAll() {
   slabs_.clear();
+  std::fill(kept_.begin(), kept_.end(), 0);
+  empty_slabs_ = 0;
   for (auto& partial : partial_) partial.clear();
   used_slots_ = 0;
 }

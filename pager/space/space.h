@@ -143,7 +143,13 @@ class SlabAllocator {
     uint64_t slab = 0;       // address of the slab
   };
 
-  explicit SlabAllocator(Callbacks callbacks);
+  /// What becomes of slabs that are empty.
+  enum class Empty : uint8_t {
+    kDrop,     // they go at once
+    kKeepOne,  // one of each size class stays: who allocates and frees in turn makes no slab each time
+  };
+
+  explicit SlabAllocator(Callbacks callbacks, Empty empty = Empty::kDrop);
   ~SlabAllocator();
   SlabAllocator(const SlabAllocator&) = delete;
   SlabAllocator& operator=(const SlabAllocator&) = delete;
@@ -153,7 +159,7 @@ class SlabAllocator {
   /// The slot at just `address` for `bytes`, which may make a slab at its page. False: the slab there has another size class, the
   /// address is no slot of it or used, or the slab could not be made.
   bool allocateAt(uint64_t address, uint64_t bytes);
-  /// False: `address` is no slot that was given out. May call drop.
+  /// False: `address` is no slot that was given out. May call drop, once.
   bool release(uint64_t address);
   /// The used slot that holds `address`; an address in a slab behind the last byte of a slot counts as that slot's (end
   /// pointers), as does the slab's guard page for its last slot. nullopt: not in a slab, or the slot is free.
@@ -162,10 +168,14 @@ class SlabAllocator {
   bool ownsSlab(uint64_t address) const { return slabs_.contains(address >> kPageShift); }
   /// Calls `visitor` for each used slot of the slab at `address`, ascending.
   void forEachSlot(uint64_t slab, const std::function<void(const Slot&)>& visitor) const;
+  /// Drops the slabs that are kept empty.
+  void dropKept();
   /// Forgets every slab without calling drop: the caller drops their regions itself (a context that is gone).
   void forgetAll();
 
   uint64_t slabs() const { return slabs_.size(); }
+  /// Of these, kept though they are empty.
+  uint64_t emptySlabs() const { return empty_slabs_; }
   uint64_t usedSlots() const { return used_slots_; }
 
   /// Bytes of the slot that a request of `bytes` gets. At most a quarter of it is wasted on requests of 2 KiB and more,
@@ -177,11 +187,15 @@ class SlabAllocator {
   static unsigned classOf(uint64_t bytes);
   Slab& add(uint64_t address, unsigned size_class);
   void take(Slab& slab, uint32_t slot, uint64_t bytes);
+  void drop(const Slab& slab);
   const Slab* slabAt(uint64_t address) const;
 
   Callbacks callbacks_;
+  const Empty empty_;
   std::unordered_map<uint64_t, std::unique_ptr<Slab>> slabs_;  // by page number (address >> kPageShift)
   std::vector<std::set<uint64_t>> partial_;                    // for each class: slabs with a free slot, by address
+  std::vector<uint64_t> kept_;                                 // for each class: the slab that is kept empty; 0: none
+  uint64_t empty_slabs_ = 0;
   uint64_t used_slots_ = 0;
 };
 

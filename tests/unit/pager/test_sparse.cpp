@@ -97,12 +97,18 @@ TEST_CASE("a table of which launches touch little stays in host memory", "[pager
   Rig rig(options());
   Model model = makeModel(rig);
   REQUIRE(stepUntil(rig, model, true));
-  for (int i = 0; i < 5; ++i, ++model.steps) step(rig, model.table, model.weights);
-  const uint64_t before = rig.figures().bytes_in.load(), stayed = rig.figures().evictions_cancelled.load();
-  for (int i = 0; i < 5; ++i, ++model.steps) step(rig, model.table, model.weights);
-  // What is to make room for what is in place is not called back for as long as it is on its way, again and again.
-  CHECK(rig.figures().evictions_cancelled.load() - stayed < 100);
-  CHECK(rig.figures().bytes_in.load() - before <= 5 * 64 * kMiB);  // the table is not among it
+  // What is to make room for what is in place is not called back for as long as it is on its way, again and again; and the table is not
+  // among what comes in. It comes to be so: how soon is a matter of what else the machine does.
+  const auto settled = [&] {
+    const uint64_t before = rig.figures().bytes_in.load(), stayed = rig.figures().evictions_cancelled.load();
+    for (int i = 0; i < 5; ++i, ++model.steps) step(rig, model.table, model.weights);
+    return rig.figures().evictions_cancelled.load() - stayed < 100 &&
+           rig.figures().bytes_in.load() - before <= 5 * 64 * kMiB;
+  };
+  const auto end = std::chrono::steady_clock::now() + kPatience * std::chrono::seconds(30);
+  bool is = settled();
+  while (!is && std::chrono::steady_clock::now() < end) is = settled();
+  CHECK(is);
   for (uint64_t i = 0; i < 8; ++i) CHECK(rig.get(model.table + i * kStep * 8) == mix(1 + i) + model.steps);
   CHECK(rig.holds(model.weights[3], 8 * kMiB, 5, model.steps));
   // Launches that touch all of it come to be.

@@ -93,6 +93,33 @@ std::string live(Rig& rig, const StreamKey& stream, uint64_t seed, unsigned step
 
 }  // namespace
 
+TEST_CASE("the pool may be stopped while a context goes", "[pager][threads]") {
+  const bool moves = GENERATE(false, true);  // the engine goes on in another context
+  for (int turn = 0; turn < 8; ++turn) {
+    Rig rig({.vram = 16 * kMiB});
+    rig.fill(rig.allocate(4 * kMiB), 4 * kMiB, 1);
+    CUcontext second = nullptr;
+    if (moves) {
+      CUdeviceptr there = 0;
+      REQUIRE(driver().cuCtxCreate_v4(&second, nullptr, 0, 0) == CUDA_SUCCESS);
+      REQUIRE(rig.pool().allocate(second, 0, 2 * kMiB, AllocationKind::kDevice, &there) == CUDA_SUCCESS);
+      rig.enterThread();
+    }
+    rig.press();
+    rig.synchronize();
+    std::atomic<bool> go{false};
+    std::thread stops([&] {
+      while (!go) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::microseconds(100 * turn));
+      rig.pool().stop();
+    });
+    go = true;
+    rig.pool().contextGone(rig.context());
+    stops.join();
+    if (second != nullptr) driver().cuCtxDestroy_v2(second);
+  }
+}
+
 TEST_CASE("what a long kernel reads stays while its neighbours are evicted", "[pager][streams]") {
   Rig rig;
   const CUstream first = rig.makeStream(), second = rig.makeStream();

@@ -238,6 +238,7 @@ struct SlabFixture {
   AddressAllocator addresses{*map};
   uint64_t limit = UINT64_MAX;
   uint64_t live = 0;
+  SlabAllocator::Empty empty = SlabAllocator::Empty::kDrop;
   SlabAllocator slabs{{.make = [this](uint64_t at) -> std::optional<uint64_t> {
                          if (live == limit) return std::nullopt;
                          if (at != 0 && !addresses.allocateAt(at, 1)) return std::nullopt;
@@ -248,7 +249,8 @@ struct SlabFixture {
                            [this](uint64_t address) {
                              --live;
                              REQUIRE(addresses.release(address));
-                           }}};
+                           }},
+                      empty};
 };
 
 }  // namespace
@@ -344,7 +346,8 @@ TEST_CASE("runs at given addresses: only where all of it is free", "[space]") {
 
 TEST_CASE("who chooses addresses by the same rules finds them free", "[space]") {
   auto random = seededRandom("chosen addresses");
-  SlabFixture chooser, follower;
+  // Who chooses may keep addresses that the other has back.
+  SlabFixture chooser{.empty = GENERATE(SlabAllocator::Empty::kDrop, SlabAllocator::Empty::kKeepOne)}, follower;
   std::map<uint64_t, uint64_t> live;
   for (int turn = 0; turn < 30'000; ++turn) {
     if (live.empty() || random() % 5 < 3) {
@@ -366,6 +369,8 @@ TEST_CASE("who chooses addresses by the same rules finds them free", "[space]") 
       REQUIRE((one->second >= kPageBytes ? side->addresses.release(one->first) : side->slabs.release(one->first)));
     live.erase(one);
   }
+  CHECK(chooser.slabs.slabs() - chooser.slabs.emptySlabs() == follower.slabs.slabs());
+  chooser.slabs.dropKept();
   CHECK(chooser.addresses.usedPages() == follower.addresses.usedPages());
   CHECK(chooser.slabs.usedSlots() == follower.slabs.usedSlots());
   CHECK(chooser.live == follower.live);
@@ -393,9 +398,40 @@ TEST_CASE("slabs: no room for one more, then room again", "[space]") {
   CHECK(fixture.slabs.allocate(512));
 }
 
+TEST_CASE("slabs: one of each class that is kept empty", "[space]") {
+  SlabFixture fixture{.empty = SlabAllocator::Empty::kKeepOne};
+  SlabAllocator& slabs = fixture.slabs;
+  const uint64_t first = slabs.allocate(4096).value(), other = slabs.allocate(100000).value();
+  const uint64_t runs = fixture.addresses.runs();
+  for (int turn = 0; turn < 3; ++turn) {
+    REQUIRE(slabs.release(first));
+    REQUIRE(slabs.release(other));
+    CHECK(slabs.emptySlabs() == 2);
+    CHECK_FALSE(slabs.find(first));
+    CHECK_FALSE(slabs.release(first));
+    CHECK(fixture.addresses.runs() == runs);  // nothing is made or dropped
+    REQUIRE(slabs.allocate(4096) == first);
+    REQUIRE(slabs.allocate(100000) == other);
+    CHECK(slabs.emptySlabs() == 0);
+  }
+  // A second one goes.
+  std::vector<uint64_t> slots = {first};
+  while (slabs.slabs() < 4) slots.push_back(slabs.allocate(4096).value());
+  for (const uint64_t slot : slots) REQUIRE(slabs.release(slot));
+  CHECK(slabs.slabs() == 2);
+  CHECK(slabs.emptySlabs() == 1);
+  slabs.dropKept();
+  CHECK(slabs.slabs() == 1);
+  CHECK(slabs.emptySlabs() == 0);
+  CHECK(fixture.live == 1);
+  REQUIRE(slabs.release(other));
+  slabs.forgetAll();
+  CHECK(slabs.emptySlabs() == 0);
+}
+
 TEST_CASE("slabs against a model", "[space]") {
   auto random = seededRandom("slabs");
-  SlabFixture fixture;
+  SlabFixture fixture{.empty = GENERATE(SlabAllocator::Empty::kDrop, SlabAllocator::Empty::kKeepOne)};
   SlabAllocator& slabs = fixture.slabs;
   std::map<uint64_t, uint64_t> live;  // address -> requested
   for (unsigned step = 0; step < 60000; ++step) {
@@ -433,5 +469,6 @@ TEST_CASE("slabs against a model", "[space]") {
   }
   CHECK(visited == live);
   for (const auto& [address, bytes] : live) REQUIRE(slabs.release(address));
+  slabs.dropKept();
   CHECK(fixture.live == 0);
 }
