@@ -651,7 +651,7 @@ def driver_environment(bench):
         assert said == f"loads {'eagerly' if eager else 'lazily'}", (environment, said, client.log)
         expected = dict.fromkeys(("LAUNCH_BLOCKING", "MODULE_LOADING", "DEVICE_MAX_CONNECTIONS"))
         assert of_worker(bench.worker(number)) == {**expected, **there}, environment
-        asked = (("run", "over", "running"), ("graph", "ok", "ok"), ("thread", "over", "running"), ("fault", "launch", "later"))
+        asked = (("run", "over", "running"), ("graph", "over", "running"), ("thread", "over", "running"), ("fault", "launch", "later"))
         for what, blocking, not_blocking in asked if line is None else asked[-1:]:
             said = client.ask(what)
             assert said == (blocking if blocks else not_blocking), (environment, what, said, client.log)
