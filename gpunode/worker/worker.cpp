@@ -270,7 +270,11 @@ void Worker::lead(uint64_t self) {
   while (takeLead(lock, self)) {
     while (!ended_ && leader_ == self) {
       lock.unlock();
-      const auto got = next(record, exchange_.owes() ? Exchange::kTurn : kSlice);
+      const auto turn = exchange_.owes() ? Exchange::kTurn : kSlice;
+      // For a client that does not take its answers no more calls are made: a thread for each would wait to write, with its answer in hand.
+      const auto got = channel_.awaitRoom(turn) ? next(record, turn)
+                       : channel_.attached()    ? calls::Channel::Read::kNothing
+                                                : calls::Channel::Read::kDown;
       // Not with what ends others' waits in hand: the driver, whom that asks, may be waiting for just it.
       if (exchange_.owes() && !(got == calls::Channel::Read::kRecord && endsWaits(headOf(record)))) {
         lead_call_.store(++lead_calls_);
