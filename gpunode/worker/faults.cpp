@@ -25,9 +25,7 @@ void FaultWatch::add(uint64_t context) {
   }
   const std::lock_guard hands(hands_);
   Watched made;
-  const CUcontext before = Worker::current();
   (void)stateOf(context, made);
-  worker_.setCurrent(before);
   std::lock_guard lock(mutex_);
   watched_.try_emplace(context, made);
 }
@@ -64,7 +62,6 @@ void FaultWatch::ask(bool makes_streams) {
     }
   }
   if (all.empty()) return;
-  const CUcontext before = Worker::current();
   for (const auto& [context, watched] : all) {
     const CUresult state = stateOf(context, *watched);
     if (!base::isKernelFault(state)) continue;
@@ -74,10 +71,10 @@ void FaultWatch::ask(bool makes_streams) {
     }
     worker_.tell(forward::Answer::kFault, 0, state, std::as_bytes(std::span(&context, 1)), true);
   }
-  worker_.setCurrent(before);
 }
 
-// By a stream of the watch's own: to ask one of the program's, or the default one, would be part of a capture.
+// By a stream of the watch's own: to ask one of the program's, or the default one, would be part of a capture. The context stays current: every call
+// begins with its own, and what was current before may be gone.
 CUresult FaultWatch::stateOf(uint64_t context, Watched& watched) {
   const api::DriverTable& driver = worker_.driver();
   uint64_t there = 0;
@@ -104,11 +101,9 @@ void FaultWatch::contextEnds(uint64_t context) {
   }
   uint64_t there = 0;
   if (watched.stream == nullptr || !worker_.handles().find(context, HandleKind::kContext, &there)) return;
-  const CUcontext before = Worker::current();
   const Relaxed relaxed(worker_.driver());
   worker_.setCurrent(handleFrom<CUcontext>(there));
   (void)worker_.driver().cuStreamDestroy_v2(watched.stream);  // where the context stays
-  worker_.setCurrent(before);
 }
 
 }  // namespace olpager::gpunode
