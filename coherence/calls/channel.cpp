@@ -216,6 +216,16 @@ bool Channel::waitForRoom(std::unique_lock<std::mutex>& lock) {
   return !closed_;
 }
 
+bool Channel::awaitRoom(std::chrono::microseconds timeout) {
+  std::unique_lock lock(write_mutex_);
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  while (!closed_ && kept_bytes_ > options_.kept_bytes) {
+    if (!attached_.load(std::memory_order_relaxed) || std::chrono::steady_clock::now() >= end) return false;
+    if (!receiveMeanwhile(lock)) room_.wait_for(lock, kTurn);
+  }
+  return true;
+}
+
 // --- receiving ---------------------------------------------------------------------------------------------------------
 
 // Under receive_mutex_. Takes what has come, waiting for the first of it.

@@ -97,6 +97,9 @@ class Channel {
   /// also while detached.
   bool write(std::initializer_list<std::span<const std::byte>> parts, bool flush_now = false);
   bool flush();
+  /// Waits until a record can be written without waiting for the other end, and receives in the meantime where nobody else does. False: not within
+  /// the time, or there is no link for it to come free. Who answers what it reads asks before it reads more.
+  bool awaitRoom(std::chrono::microseconds timeout);
   /// Bytes that were written and not yet given to the link: they need a flush(), or somebody who receives.
   bool unsent() const { return unsent_.load(std::memory_order_relaxed); }
 

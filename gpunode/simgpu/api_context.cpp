@@ -88,15 +88,15 @@ CUresult primaryRelease(CUdevice ordinal) {
   if (const CUresult result = device(ordinal, &found)) return result;
   std::scoped_lock lock(Driver::get().primary_mutex);
   if (found->primary_references == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  if (--found->primary_references == 0) found->primary->teardown();
+  if (--found->primary_references == 0 && found->primary->active) found->primary->teardown();
   return CUDA_SUCCESS;
 }
 
+// Who has retained it still has, though it is inactive until somebody retains it again.
 CUresult primaryReset(CUdevice ordinal) {
   Device* found = nullptr;
   if (const CUresult result = device(ordinal, &found)) return result;
   std::scoped_lock lock(Driver::get().primary_mutex);
-  found->primary_references = 0;
   if (found->primary->active) found->primary->teardown();
   found->primary->flags = 0;
   return CUDA_SUCCESS;
@@ -125,7 +125,8 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) 
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = found->lost) return error;
   std::scoped_lock lock(Driver::get().primary_mutex);
-  if (found->primary_references++ == 0) found->primary->activate();
+  ++found->primary_references;
+  if (!found->primary->active) found->primary->activate();
   *context = found->primary->handle();
   return CUDA_SUCCESS;
 }

@@ -211,12 +211,12 @@ OLSIM_STREAM_FUNCTION(cuMemcpyDtoDAsync_v2, _ptsz, (CUdeviceptr dst, CUdeviceptr
 OLSIM_STREAM_FUNCTION(cuMemcpyPeer, _ptds,
                       (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes),
                       return peersBehindAll(to, from, [&] {
-                        return linear(kUnified, dst, kUnified, src, bytes, nullptr, kPerThread, kSync);
+                        return linear(kDevice, dst, kDevice, src, bytes, nullptr, kPerThread, kSync);
                       });)
 OLSIM_STREAM_FUNCTION(cuMemcpyPeerAsync, _ptsz,
                       (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes, CUstream stream),
                       return peers(to, from, [&] {
-                        return linear(kUnified, dst, kUnified, src, bytes, stream, kPerThread, kAsync);
+                        return linear(kDevice, dst, kDevice, src, bytes, stream, kPerThread, kAsync);
                       });)
 
 // --- arrays

@@ -424,8 +424,10 @@ bool Memory::covers(const Device& device, uint64_t address, uint64_t bytes, bool
   std::shared_lock lock(state_->mutex);
   if (const auto* allocation = state_->allocationAt(address)) {
     // Allocations are rounded up inside their block, as far as which nobody is stopped.
-    return address - (*allocation)->base + bytes <= roundUp((*allocation)->bytes, kSmallAlign);
+    const uint64_t most = roundUp((*allocation)->bytes, kSmallAlign), at = address - (*allocation)->base;
+    return at <= most && bytes <= most - at;
   }
+  if (address + bytes < address) return false;
   for (uint64_t at = address; at < address + bytes;) {
     const VmmMapping* mapping = state_->mappingAt(at);
     if (mapping == nullptr) return false;

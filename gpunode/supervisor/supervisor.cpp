@@ -136,6 +136,8 @@ Status Supervisor::start() {
     metrics_endpoint_ = std::move(served).value();
     base::logInfo("figures at http://%s/metrics", metrics_endpoint_->address().c_str());
   }
+  // Workers of a gpunode that was killed went with it, and nobody else may ever look for their counters: to read them removes those of the dead.
+  (void)pager::readCounters(pager::countersFolders());
   findRam();
   if (auto found = findDevices(); !found.ok()) {
     if (!options_.devices.empty() && !toldToEnd()) return found;
@@ -381,8 +383,7 @@ Status Supervisor::findDevices() {
   const std::string driver = options_.driver == "sim"  ? sim_
                              : options_.driver.empty() ? std::string("libcuda.so.1")
                                                        : options_.driver;
-  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices, toldToEnd);
-      !found.ok()) {
+  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices, toldToEnd); !found.ok()) {
     no_devices_ = found.error().message;
     looked_ = std::chrono::steady_clock::now();  // a driver that hangs has taken long: in between clients are answered
     return found;

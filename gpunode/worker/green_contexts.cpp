@@ -27,6 +27,7 @@ CUresult greenDestroy(Invocation& in) {
     context = nullptr;
   // What is owed behind its launches is of its streams. And nobody destroys what is current here.
   if (worker.exchange().owes()) worker.exchange().settle();
+  if (context != nullptr) worker.faults().contextEnds(in.numberFor(context));
   worker.setCurrent(nullptr);
   const CUresult result = driver.cuGreenCtxDestroy(green);
   if (result != CUDA_SUCCESS) return result;

@@ -57,6 +57,12 @@ CUfunction Invocation::kernel(uint64_t number, const ParameterPlaces** places) {
   return handleFrom<CUfunction>(value);
 }
 
+bool Invocation::isMemory(CUdeviceptr address) const {
+  CUmemorytype type{};
+  const auto ask = driver().cuPointerGetAttribute;
+  return ask != nullptr && ask(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == CUDA_SUCCESS;
+}
+
 CUresult Invocation::refusal() const {
   if (!in_.ok()) worker_.nonsense(head_);
   if (too_much_ || bad_value_) return CUDA_ERROR_INVALID_VALUE;

@@ -73,6 +73,8 @@ class Invocation {
     if (in_.value<uint8_t>() == 0) return nullptr;
     return static_cast<T*>(memory(api::extract::saturatingProduct(count, sizeof(T))));
   }
+  /// Whether the driver knows memory at the address: any other is this process's own.
+  bool isMemory(CUdeviceptr address) const;
   forward::Reader& arguments() { return in_; }
   /// An argument says something that is not so: the call fails with CUDA_ERROR_INVALID_VALUE.
   void refuseValue() { bad_value_ = true; }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/kernel_faults.h"
 #include "base/log.h"
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/relaxed.h"
@@ -270,7 +271,12 @@ void Worker::lead(uint64_t self) {
   while (takeLead(lock, self)) {
     while (!ended_ && leader_ == self) {
       lock.unlock();
-      const auto got = next(record, exchange_.owes() ? Exchange::kTurn : kSlice);
+      const auto watches = faults_.turn();
+      const auto turn = exchange_.owes() ? Exchange::kTurn : watches;
+      // For a client that does not take its answers no more calls are made: a thread for each would wait to write, with its answer in hand.
+      const auto got = channel_.awaitRoom(turn) ? next(record, turn)
+                       : channel_.attached()    ? calls::Channel::Read::kNothing
+                                                : calls::Channel::Read::kDown;
       // Not with what ends others' waits in hand: the driver, whom that asks, may be waiting for just it.
       if (exchange_.owes() && !(got == calls::Channel::Read::kRecord && endsWaits(headOf(record)))) {
         lead_call_.store(++lead_calls_);
@@ -285,6 +291,11 @@ void Worker::lead(uint64_t self) {
         break;
       }
       if (got != calls::Channel::Read::kRecord) {
+        if (got == calls::Channel::Read::kNothing) {
+          lead_call_.store(++lead_calls_);
+          faults_.attend();
+          lead_call_.store(0);
+        }
         lock.lock();
         continue;
       }
@@ -411,6 +422,11 @@ void Worker::make(const std::vector<std::byte>& record) {
   uint64_t ending = 0;
   if (ends != 0) (void)handles_.find(ends, HandleKind::kContext, &ending);
   if (exchange_.owes() && Exchange::settlesBefore(head)) exchange_.settle();
+  if (ends != 0) {
+    faults_.contextEnds(ends);
+  } else if (context != 0) {
+    faults_.called(head);
+  }
   CUresult result = CUDA_SUCCESS;
   const auto serve = [&] {
     setCurrent(handleFrom<CUcontext>(context));
@@ -428,8 +444,10 @@ void Worker::make(const std::vector<std::byte>& record) {
     exchange_.contextGone(handleFrom<CUcontext>(ending));
     contextGone(ends);
   }
+  // Before the answer: who has it knows by then which contexts are of no use any more.
+  const bool told = base::isKernelFault(result) && faults_.look(head.context);
   if (head.reply == 0) {
-    if (result != CUDA_SUCCESS && head.thread != 0) {
+    if (result != CUDA_SUCCESS && head.thread != 0 && !told) {
       const AnswerHead failed{Answer::kFailed, head.thread, result, head.function};
       (void)channel_.write({std::as_bytes(std::span(&failed, 1)), std::as_bytes(std::span(&head.context, 1))});
     }

@@ -9,7 +9,7 @@
 // ends them or opens them.
 //
 // Locks: lead_mutex_ (who leads); reading_mutex_ (who takes records), before rejoin_mutex_ (who waits for the client's next link); the
-// tables' own; none is held while the driver is called, but a linker's (links.h), who listens to the log (logs.h) and Exchange's hands_.
+// tables' own; none is held while the driver is called, but a linker's (links.h), who listens to the log (logs.h), and hands_ of Exchange and FaultWatch.
 #pragma once
 
 #include <cuda.h>
@@ -30,6 +30,7 @@
 #include "gpunode/worker/device_resources.h"
 #include "gpunode/worker/exchange.h"
 #include "gpunode/worker/exports.h"
+#include "gpunode/worker/faults.h"
 #include "gpunode/worker/gates.h"
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/host_memory.h"
@@ -85,6 +86,7 @@ class Worker {
   Peers& peers() { return peers_; }
   Exports& exports() { return exports_; }
   Exchange& exchange() { return exchange_; }
+  FaultWatch& faults() { return faults_; }
   LogListener& logListener() { return log_listener_; }
   const WorkerOptions& options() const { return options_; }
   int devices() const { return devices_; }
@@ -155,6 +157,7 @@ class Worker {
   ModuleCache module_cache_;
   Links links_;
   Exchange exchange_{*this};
+  FaultWatch faults_{*this};
   Staging staging_;
   CaptureThread capture_thread_;
   Gates gates_;

@@ -51,6 +51,9 @@ TEXTS = frozenset(("name", "symbol", "pciBusId"))
 # A file's name without being declared as text.
 NAMES_FILES = re.compile(r"^cuCoredumpSet")
 
+# Copies that a driver makes between whatever memory has the addresses. An address of nothing would be the worker's own memory.
+TAKE_ANY_MEMORY = frozenset(("cuMemcpyPeer", "cuMemcpyPeerAsync"))
+
 NOT_GENERIC = ("nested", "kernel", "callback", "opaque", "host", "each")
 
 
@@ -313,6 +316,11 @@ def _worker_function(symbol):
     for p in results:
         if count_of(p) and not p.get("static"):
             out += f"  const uint64_t count_{p.name} = {guarded(count_of(p))};\n"
+    if form.function.name in TAKE_ANY_MEMORY:
+        memory = [p for p in form.parameters if p.base_type == "CUdeviceptr"]
+        known = " && ".join(f"in.isMemory({p.name})" for p in memory)
+        count = guarded((memory[0].get("read") or memory[0].get("write")).bracket)
+        out += f"  if ({count} != 0 && !({known})) return CUDA_ERROR_INVALID_VALUE;\n"
     called, arguments = symbol.name, [p.name for p in form.parameters]
     if symbol.name.endswith("_ptds"):  # a memset: the same in a stream
         called = re.sub(r"(_v2)?_ptds$", "Async", symbol.name)

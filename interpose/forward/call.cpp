@@ -6,7 +6,6 @@
 #include <set>
 #include <string>
 
-#include "base/kernel_faults.h"
 #include "base/log.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/kernel_attributes.h"
@@ -148,24 +147,7 @@ CUresult Call::finish() {
   reply_ = Reader(wait_.record);
   if (wait_.done) (void)reply_.value<AnswerHead>();
   forget();
-  const CUresult told = result != CUDA_SUCCESS || of_our_own_ ? result : session_->takeFailure(tellsOfFailures(head()));
-  if (base::isKernelFault(told) && head().context != 0) {
-    const CUresult fault = faultOfCurrent(told);
-    if (base::isKernelFault(fault)) session_->noteFault(head().context, fault);
-  }
-  return told;
-}
-
-// A stream or an event may be of another context than the current one, and the fault as well: so the current one is asked.
-CUresult Call::faultOfCurrent(CUresult told) {
-  if (!asksStreamOrEvent(head().function)) return told;
-  Call ask(api::Symbol::kCuStreamQuery, session_);
-  ask.handle(CU_STREAM_LEGACY);
-  ask.inContext(head().context);
-  if (const CUresult error = ask.begin(true); error != CUDA_SUCCESS) return error;
-  const CUresult result = session_->finish(ask.wait_);
-  ask.waits_ = false;
-  return result;
+  return result != CUDA_SUCCESS || of_our_own_ ? result : session_->takeFailure(tellsOfFailures(head()));
 }
 
 void Call::forget() {

@@ -144,7 +144,6 @@ class Call {
   Call(uint16_t function, Session* session);
   CallHead& head() { return *reinterpret_cast<CallHead*>(out_.bytes.data()); }
   CUresult ready();
-  CUresult faultOfCurrent(CUresult told);
   bool isOfAnother(uint64_t handle) const;
   uint64_t newNumber();
   void forget();

@@ -11,6 +11,7 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/launch.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/threads.h"
 
@@ -241,7 +242,7 @@ extern "C" {
     if (result != CUDA_SUCCESS) return result;                                                                         \
     changesBehind(session, stream, per_thread);                                                                        \
     end.ask();                                                                                                         \
-    return CUDA_SUCCESS;                                                                                               \
+    return launchTaken(stream, per_thread);                                                                            \
   }
 OL_CAPTURE(, false)
 OL_CAPTURE(_ptsz, true)

@@ -1,5 +1,5 @@
-// What a program is told of its devices where that is not what the gpunode's driver says: how they and the CPU share memory, and, of several
-// gpunodes' devices, where each is.
+// What a program is told of its devices where that is not what the gpunode's driver says: how they and the CPU share memory, who else can get at
+// it, and, of several gpunodes' devices, where each is.
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/devices.h"
 #include "interpose/forward/session.h"
@@ -18,6 +18,13 @@ bool isMissing(CUdevice_attribute attribute) {
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
     // What the program registered lies elsewhere at the gpunode, if at all.
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    // What other drivers and processes of the program's machine would have to do with the GPU's memory.
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
       return true;
     default:
       return false;

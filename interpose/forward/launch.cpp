@@ -144,14 +144,9 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
   return result;
 }
 
-// With CUDA_LAUNCH_BLOCKING a launch is over when its kernel is, and tells what has become of it. Not while something captures: a wait would end
-// the capture of a stream that this one waits for, and a kernel that is captured does not run.
 CUresult launch(const LaunchHead& head, const CUlaunchAttribute* attributes, void** parameters, void** extra) {
   const CUresult result = send(head, attributes, parameters, extra);
-  if (result != CUDA_SUCCESS || !launchesBlock() || capturing()) return result;
-  const auto stream = reinterpret_cast<CUstream>(head.stream);
-  return head.per_thread != 0 ? ol_forward_generated_cuStreamSynchronize_ptsz(stream)
-                              : ol_forward_generated_cuStreamSynchronize(stream);
+  return result == CUDA_SUCCESS ? launchTaken(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0) : result;
 }
 
 LaunchHead plainHead(LaunchKind kind, CUfunction f, CUstream stream, bool per_thread, unsigned gx, unsigned gy,
@@ -173,6 +168,13 @@ CUresult launchEx(const CUlaunchConfig* config, CUfunction f, bool per_thread, v
 }
 
 }  // namespace
+
+// Not while something captures: a wait would end the capture of a stream that this one waits for, and what is captured does not run.
+CUresult launchTaken(CUstream stream, bool per_thread) {
+  if (!launchesBlock() || capturing()) return CUDA_SUCCESS;
+  return per_thread ? ol_forward_generated_cuStreamSynchronize_ptsz(stream)
+                    : ol_forward_generated_cuStreamSynchronize(stream);
+}
 
 bool travels(const CUlaunchAttribute& attribute) {
   switch (attribute.id) {

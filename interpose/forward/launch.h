@@ -45,4 +45,8 @@ void forgetTakenIf(const std::function<bool(uint64_t function, uint32_t shared)>
 /// Handles may be given out again for other kernels.
 void forgetLayouts();
 
+/// What a launch in this stream returns that the driver has taken: with CUDA_LAUNCH_BLOCKING it is over then, and tells what has become of it.
+/// `per_thread`: what NULL stands for.
+CUresult launchTaken(CUstream stream, bool per_thread);
+
 }  // namespace olpager::forward

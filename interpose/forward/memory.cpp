@@ -25,6 +25,7 @@
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/pinned.h"
 #include "interpose/forward/runs.h"
+#include "pager/roots.h"
 
 namespace olpager::forward {
 namespace {
@@ -263,21 +264,45 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
+// As appendChanges() of a block that the program may have unmapped or protected while it is registered: of pages that can't be read nothing changes.
+void appendChangesUnlessGone(uint64_t there, uint64_t here, std::span<std::byte> agreed, std::vector<std::byte>& into) {
+  constexpr uint64_t kPiece = 64 * kPage;
+  const auto now = std::make_unique_for_overwrite<std::byte[]>(std::min<uint64_t>(kPiece, agreed.size()));
+  const auto piece = [&](uint64_t at, uint64_t bytes) {
+    if (!pager::readUnlessGone(now.get(), here + at, bytes)) return false;
+    appendChanges(there + at, now.get(), agreed.subspan(at, bytes), into);
+    return true;
+  };
+  for (uint64_t at = 0; at < agreed.size(); at += kPiece) {
+    const uint64_t bytes = std::min(kPiece, agreed.size() - at);
+    if (piece(at, bytes)) continue;
+    for (uint64_t page = at; page < at + bytes;) {
+      const uint64_t next = std::min((here + page) / kPage * kPage + kPage - here, at + bytes);
+      (void)piece(page, next - page);
+      page = next;
+    }
+  }
+}
+
 // Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it names blocks that were not named before.
 bool takeChanges(Memory& all, unsigned slot, uint64_t base, Block& block, std::vector<std::byte>& runs) {
   const size_t before = runs.size();
-  if (block.registered && !isMapped(base, block.bytes)) return false;
-  appendChanges(block.there, reinterpret_cast<const std::byte*>(base), block.sides[slot].agreed, runs);
+  const std::span<std::byte> agreed = block.sides[slot].agreed;
+  if (block.registered) {
+    appendChangesUnlessGone(block.there, base, agreed, runs);
+  } else {
+    appendChanges(block.there, reinterpret_cast<const std::byte*>(base), agreed, runs);
+  }
   if (all.counts[slot].unnamed.load() == 0) return false;
   bool any = false;
   for (Reader reader(std::span<const std::byte>(runs).subspan(before)); reader.left() > 0;) {
-    // A run is what differs: of an address maybe a part.
+    // A run is what differs: of an address maybe a part. What is agreed on can be read whatever has become of the memory.
     Run run;
     if (!readRun(reader, &run)) break;
     const uint64_t address = run.address - block.there + base, length = run.length;
     const uint64_t begin = std::max(base, (address - (sizeof(uint64_t) - 1)) / 4 * 4);
     const uint64_t end = std::min(base + block.bytes, address + length + sizeof(uint64_t));
-    any = eachAddress(reinterpret_cast<const void*>(begin), end - begin,
+    any = eachAddress(agreed.data() + (begin - base), end - begin,
                       [&](uint64_t word) { return name(all, slot, word); }) ||
           any;
   }

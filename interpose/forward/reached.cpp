@@ -50,6 +50,17 @@ CUresult reaching(const Reaching& where, const std::function<CUresult()>& make) 
   return where.async ? result : awaitMemory(hereOf(any), 1, *session);
 }
 
+namespace {
+
+// Whether two contexts are of two sessions. A copy between them whose memory is not of both names an address of nothing.
+bool ofTwoSessions(CUcontext one, CUcontext other) {
+  if (!severalSessions()) return false;
+  const Session* const first = sessionOfHandle(reinterpret_cast<uint64_t>(one));
+  const Session* const second = sessionOfHandle(reinterpret_cast<uint64_t>(other));
+  return first != nullptr && second != nullptr && first != second;
+}
+
+}  // namespace
 }  // namespace olpager::forward
 
 using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
@@ -101,6 +112,7 @@ OL_FILL(32, unsigned)
 CUresult ol_forward_cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
                                  size_t bytes) {
   if (ofTwoSessions(to, from)) return copyBetween({to, to_context}, {from, from_context}, bytes, false);
+  if (bytes != 0 && ofTwoSessions(to_context, from_context)) return CUDA_ERROR_INVALID_VALUE;
   return reaching({{to, from}},
                   [&] { return ol_forward_generated_cuMemcpyPeer(to, to_context, from, from_context, bytes); });
 }
@@ -115,6 +127,7 @@ CUresult ol_forward_cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset,
   CUresult ol_forward_cuMemcpyPeerAsync##suffix(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,              \
                                                 CUcontext from_context, size_t bytes, CUstream stream) {             \
     if (ofTwoSessions(to, from)) return copyBetweenBehind(to, from, bytes, streamAt(stream, per_thread));            \
+    if (bytes != 0 && ofTwoSessions(to_context, from_context)) return CUDA_ERROR_INVALID_VALUE;                      \
     return reaching({{to, from}, stream, per_thread, true}, [&] {                                                    \
       return ol_forward_generated_cuMemcpyPeerAsync##suffix(to, to_context, from, from_context, bytes, stream);      \
     });                                                                                                              \

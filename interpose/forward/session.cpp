@@ -36,6 +36,8 @@ using namespace std::chrono_literals;
 constexpr auto kSlice = 100ms;  // of a wait: looks at the session's end in between
 constexpr auto kBatch = 50us;   // what nobody waits for is sent after so long
 constexpr auto kAwake = 2ms;    // without calls before the attendant sleeps
+constexpr auto kLook = 1ms;     // between looks at what comes by itself
+constexpr auto kLongest = 1s;   // of the attendant's sleep
 constexpr size_t kMostRemembered = 65536;
 
 thread_local bool t_in_function = false;  // in the thread that runs the program's host functions
@@ -265,6 +267,15 @@ void Session::dispatch(std::vector<std::byte>& record) {
           "the gpunode had no memory for an allocation that it was expected to have (CUDA error %d): every call "
           "that uses this context fails from now on",
           head.result);
+      break;
+    }
+    case Answer::kFault: {
+      const auto context = reader.value<uint64_t>();
+      {
+        std::lock_guard lock(waits_mutex_);
+        ++received_;
+      }
+      if (reader.ok()) noteFault(context, static_cast<CUresult>(head.result));
       break;
     }
     case Answer::kBytes: {
@@ -603,20 +614,24 @@ void Session::runFunctions() {
   }
 }
 
-// Awake while calls come that nobody waits for, and while something comes that nobody receives; else asleep.
+// Awake while calls come that nobody waits for, and while something comes that nobody receives; else asleep. Now and then it looks what the worker
+// tells by itself (a context that a kernel has ended, text): soon after the last call, and then at growing distances.
 void Session::attend() {
   std::vector<std::byte> record;
   uint64_t seen = 0, received_before = 0;
-  auto active = std::chrono::steady_clock::now();
+  auto active = std::chrono::steady_clock::now(), looked = active;
+  auto rest = std::chrono::milliseconds(kAwake);
   while (!ended_) {
     if (channel_.unsent()) (void)channel_.flush();
     const uint64_t posts = posts_.load(std::memory_order_relaxed);
     const auto now = std::chrono::steady_clock::now();
-    if (posts != seen) active = now;
+    if (posts != seen) active = now, rest = kAwake;
     seen = posts;
     const bool comes = comes_.load() != 0;
     // A link that is lost while nobody waits is made again: the worker may be in the middle of a bulk copy.
-    if (comes || channel_.unsent() || !channel_.linkUp()) {
+    const bool receives = comes || channel_.unsent() || !channel_.linkUp();
+    if (receives || channel_.readable() || now - looked >= kLook) {
+      looked = now;
       std::unique_lock lock(waits_mutex_);
       // Who waits for an answer receives what comes before it too: only when nobody does.
       const bool idle = !receiving_ && received_ == received_before;
@@ -625,7 +640,8 @@ void Session::attend() {
         receiving_ = true;
         lock.unlock();
         // While calls come, for no longer than they may wait for their flush.
-        const auto got = channel_.read(record, now - active < kAwake ? kBatch : 1ms);
+        const auto patience = !receives ? 0us : now - active < kAwake ? std::chrono::microseconds(kBatch) : 1ms;
+        const auto got = channel_.read(record, patience);
         if (got == calls::Channel::Read::kRecord) dispatch(record);
         if (got == calls::Channel::Read::kDown && !ended_) resume();
         lock.lock();
@@ -633,7 +649,7 @@ void Session::attend() {
         if (got == calls::Channel::Read::kRecord) received_before = received_;
         if (waiting_threads_ != 0) turn_.notify_all();
         lock.unlock();
-        continue;
+        if (receives || got != calls::Channel::Read::kNothing) continue;
       }
     }
     if (now - active < kAwake) {
@@ -646,9 +662,9 @@ void Session::attend() {
       continue;
     }
     attendant_sleeps_.store(true);
-    if (posts_.load() == seen && !channel_.unsent() && comes_.load() == 0) attend_.wait_for(lock, 1s);
+    if (posts_.load() == seen && !channel_.unsent() && comes_.load() == 0) attend_.wait_for(lock, rest);
     attendant_sleeps_.store(false);
-    active = std::chrono::steady_clock::now();
+    rest = std::min<std::chrono::milliseconds>(2 * rest, kLongest);
   }
 }
 

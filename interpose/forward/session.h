@@ -137,8 +137,7 @@ class Session {
   /// `tells` what one of this thread has failed with, else one of another thread, once each.
   CUresult takeFailure(bool tells);
 
-  /// What a kernel has done to the context, once a call has told the program: calls that nobody waits for fail with it as well.
-  void noteFault(uint64_t context, CUresult fault);
+  /// What a kernel has done to the context, once the worker has told of it: calls that nobody waits for fail with it as well.
   CUresult faultOf(uint64_t context);
 
   bool initialized() const { return initialized_.load(std::memory_order_acquire); }
@@ -154,6 +153,7 @@ class Session {
   void say(Operation operation, uint32_t number);
   void lost(const std::string& why);
   void dispatch(std::vector<std::byte>& record);
+  void noteFault(uint64_t context, CUresult fault);
   void receiveFor(Wait& wait);
   void attend();
   bool expects(uint64_t address, uint64_t bytes) const;

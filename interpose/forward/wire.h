@@ -111,6 +111,7 @@ enum class Answer : uint32_t {
   kEnds,            // the session ends now; the body says why, in a line
   kUserObjectGone,  // the driver has called its destructor; the body is its number
   kLog,             // a line of the driver's log; the number is its level
+  kFault,           // a kernel has ended the context in the body; every call in it fails so from now on
 };
 
 /// At the head of a record of the worker's.

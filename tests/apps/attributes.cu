@@ -28,6 +28,20 @@ static void checkDevice(char* p, size_t bytes, const char* when) {
   }
 }
 
+// On a gpunode nobody of the program's machine can get at the device's memory beside the program, whatever the device says there.
+static void checkForwarded() {
+  const char* const gpunode = std::getenv("OL_GPUNODE");
+  if (gpunode == nullptr || std::strcmp(gpunode, "none") == 0) return;
+  for (const CUdevice_attribute attribute :
+       {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+        CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED,
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES}) {
+    int value = -1;
+    const CUresult result = cuDeviceGetAttribute(&value, attribute, 0);
+    CHECK(value == 0 || result == CUDA_ERROR_INVALID_VALUE, "attribute %d is %d", int(attribute), value);
+  }
+}
+
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   std::vector<char*> buffers(options.bytes / kPiece);
@@ -47,6 +61,7 @@ int main(int argc, char** argv) {
     DRIVER_OK(cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, CUdeviceptr(buffers[b])));
     CHECK(id == ids[b], "a buffer's id changed");
   }
+  checkForwarded();
   // The other kinds.
   cudaPointerAttributes attributes{};
   void *pinned, *managed, *ordinary = malloc(4096);

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 namespace {
 
@@ -349,6 +350,28 @@ void unloadMeanwhile(bool copies) {
 
 }  // namespace
 
+/// A copy between devices that names an address of nothing is refused, whichever side it is, and all goes on.
+void fromNowhere() {
+  CUcontext contexts[kDevices];
+  CUdeviceptr memory[kDevices];
+  for (int d = 0; d < kDevices; ++d) {
+    memory[d] = CUdeviceptr(allocate(d, 4096));
+    DRIVER_OK(cuCtxGetCurrent(&contexts[d]));
+  }
+  CUstream stream = nullptr;
+  DRIVER_OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  const CUdeviceptr nothing = 0x4000;
+  for (const auto& [to, from] : {std::pair(memory[1], nothing), std::pair(nothing, memory[0])}) {
+    const CUresult now = cuMemcpyPeer(to, contexts[1], from, contexts[0], 64);
+    const CUresult later = cuMemcpyPeerAsync(to, contexts[1], from, contexts[0], 64, stream);
+    CHECK(now == CUDA_ERROR_INVALID_VALUE && later == now, "copies of nothing: %d, %d", int(now), int(later));
+  }
+  DRIVER_OK(cuMemcpyPeerAsync(memory[1], contexts[1], memory[0], contexts[0], 64, stream));
+  DRIVER_OK(cuStreamSynchronize(stream));
+  DRIVER_OK(cuStreamDestroy(stream));
+  for (const CUdeviceptr one : memory) DRIVER_OK(cuMemFree(one));
+}
+
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   seed = uint32_t(options.seed);
@@ -357,6 +380,7 @@ int main(int argc, char** argv) {
   notMixed();
   defaultStreams();
   copies(options.bytes / 2 + 5);
+  fromNowhere();
   handOver(20, true);
   handOver(20, false);
   pinned();

@@ -10,12 +10,16 @@
 //   streams     who asks a stream of another device hears of its fault, which is not the current one's (two devices)
 //   large       large copies in streams of another device (two devices)
 //   fault       behind a kernel's fault every call is refused, and none of them is waited for
+//   looping     a program that launches on and on behind a fault, and waits for nothing, hears of it
+//   rested      so does one that has called nothing since the fault
+//   elsewhere   a fault in a stream of another device is of that device alone (two devices)
 //   successor   a thread's launches in its own stream are paid for when another thread has taken its place
 // "OK" at the end.
 #include <cuda.h>
 
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <string>
 #include <thread>
 
@@ -42,8 +46,12 @@ static void enter() {
 }
 
 static CUresult launch(CUstream stream, CUdeviceptr at, unsigned turns) {
-  CUfunction function = nullptr;
-  if (cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function), reinterpret_cast<const void*>(bump)) != cudaSuccess)
+  static std::map<CUcontext, CUfunction> functions;  // behind a fault the runtime tells none
+  CUcontext current = nullptr;
+  GOOD(cuCtxGetCurrent(&current));
+  CUfunction& function = functions[current];
+  if (function == nullptr &&
+      cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function), reinterpret_cast<const void*>(bump)) != cudaSuccess)
     return CUDA_ERROR_NOT_FOUND;
   void* parameters[] = {&at, &turns};
   return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr);
@@ -229,6 +237,54 @@ int main(int argc, char** argv) {
       CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS, "a synchronisation behind a fault");
     }
     CHECK(!called && *pinned == 1, "%u", *pinned);
+  } else if (what == "looping") {
+    (void)launch(nullptr, 0x4000, 1);
+    CUresult result = CUDA_SUCCESS;
+    const auto begun = std::chrono::steady_clock::now();
+    unsigned long long launches = 0;
+    for (; result == CUDA_SUCCESS && std::chrono::steady_clock::now() - begun < std::chrono::seconds(10); ++launches) {
+      result = launch(nullptr, memory, 1);
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    CHECK(result == CUDA_ERROR_ILLEGAL_ADDRESS, "%llu launches behind a fault: %d", launches, int(result));
+    CUevent event = nullptr;
+    CUdeviceptr more = 0;
+    CHECK(cuMemsetD8Async(memory, 0, 16, nullptr) == result, "a memset behind a fault");
+    CHECK(cuMemcpyHtoDAsync(memory, words, 16, nullptr) == result, "a copy behind a fault");
+    CHECK(cuEventCreate(&event, 0) == result, "an event behind a fault");
+    CHECK(cuMemAlloc(&more, 4096) == result, "an allocation behind a fault");
+    CHECK(cuMemFree(memory) == result, "a free behind a fault");
+    CHECK(cuCtxSynchronize() == result, "a synchronisation behind a fault");
+  } else if (what == "rested") {
+    (void)launch(nullptr, 0x4000, 1);
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    CHECK(launch(nullptr, memory, 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "a launch long behind a fault");
+  } else if (what == "elsewhere") {
+    CUcontext other = nullptr;
+    CUdevice second = 0;
+    CUdeviceptr there = 0;
+    CUstream here = nullptr;
+    GOOD(cuStreamCreate(&here, CU_STREAM_NON_BLOCKING));
+    GOOD(cuDeviceGet(&second, 1));
+    GOOD(cuDevicePrimaryCtxRetain(&other, second));
+    GOOD(cuCtxSetCurrent(other));
+    GOOD(cuMemAlloc(&there, 4096));
+    GOOD(cuMemsetD8(there, 0, 4096));
+    GOOD(launch(nullptr, there, 1));
+    (void)cuMemsetD8Async(0x4000, 0, 16, here);  // refused, if it is looked at
+    GOOD(cuCtxSetCurrent(g_context));
+    (void)launch(here, 0x4000, 1);
+    GOOD(cuCtxSetCurrent(other));
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    for (int again = 0; again < 100; ++again) GOOD(launch(nullptr, there, 1));
+    GOOD(cuCtxSynchronize());
+    GOOD(cuCtxSetCurrent(g_context));
+    CHECK(launch(nullptr, memory, 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "the fault is forgotten");
+    GOOD(cuCtxSetCurrent(other));
+    GOOD(launch(nullptr, there, 1));
+    unsigned is = 0;
+    GOOD(cuMemcpyDtoH(&is, there, sizeof is));
+    CHECK(is == 102, "%u", is);
   } else if (what == "successor") {
     unsigned* pinned = nullptr;
     GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 4096, 0));

@@ -1,7 +1,7 @@
 // What a program's environment says to the driver. First "loads eagerly" or "loads lazily", then a line for each line of its standard input:
 //   run     launches a long kernel in a stream: "over" when the launch has waited for it, else "running"
 //   thread  the same in the thread's own stream
-//   graph   captures a launch, and launches it: "ok"
+//   graph   captures launches, and launches their graph, which takes long: "over" or "running" as well
 //   fault   launches a kernel that faults: "launch" when the launch itself says so, "later" when what waits for it does
 #include <cuda.h>
 
@@ -71,14 +71,14 @@ int main() {
       GOOD(cuMemcpyDtoH(&before, memory, sizeof before));
       GOOD(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
       GOOD(launch(stream, memory, 1));
-      GOOD(launch(stream, memory, 1));
+      GOOD(launch(stream, memory, 60000000));
       GOOD(cuStreamEndCapture(stream, &graph));
       GOOD(cuGraphInstantiate(&made, graph, 0));
       GOOD(cuGraphLaunch(made, stream));
+      answer = cuStreamQuery(stream) == CUDA_SUCCESS ? "over" : "running";
       GOOD(cuStreamSynchronize(stream));
       GOOD(cuMemcpyDtoH(&behind, memory, sizeof behind));
       CHECK(behind == before + 2, "%u, %u", before, behind);
-      answer = "ok";
     } else if (said == "fault") {
       const CUresult launched = launch(stream, 0x4000, 1);
       const CUresult waited = cuStreamSynchronize(stream);

@@ -91,8 +91,8 @@ class Bench:
         self.children = []
         self.begin()
 
-    def begin(self):
-        self.node = self.start([self.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", "64MiB",
+    def begin(self, listen="127.0.0.1:0"):
+        self.node = self.start([self.options.olgpunode, "--listen", listen, "--driver", "sim", "--vram", "64MiB",
                                 "--memory", "256MiB", "--grace", str(GRACE)])
         self.address = self.node.wait_log(r"listening at (\S+)").group(1)
 
@@ -150,6 +150,7 @@ class Cable:
         self.port = port
         self.pairs = []
         self.held = []  # of which one side is kept, and hears nothing
+        self.deaf = threading.Event()  # set: nothing of what comes from the gpunode is read any more
         self.moved = 0  # bytes
         self.lock = threading.Lock()
         self.listener = socket.create_server(("127.0.0.2", port))
@@ -174,7 +175,8 @@ class Cable:
 
     def pump(self, a, b, pair):
         try:
-            while data := a.recv(1 << 16):
+            while data := self.receive(a, pair):
+                self.delay()
                 if pair not in self.held:
                     b.sendall(data)
                     self.moved += len(data)
@@ -187,6 +189,14 @@ class Cable:
                 one.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+
+    def receive(self, a, pair):
+        while a is pair[1] and self.deaf.is_set():
+            time.sleep(0.02)
+        return a.recv(1 << 16)
+
+    def delay(self):
+        """How long what has been received takes: no time."""
 
     def cut_half(self, near):
         """Ends the connections for one side alone, without a word to the other, which hears nothing more."""
@@ -219,12 +229,25 @@ class Cable:
         return len(pairs)
 
 
+class RoughCable(Cable):
+    """One that delays what goes over it, each way and each connection by itself, so that they overtake each other."""
+
+    def __init__(self, port, seed):
+        self.chance = random.Random(seed)
+        super().__init__(port)
+
+    def delay(self):
+        if self.chance.random() < 0.2:
+            time.sleep(self.chance.random() * 0.01)
+
+
 def client_on_cable(bench):
     """A client whose links to the gpunode and to its worker go over cables; it and the one to its worker."""
     port = int(bench.address.split(":")[1])
     Cable(port)
+    seen = len(bench.node.log)
     client = bench.client(address=f"127.0.0.2:{port}", ready=False, transport="tcp")
-    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)))
+    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)", after=seen).group(1)))
     assert client.line() == "ready", client.log
     return client, cable
 
@@ -382,6 +405,81 @@ def kill_supervisor(bench):
         assert client.ask("step 1").startswith("error "), "a success without a worker"
 
 
+def gpunode_processes():
+    """Those of this test: gpunodes, and workers, of whatever session."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+                name, fields = re.match(r"\d+ \((.*)\) (.*)", stat.read()).groups()
+        except OSError:
+            continue  # it has ended
+        state, _, group = fields.split()[:3]
+        if name.startswith("olgpunode") and state != "Z" and int(group) == os.getpgrp():
+            found[int(pid)] = name
+    return found
+
+
+def random_supervisor_kills(bench):
+    """A gpunode that is killed at random moments of its clients' starts and of random work, again and again: each client hears why, with CUDA's
+    error or before it starts, nothing seems to have ended well, nothing stays behind, and the next gpunode at that address serves who comes."""
+    chance = seeded()
+    for number in range(8):
+        clients = [bench.client(ready=False) for _ in range(3)]
+        asked = [chance.choice(["step 3000", "copy 30", "bulk 3", "threads 40", "functions 500"]) for _ in clients]
+        for client, work in zip(clients, asked):
+            client.tell(work)  # it reads that when it is ready
+        said = [[] for _ in clients]
+        if number % 2 == 0:  # in the middle of the work, or behind it
+            said = [[client.line()] for client in clients]
+            assert said == [["ready"]] * 3, [client.log for client in clients]
+        time.sleep(chance.random() * (0.3 if number % 2 == 0 else 0.8))
+        bench.node.process.kill()
+        killed = time.monotonic()
+        bench.node.process.wait(LONG)
+        at_once = chance.random() < 0.5  # the next one is there before the clients have given up
+        if at_once:
+            bench.begin(bench.address)
+        for client, work, lines in zip(clients, asked, said):
+            while not lines or lines[-1] == "ready":
+                lines.append(client.line())
+            if lines[-1] is None:  # olrun has started nothing
+                assert client.process.wait(LONG) == 2, lines
+                client.wait_log(r"^olrun: gpunode 127\.0\.0\.1:\d+: .")
+                continue
+            count = work.split()[1] if work.split()[0] in ("step", "threads") else 0
+            assert lines[-1] == f"ok {count}" or lines[-1].startswith("error "), f"{work}: {lines}: {client.log}"
+            if lines[0] == "ready":
+                assert client.ask("step 1").startswith("error "), f"a success without a worker: {client.log}"
+                client.wait_log(r"the session on the gpunode is lost: \S")
+            else:  # it had not got its session yet
+                client.wait_log(r"(gpunode|worker at) 127\.0\.0\.1:\d+: .|the session on the gpunode is lost: .")
+            client.process.stdin.close()
+            client.process.wait(LONG)
+        took = time.monotonic() - killed
+        assert took < GRACE + 15, f"told after {took:.1f} s"
+        if not at_once:
+            left = gpunode_processes()
+            assert not left, f"processes that are still there: {left}"
+            bench.begin(bench.address)
+        client = bench.client()
+        assert client.ask("step 5") == "ok 5", client.log
+        client.process.stdin.close()
+        assert client.process.wait(LONG) == 0
+        bench.gone(bench.worker(0), 5)
+        assert list(gpunode_processes()) == [bench.node.process.pid], gpunode_processes()
+    # Nor anything of theirs in the file system: counters go when the next gpunode starts, sockets when somebody listens two seconds later.
+    bench.node.process.terminate()
+    assert bench.node.process.wait(LONG) == 0
+    time.sleep(2.2)
+    bench.begin(bench.address)
+    client = bench.client()
+    assert client.ask("step 5") == "ok 5", client.log
+    left = [os.path.join(folder, name) for folder, _, names in os.walk(bench.scratch.name) for name in names]
+    left = [path for path in left if not re.search(rf"/cache/.*/[0-9a-f]{{64}}$|/{bench.worker(0)}-[0-9]+\.counters$", path)]
+    assert len(left) <= 1 and all(path.endswith(".sock") for path in left), f"files of a gpunode that was killed: {left}"
+
+
 def cut(bench):
     """A cut connection is connected again: no call is lost, none is made twice."""
     chance = seeded()
@@ -447,6 +545,41 @@ def cut_half(bench):
     assert cable.cut_half(False) > 0
     client.wait_log("connected again", after=seen)
     assert client.ask("step 1") == f"ok {done + 1}", client.log
+
+
+def rough(bench):
+    """Whole programs over a network that delays what goes either way, lets connections overtake each other, and loses them at random moments:
+    right results, or an error and a line that says why; nothing stays behind at the gpunode."""
+    chance = seeded()
+    port = int(bench.address.split(":")[1])
+    RoughCable(port, chance.random())
+    supervisor = f"/proc/{bench.node.process.pid}/fd"
+    before, again, right = len(os.listdir(supervisor)), 0, 0
+    for number, app in enumerate(bench.options.app):
+        seen = len(bench.node.log)
+        client = bench.start([bench.options.olrun, "--gpunode", f"127.0.0.2:{port}", "--transport", "tcp", "--", app, "--bytes",
+                              str(4 << 20), "--seed", str(chance.randrange(1000))])
+        cable = RoughCable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)", after=seen).group(1)), chance.random())
+        end = time.monotonic() + 2 * LONG
+        cuts = 0
+        while client.process.poll() is None:
+            assert time.monotonic() < end, f"{app} hangs: {client.log}"
+            time.sleep(0.02 + chance.random() * 0.3)
+            if cuts < 8:
+                cuts += cable.cut() > 0
+        lost = any("the session on the gpunode is lost: " in line for line in client.log)
+        said = client.line()
+        while said is not None and not said.startswith("OK"):
+            said = client.line()
+        assert (client.process.returncode == 0 and said is not None) or (client.process.returncode != 0 and lost), (app, client.log)
+        right += client.process.returncode == 0
+        again += sum("connected again" in line for line in client.log)
+        bench.gone(bench.worker(number), 3 * GRACE + 5)
+    print(f"{right} of {len(bench.options.app)} ended well, {again} times connected again")
+    assert again > 0, "no connection was ever lost"
+    assert right > len(bench.options.app) / 2, "most programs lost their session"
+    time.sleep(1)
+    assert len(os.listdir(supervisor)) <= before, "descriptors stay behind at the gpunode"
 
 
 def cut_free(bench):
@@ -601,24 +734,20 @@ def threads_that_end(bench):
 def functions_that_end(bench):
     """What a worker keeps for a host function goes with its call."""
     client = bench.client()
-
-    def resident():
-        with open(f"/proc/{bench.worker(0)}/status", encoding="utf-8") as status:
-            return int(re.search(r"VmRSS:\s+(\d+) kB", status.read()).group(1))
-
+    worker = bench.worker(0)
     for _ in range(5):  # as many as wait at a time there is room for from then on, in the heaps of all its threads
         assert client.ask("functions 4000") == "ok 0"
-    before = resident()
+    before = resident(worker)
     for _ in range(4):
         assert client.ask("functions 4000") == "ok 0"
-    grown = resident() - before
-    assert grown < 800, f"{grown} KiB more for 16000 host functions"
+    grown = resident(worker) - before
+    assert grown < 0.8, f"{grown:.2f} MiB more for 16000 host functions"
 
 
 def late_failures(bench):
     """What is known to have failed late is told once, by the program's own calls, in its own context; nothing is lost with it."""
     bench.begin_anew(OL_SIM_DEVICES="2")
-    for what in ("unregister", "questions", "refused", "reset", "retained", "ends", "devices", "streams", "large", "fault", "successor"):
+    for what in ("unregister", "questions", "refused", "reset", "retained", "ends", "devices", "streams", "large", "fault", "looping", "rested", "elsewhere", "successor"):
         said = subprocess.run([bench.options.olrun, "--gpunode", bench.address, "--transport", bench.options.transport, "--",
                                bench.options.late_failures, what], env=bench.env, capture_output=True, text=True, timeout=LONG)
         assert said.returncode == 0 and said.stdout.splitlines()[-1:] == ["OK"], (what, said)
@@ -651,7 +780,7 @@ def driver_environment(bench):
         assert said == f"loads {'eagerly' if eager else 'lazily'}", (environment, said, client.log)
         expected = dict.fromkeys(("LAUNCH_BLOCKING", "MODULE_LOADING", "DEVICE_MAX_CONNECTIONS"))
         assert of_worker(bench.worker(number)) == {**expected, **there}, environment
-        asked = (("run", "over", "running"), ("graph", "ok", "ok"), ("thread", "over", "running"), ("fault", "launch", "later"))
+        asked = (("run", "over", "running"), ("graph", "over", "running"), ("thread", "over", "running"), ("fault", "launch", "later"))
         for what, blocking, not_blocking in asked if line is None else asked[-1:]:
             said = client.ask(what)
             assert said == (blocking if blocks else not_blocking), (environment, what, said, client.log)
@@ -685,6 +814,107 @@ def idle(bench):
     """Functions of graphs that do not run are waited for by nobody."""
     said = subprocess.run(leftovers_of(bench, "idle"), env=bench.env, capture_output=True, text=True, timeout=LONG)
     assert said.returncode == 0 and said.stdout == "OK\n", said
+
+
+def resident(pid):
+    """MiB of memory that a process has."""
+    with open(f"/proc/{pid}/status", encoding="utf-8") as status:
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read()).group(1)) / 1024
+
+
+class Neighbour:
+    """A program beside one that misbehaves: it has to be as fast as it is by itself."""
+
+    def __init__(self, bench):
+        self.client = bench.client()
+        self.usual = sorted(self.pace() for _ in range(5))[2]
+
+    def pace(self):
+        begun = time.monotonic()
+        assert self.client.ask("step 300").startswith("ok "), self.client.log
+        assert self.client.ask("copy 3").startswith("ok "), self.client.log
+        return time.monotonic() - begun
+
+    def works(self, rounds=7):
+        """Medians of few rounds, on machines that have other work."""
+        took = sorted(self.pace() for _ in range(rounds))
+        assert took[rounds // 2] < 3 * self.usual + 0.5, f"{took} beside it, {self.usual:.3f} s by itself"
+
+
+def deaf(bench):
+    """A client that takes nothing any more while its calls have answers, or print, without end: nobody else waits, what is kept for it is bounded,
+    and it is gone as soon as its client is."""
+    neighbour = Neighbour(bench)
+    for number, what in enumerate(("copies", "prints")):
+        client = bench.start([bench.options.deaf, bench.address, what], OL_TRANSPORT=bench.options.transport)
+        assert client.line() == "ready", client.log
+        worker = bench.worker(number + 1)
+        before = resident(worker)
+        assert client.ask("go") == "deaf", client.log
+        most, end = 0, time.monotonic() + 4
+        while time.monotonic() < end:
+            neighbour.works(3)
+            most = max(most, resident(worker) - before)
+        # 32 MiB are kept, a few answers are on their way.
+        assert most < 64, f"{most:.0f} MiB more for a client that takes nothing"
+        if what == "copies":
+            assert most > 8, f"only {most:.0f} MiB: nothing is kept for it"
+        assert os.path.exists(f"/proc/{worker}")  # it may go on to take them
+        client.end()
+        bench.gone(worker, 5)
+        neighbour.works()
+
+
+def deaf_socket(bench):
+    """A client whose socket is read by nobody, while it goes on to call: its link is lost after the time of silence, and the session with it."""
+    neighbour = Neighbour(bench)
+    port = int(bench.address.split(":")[1])
+    Cable(port)
+    seen = len(bench.node.log)
+    client = bench.start([bench.options.deaf, f"127.0.0.2:{port}", "copies"], OL_TRANSPORT="tcp")
+    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)", after=seen).group(1)))
+    worker = bench.worker(1)
+    assert client.line() == "ready", client.log
+    before = resident(worker)
+    cable.deaf.set()
+    assert client.ask("go") == "deaf", client.log
+    most, begun = 0, time.monotonic()
+    while os.path.exists(f"/proc/{worker}"):
+        neighbour.works(3)
+        try:
+            most = max(most, resident(worker) - before)
+        except (OSError, AttributeError):
+            break  # it has ended
+        assert time.monotonic() - begun < LONG, "the session is still there"
+    assert client.process.poll() is None, "the client has ended"
+    assert most < 96, f"{most:.0f} MiB more for a client that reads nothing"  # with what the sockets hold
+    bench.node.wait_log("the client is gone")
+    neighbour.works()
+
+
+def deaf_bulk(bench):
+    """A client that stops to read in the middle of bulk copies to the host: what was under way is made again when it reads before the grace time is
+    over; else it is told, and its session goes."""
+    neighbour = Neighbour(bench)
+    client, cable = client_on_cable(bench)
+    for seconds in (0.3, 2 * GRACE / 3):
+        client.tell("bulk 20")
+        time.sleep(0.3)
+        cable.deaf.set()
+        time.sleep(seconds)
+        cable.deaf.clear()
+        assert client.line() == "ok 0", client.log
+    worker = bench.worker(1)
+    client.tell("bulk 1000")
+    time.sleep(0.3)
+    cable.deaf.set()
+    begun = time.monotonic()
+    neighbour.works()
+    assert client.line().startswith("error "), "a success without a word of the worker"
+    assert time.monotonic() - begun < GRACE + 10
+    client.wait_log(r"the session on the gpunode is lost: \S")
+    bench.gone(worker, LONG)
+    neighbour.works()
 
 
 def callbacks_lost(bench):
@@ -777,7 +1007,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, cut, cut_bulk, cut_idle, cut_half, cut_free, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, leftovers, idle, callbacks_lost, driver_environment, nonsense, stranger, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, random_supervisor_kills, cut, cut_bulk, cut_idle, cut_half, rough, cut_free, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, leftovers, idle, callbacks_lost, driver_environment, deaf, deaf_socket, deaf_bulk, nonsense, stranger, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):
@@ -786,6 +1016,7 @@ def run(scenarios, description, programs, make):
     for name in programs:
         parser.add_argument(name, required=True)
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for all that is started")
+    parser.add_argument("--app", action="append", default=[], help="a program of tests/apps")
     parser.add_argument("scenario", choices=[s.__name__ for s in scenarios])
     parser.add_argument("transport", nargs="?", default="tcp", choices=["tcp", "shm"])
     options = parser.parse_args()
@@ -802,4 +1033,4 @@ def run(scenarios, description, programs, make):
 
 
 if __name__ == "__main__":
-    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger", "--late-failures", "--leftovers", "--launch-blocking"), Bench)
+    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger", "--deaf", "--late-failures", "--leftovers", "--launch-blocking"), Bench)

@@ -192,6 +192,28 @@ TEST_CASE("a closed channel lets nobody wait", "[calls]") {
   CHECK(pair.near.read(record, 5s) == Channel::Read::kDown);
 }
 
+TEST_CASE("who answers can tell that nobody takes its answers", "[calls]") {
+  Pair pair(transport::Choice::kTcp, {.kept_bytes = 1 << 20, .record_bytes = 16 << 20});
+  pair.join();
+  CHECK(pair.near.awaitRoom(0us));
+  const auto sent = numbered(7, 4'000'000);
+  CHECK(pair.near.write({sent}, true));  // a record may be longer than what is kept
+  CHECK_FALSE(pair.near.awaitRoom(50ms));
+  std::vector<std::byte> record;
+  std::thread reader([&] { (void)pair.far.read(record, 20s); });
+  CHECK(pair.near.awaitRoom(20s));
+  reader.join();
+  CHECK(record == sent);
+  // Without a link none comes free, and nobody waits for it.
+  CHECK(pair.near.write({sent}, true));
+  pair.cut();
+  const auto begun = std::chrono::steady_clock::now();
+  CHECK_FALSE(pair.near.awaitRoom(20s));
+  CHECK(std::chrono::steady_clock::now() - begun < 10s);
+  pair.near.close("enough");
+  CHECK(pair.near.awaitRoom(20s));
+}
+
 TEST_CASE("links are cut at random moments and nothing is lost or comes twice", "[calls]") {
   const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
   const bool faulty = GENERATE(false, true);
