@@ -15,6 +15,8 @@
 #include "base/log.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/core/own_descriptors.h"
+#include "coherence/transport/routes.h"
+#include "coherence/transport/shm/channel.h"
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/sources.h"
 #include "coherence/transport/tcp/tcp_link.h"
@@ -60,6 +62,7 @@ struct Handshake {
   std::unique_ptr<TlsSession> tls;  // while it is shaking hands
   std::string peer;
   bool unix_socket = false;
+  bool handed = false;  // by another listener, which has heard its preamble
   Sources::Source* source = nullptr;
   int64_t begun_ms = 0;
   int64_t deadline_ms = 0;
@@ -88,13 +91,15 @@ struct Handshake {
 
 class Acceptor final : public Listener, public std::enable_shared_from_this<Acceptor>, public Reactor::Ticker {
  public:
-  Acceptor(EndpointCore& endpoint, AcceptFn accept)
+  Acceptor(EndpointCore& endpoint, AcceptFn accept, RoutesPtr routes)
       : endpoint_(endpoint),
         reactor_(*endpoint.reactors().front()),
         accept_(std::move(accept)),
+        routes_(std::move(routes)),
         sources_(endpoint.options().limits.handshakes_per_second) {}
 
   Status open(const std::string& address);
+  void openBehind(base::UniqueFd socket);
   void close();
   const std::string& address() const override { return address_; }
   void onTick(bool late) override;
@@ -105,10 +110,14 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
 
   Status bindTo(const SocketAddress& address, base::UniqueFd& into);
   void listenForShm();
+  void watch();
   void acceptFrom(int listener);
+  void receiveFrom(int socket);
+  void take(base::UniqueFd fd, const SocketAddress& from, const wire::Preamble* said);
   void onEvents(Place place);
   std::string advance(Handshake& shake, bool& again);
   std::string preamble(Handshake& shake);
+  std::string handOver(Handshake& shake, const wire::Preamble& preamble);
   std::string begin(Handshake& shake);
   std::string shakeTls(Handshake& shake);
   std::string hello(Handshake& shake);
@@ -124,7 +133,9 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
   EndpointCore& endpoint_;
   Reactor& reactor_;
   const AcceptFn accept_;
+  const RoutesPtr routes_;
   std::string address_;
+  base::UniqueFd handover_;  // where another listener hands connections over
   std::vector<base::UniqueFd> listeners_;
   std::string unix_path_;        // of the listener for shm; removed at the end
   std::list<Handshake> shakes_;  // the newest first
@@ -197,13 +208,25 @@ Status Acceptor::open(const std::string& address) {
     break;
   }
   if (listeners_.empty()) return Error{why};
+  watch();
+  return {};
+}
+
+void Acceptor::openBehind(base::UniqueFd socket) {
+  noteOwnDescriptor(socket.get());
+  handover_ = std::move(socket);
+  watch();
+  reactor_.add(handover_.get(), EPOLLIN,
+               std::make_shared<Ears>([self = shared_from_this(), raw = handover_.get()] { self->receiveFrom(raw); }));
+}
+
+void Acceptor::watch() {
   if (unix_path_.empty() && endpoint_.options().choice != Choice::kTcp) listenForShm();
   for (auto& listener : listeners_) {
     reactor_.add(listener.get(), EPOLLIN,
                  std::make_shared<Ears>([self = shared_from_this(), raw = listener.get()] { self->acceptFrom(raw); }));
   }
   reactor_.addTicker(weak_from_this());
-  return {};
 }
 
 // Peers on this host that come by TCP are told of this socket. Without it they stay on TCP.
@@ -233,12 +256,14 @@ void Acceptor::close() {
   std::promise<void> done;
   reactor_.post([this, &done] {
     for (auto& listener : listeners_) reactor_.remove(listener.get());
+    if (handover_) reactor_.remove(handover_.get());
     while (!shakes_.empty()) drop(shakes_.begin(), "");
     done.set_value();
   });
   done.get_future().wait();
   if (!unix_path_.empty()) unlink(unix_path_.c_str());
   listeners_.clear();
+  handover_.reset();
 }
 
 // Links and their lanes.
@@ -263,7 +288,6 @@ bool Acceptor::makeRoom() {
 }
 
 void Acceptor::acceptFrom(int listener) {
-  const Limits& limits = endpoint_.options().limits;
   for (int i = 0; i < 16; ++i) {
     SocketAddress from;
     from.length = sizeof from.storage;
@@ -278,33 +302,67 @@ void Acceptor::acceptFrom(int listener) {
       return;
     }
     noteOwnDescriptor(fd.get());
-    const bool unix_socket = from.family() == AF_UNIX;
-    const std::string peer = unix_socket ? "unix:" + unix_path_ : from.text();
-    std::string why;
-    if (unix_socket) {
-      const auto user = peerUser(fd.get());
-      if (!user.ok()) {
-        why = user.error().message;
-      } else if (user.value() != geteuid()) {
-        why = base::format("it is of user {}", user.value());
-      }
-    }
-    if (why.empty() && !makeRoom()) why = "too many handshakes at the same time";
-    shakes_.emplace_front();
-    const Place place = shakes_.begin();
-    place->stream = Stream(std::move(fd), nullptr);
-    place->peer = peer;
-    place->unix_socket = unix_socket;
-    place->source = sources_.enter(from.source());
-    place->begun_ms = nowMs();
-    place->deadline_ms = place->begun_ms + std::min(kFirstBytesMs, limits.handshake_ms);
-    if (!why.empty()) {
-      drop(place, why);
-      continue;
-    }
-    reactor_.add(place->stream.fd(), EPOLLIN,
-                 std::make_shared<Ears>([self = shared_from_this(), place] { self->onEvents(place); }));
+    take(std::move(fd), from, nullptr);
   }
+}
+
+// What another listener hands over. Where this process has no descriptors left the system drops it.
+void Acceptor::receiveFrom(int socket) {
+  for (int i = 0; i < 16; ++i) {
+    wire::Preamble said;
+    base::UniqueFd fd;
+    const ssize_t got = receiveWithFds(socket, &said, sizeof said, &fd, 1);
+    if (got == -EAGAIN) return;
+    if (got <= 0) {
+      reactor_.remove(socket);  // nobody hands over any more
+      return;
+    }
+    SocketAddress from;
+    from.length = sizeof from.storage;
+    // One that its peer has ended meanwhile has none.
+    if (got != sizeof said || !fd ||
+        getpeername(fd.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.length) != 0)
+      continue;
+    take(std::move(fd), from, &said);
+  }
+}
+
+// A connection that has just been made. `said`: what has been read of it.
+void Acceptor::take(base::UniqueFd fd, const SocketAddress& from, const wire::Preamble* said) {
+  const bool unix_socket = from.family() == AF_UNIX;
+  SocketAddress own;
+  own.length = sizeof own.storage;
+  getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own.storage), &own.length);
+  std::string why;
+  if (unix_socket) {
+    const auto user = peerUser(fd.get());
+    if (!user.ok()) {
+      why = user.error().message;
+    } else if (user.value() != geteuid()) {
+      why = base::format("it is of user {}", user.value());
+    }
+  }
+  if (said != nullptr && !endpoint_.options().keys && !from.loopback()) why = "without a key nobody beyond this host";
+  if (why.empty() && !makeRoom()) why = "too many handshakes at the same time";
+  shakes_.emplace_front();
+  const Place place = shakes_.begin();
+  place->stream = Stream(std::move(fd), nullptr);
+  place->peer = unix_socket ? own.text() : from.text();
+  place->unix_socket = unix_socket;
+  place->source = sources_.enter(from.source());
+  place->begun_ms = nowMs();
+  place->deadline_ms = place->begun_ms + std::min(kFirstBytesMs, endpoint_.options().limits.handshake_ms);
+  if (!why.empty()) {
+    drop(place, why);
+    return;
+  }
+  reactor_.add(place->stream.fd(), EPOLLIN,
+               std::make_shared<Ears>([self = shared_from_this(), place] { self->onEvents(place); }));
+  if (said == nullptr) return;
+  place->handed = true;
+  place->in.resize(sizeof *said);
+  std::memcpy(place->in.data(), said, sizeof *said);
+  onEvents(place);
 }
 
 void Acceptor::drop(Place place, const std::string& why) {
@@ -417,6 +475,7 @@ std::string Acceptor::preamble(Handshake& shake) {
   if (preamble.version != wire::kVersion) {
     return base::format("it speaks version {}; this is version {}", preamble.version, wire::kVersion);
   }
+  if (preamble.route != 0 && !shake.handed) return handOver(shake, preamble);
   const auto& keys = endpoint_.options().keys;
   switch (preamble.kind) {
     case wire::Preamble::Kind::kPlainLink:
@@ -441,6 +500,15 @@ std::string Acceptor::preamble(Handshake& shake) {
       return "";
   }
   return base::format("a connection of unknown kind {}", static_cast<unsigned>(preamble.kind));
+}
+
+std::string Acceptor::handOver(Handshake& shake, const wire::Preamble& preamble) {
+  if (preamble.kind == wire::Preamble::Kind::kLane) shake.state = Handshake::State::kTicket;  // no frame is expected
+  auto handed = Routes::Handed::kNobody;
+  if (routes_) handed = routes_->hand(preamble.route, shake.stream.fd(), std::as_bytes(std::span(&preamble, 1)));
+  if (handed == Routes::Handed::kTaken) return "done";
+  if (handed == Routes::Handed::kFull) return "whom it is for takes no more connections at the moment";
+  return base::format("whom it is for ({:016x}) is not here, or not any more", preamble.route);
 }
 
 // From here on it costs something.
@@ -619,9 +687,16 @@ class ListenerHandle final : public Listener {
 
 }  // namespace
 
-Result<std::unique_ptr<Listener>> makeAcceptor(EndpointCore& endpoint, const std::string& address, AcceptFn accept) {
-  auto acceptor = std::make_shared<Acceptor>(endpoint, std::move(accept));
+Result<std::unique_ptr<Listener>> makeAcceptor(EndpointCore& endpoint, const std::string& address, AcceptFn accept,
+                                               RoutesPtr routes) {
+  auto acceptor = std::make_shared<Acceptor>(endpoint, std::move(accept), std::move(routes));
   if (auto status = acceptor->open(address); !status.ok()) return Error{status.error().message};
+  return std::unique_ptr<Listener>(std::make_unique<ListenerHandle>(std::move(acceptor)));
+}
+
+Result<std::unique_ptr<Listener>> makeAcceptorBehind(EndpointCore& endpoint, base::UniqueFd socket, AcceptFn accept) {
+  auto acceptor = std::make_shared<Acceptor>(endpoint, std::move(accept), nullptr);
+  acceptor->openBehind(std::move(socket));
   return std::unique_ptr<Listener>(std::make_unique<ListenerHandle>(std::move(acceptor)));
 }
 
