@@ -8,10 +8,10 @@ WORKDIR /source
 RUN tools/setup && meson setup /build --prefix=/opt/olpager -Dtests=false && ninja -C /build && meson install -C /build
 
 # The GPU's machine.
-#   docker run --rm --gpus all --network=host --cap-add SYS_NICE --ulimit memlock=-1 --shm-size=8g \
+#   docker run --rm --gpus all -p 7071:7071 --cap-add SYS_NICE --ulimit memlock=-1 --shm-size=8g \
 #     -v /etc/olpager:/etc/olpager:ro -v olpager-cache:/var/cache/olpager olgpunode
-# --gpus all: the driver and its libraries. --network=host: workers listen on ports of their own. SYS_NICE: host memory that the GPU uses in
-# place (olrun --check says whether it can). memlock: pinned memory. The key has to be readable by user 7071 alone.
+# --gpus all: the driver and its libraries. SYS_NICE: host memory that the GPU uses in place (olrun --check says whether it can). memlock: pinned
+# memory. The key has to be readable by user 7071 alone.
 FROM debian:12-slim
 COPY --from=build /opt/olpager /opt/olpager
 ENV PATH=/opt/olpager/bin:$PATH NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility XDG_RUNTIME_DIR=/run/olgpunode
