@@ -10,6 +10,7 @@
 #include <cstring>
 #include <future>
 #include <list>
+#include <set>
 
 #include "base/format.h"
 #include "base/log.h"
@@ -56,7 +57,7 @@ class Acceptor;
 // One connection on its way. Lives in the acceptor's list; reactor thread only. Anybody can make as many as he likes, so that one
 // that has proved nothing has its place only until it is wanted: makeRoom().
 struct Handshake {
-  enum class State : uint8_t { kPreamble, kTls, kHello, kLanes, kTicket, kLaneTls };
+  enum class State : uint8_t { kPreamble, kTls, kHello, kLanes, kTicket, kLaneTls, kRouted };
   State state = State::kPreamble;
   Stream stream;
   std::unique_ptr<TlsSession> tls;  // while it is shaking hands
@@ -81,8 +82,12 @@ struct Handshake {
   // A lane on its way.
   wire::Ticket ticket;
 
+  // One for somebody behind this address.
+  wire::Preamble said;
+  bool quiet = false;  // it is not watched: what it says is for him
+
   /// It has said nothing yet that anybody needs to look at.
-  bool silent() const { return state == State::kPreamble || state == State::kTicket; }
+  bool silent() const { return state == State::kPreamble || state == State::kTicket || state == State::kRouted; }
   /// It has shown a key or a ticket, or (loopback, no key) has its place among the links.
   bool proved() const {
     return state == State::kLanes || state == State::kLaneTls || (state == State::kHello && stream.encrypted());
@@ -117,7 +122,7 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
   void onEvents(Place place);
   std::string advance(Handshake& shake, bool& again);
   std::string preamble(Handshake& shake);
-  std::string handOver(Handshake& shake, const wire::Preamble& preamble);
+  void handOver();
   std::string begin(Handshake& shake);
   std::string shakeTls(Handshake& shake);
   std::string hello(Handshake& shake);
@@ -128,6 +133,7 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
   void drop(Place place, const std::string& why);
   void forget(Place place);
   size_t places() const;
+  bool isCrowd(const Handshake& shake) const;
   bool makeRoom();
 
   EndpointCore& endpoint_;
@@ -142,6 +148,7 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
   Sources sources_;
   bool deaf_ = false;           // no descriptors are left: the listeners are not watched
   Handshake* owner_ = nullptr;  // of the lane that has just arrived: to be looked at again
+  bool routed_ = false;         // one for somebody else has just arrived
   RefusalLog log_;
 };
 
@@ -271,13 +278,14 @@ size_t Acceptor::places() const {
   return size_t{endpoint_.options().limits.handshakes} * (1 + endpoint_.options().lanes);
 }
 
+// Its source has more than its share of the places.
+bool Acceptor::isCrowd(const Handshake& shake) const { return shake.source->under_way > places() / Sources::kShare; }
+
 // Where all places are taken, of those who have proved nothing: first from a source that has more than its share of them,
 // then who is silent, then the oldest. Who knows what to say has said it before it is the oldest.
 bool Acceptor::makeRoom() {
   if (shakes_.size() < places()) return true;
-  const auto rank = [&](const Handshake& shake) {
-    return std::pair(shake.source->under_way > places() / Sources::kShare, shake.silent());
-  };
+  const auto rank = [&](const Handshake& shake) { return std::pair(isCrowd(shake), shake.silent()); };
   Place found = shakes_.end();
   for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
     if (!each->proved() && (found == shakes_.end() || rank(*each) >= rank(*found))) found = each;
@@ -369,7 +377,8 @@ void Acceptor::drop(Place place, const std::string& why) {
   if (!why.empty()) {
     log_.line(place->peer, why);
     if (place->state == Handshake::State::kHello || place->state == Handshake::State::kLanes ||
-        place->state == Handshake::State::kPreamble) {
+        place->state == Handshake::State::kPreamble ||
+        (place->state == Handshake::State::kRouted && place->said.kind != wire::Preamble::Kind::kLane)) {
       struct {
         wire::Header header;
         char text[wire::kMaxGoodbye];
@@ -403,12 +412,14 @@ void Acceptor::onTick(bool) {
   for (Place place = shakes_.begin(); place != shakes_.end();) {
     const Place next = std::next(place);
     if (now >= place->deadline_ms) {
-      drop(place, "the handshake was not finished in time");
+      drop(place, place->state == Handshake::State::kRouted ? "whom it is for does not take it in time"
+                                                            : "the handshake was not finished in time");
     } else if (place->state == Handshake::State::kLanes && place->replaced) {
       onEvents(place);  // its predecessor may be down now
     }
     place = next;
   }
+  handOver();
 }
 
 void Acceptor::onEvents(Place place) {
@@ -420,6 +431,7 @@ void Acceptor::onEvents(Place place) {
   } else if (!why.empty()) {
     drop(place, why);
   }
+  if (std::exchange(routed_, false)) handOver();
   if (owner == nullptr) return;
   for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
     if (&*each == owner) {
@@ -432,6 +444,7 @@ void Acceptor::onEvents(Place place) {
 // One step. "": goes on later, or at once when `again`; "done": handed over; else why it ends.
 std::string Acceptor::advance(Handshake& shake, bool& again) {
   again = false;
+  if (shake.state == Handshake::State::kRouted) return "it went away";
   if (shake.state == Handshake::State::kTls || shake.state == Handshake::State::kLaneTls) {
     const std::string why = shakeTls(shake);
     again = shake.tls == nullptr && why.empty();
@@ -463,6 +476,7 @@ std::string Acceptor::advance(Handshake& shake, bool& again) {
   } else {
     why = ticket(shake);
   }
+  again = shake.state != Handshake::State::kRouted;
   if (!shake.silent()) shake.deadline_ms = shake.begun_ms + endpoint_.options().limits.handshake_ms;
   shake.in.clear();
   return why;
@@ -475,7 +489,12 @@ std::string Acceptor::preamble(Handshake& shake) {
   if (preamble.version != wire::kVersion) {
     return base::format("it speaks version {}; this is version {}", preamble.version, wire::kVersion);
   }
-  if (preamble.route != 0 && !shake.handed) return handOver(shake, preamble);
+  if (preamble.route != 0 && !shake.handed) {
+    shake.said = preamble;
+    shake.state = Handshake::State::kRouted;
+    routed_ = true;
+    return "";
+  }
   const auto& keys = endpoint_.options().keys;
   switch (preamble.kind) {
     case wire::Preamble::Kind::kPlainLink:
@@ -502,13 +521,34 @@ std::string Acceptor::preamble(Handshake& shake) {
   return base::format("a connection of unknown kind {}", static_cast<unsigned>(preamble.kind));
 }
 
-std::string Acceptor::handOver(Handshake& shake, const wire::Preamble& preamble) {
-  if (preamble.kind == wire::Preamble::Kind::kLane) shake.state = Handshake::State::kTicket;  // no frame is expected
-  auto handed = Routes::Handed::kNobody;
-  if (routes_) handed = routes_->hand(preamble.route, shake.stream.fd(), std::as_bytes(std::span(&preamble, 1)));
-  if (handed == Routes::Handed::kTaken) return "done";
-  if (handed == Routes::Handed::kFull) return "whom it is for takes no more connections at the moment";
-  return base::format("whom it is for ({:016x}) is not here, or not any more", preamble.route);
+// Those who are for somebody behind this address, as far as he takes them: first those whose source is no crowd, of each the oldest first, so that
+// who comes by a route without end keeps no others from it. Nobody is waited for.
+void Acceptor::handOver() {
+  std::set<uint64_t> full;
+  for (const bool crowd : {false, true}) {
+    for (Place end = shakes_.end(); end != shakes_.begin();) {
+      const Place place = std::prev(end);
+      const uint64_t route = place->said.route;
+      auto handed = Routes::Handed::kFull;
+      if (place->state != Handshake::State::kRouted || isCrowd(*place) != crowd) {
+        end = place;
+        continue;
+      }
+      if (!full.contains(route)) {
+        handed = routes_ ? routes_->hand(route, place->stream.fd(), std::as_bytes(std::span(&place->said, 1)))
+                         : Routes::Handed::kNobody;
+      }
+      if (handed == Routes::Handed::kTaken) {
+        forget(place);
+      } else if (handed == Routes::Handed::kNobody) {
+        drop(place, base::format("whom it is for ({:016x}) is not here, or not any more", route));
+      } else {
+        full.insert(route);
+        if (!std::exchange(place->quiet, true)) reactor_.modify(place->stream.fd(), 0);
+        end = place;
+      }
+    }
+  }
 }
 
 // From here on it costs something.

@@ -3,7 +3,7 @@
 //
 //   kPreamble -> kTls -> kHello -> kLanes (waits for its lanes, and for the link it replaces to be down) -> a link
 //   kPreamble -> kTicket -> kLaneTls -> a lane of a connection in kLanes
-//   kPreamble, with a route -> handed to who is behind this address, whose acceptor goes on with it from kPreamble
+//   kPreamble, with a route -> kRouted (until he takes it) -> who is behind this address, whose acceptor goes on with it from kPreamble
 //
 // A connection that breaks a rule, or is not through in time, is closed with a line in the log (a few a second; the rest
 // is counted in the next line). Nothing of a peer is believed before it has been checked.
