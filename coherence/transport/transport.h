@@ -223,6 +223,7 @@ struct ConnectOptions {
   DomainPtr domain;  // what the peer may touch, and where local ranges come from
   QueuePtr queue;
   std::string replaces;  // id() of an earlier link to the same node: stopped there before the new one is up
+  uint64_t route = 0;    // of who is meant behind the address (routes.h); 0: who listens there
 };
 
 /// The acceptor's answer: where the new link belongs, or an Error whose line the peer is told.
@@ -232,11 +233,14 @@ struct Accepted {
 };
 using AcceptFn = std::function<Result<Accepted>(const PeerInfo&)>;
 
+class Routes;  // routes.h
+using RoutesPtr = std::shared_ptr<Routes>;
+
 /// An address at which peers are accepted, until it is destroyed. Links that are up stay up.
 class Listener {
  public:
   virtual ~Listener() = default;
-  /// The address in the form that connect() takes, with the port that was chosen.
+  /// The address in the form that connect() takes, with the port that was chosen; "" of one that listens behind another's.
   virtual const std::string& address() const = 0;
 };
 
@@ -248,8 +252,13 @@ class Endpoint {
   /// Connects to "host:port" or "unix:/path". Waits for at most Options::connect_ms.
   virtual Result<LinkPtr> connect(const std::string& address, const ConnectOptions& options) = 0;
   /// Listens on "host:port" (port 0: any) or "unix:/path". `accept` runs on an I/O thread after the peer has proved its
-  /// key, and must not block. Refuses an address beyond loopback when there is no key.
-  virtual Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept) = 0;
+  /// key, and must not block. Refuses an address beyond loopback when there is no key. Connections that come with a route are handed to
+  /// `routes` as soon as they have said so, and closed where there is nobody by that route, or no `routes`.
+  virtual Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept,
+                                                   RoutesPtr routes = nullptr) = 0;
+  /// Takes the connections that another listener hands over (HandoverSockets::to) as if they had been made here: the same handshake, the same
+  /// limits. Peers on this host still come to shared memory by a Unix socket of its own. Without a key peers beyond this host are refused.
+  virtual Result<std::unique_ptr<Listener>> listenBehind(base::UniqueFd socket, AcceptFn accept) = 0;
 };
 
 /// Links of the endpoint are closed with it; queues, domains and the links themselves may live on.

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/format.h"
+#include "coherence/transport/routes.h"
 
 namespace olpager::gpunode {
 
@@ -35,6 +36,8 @@ Result<StartedWorker> launchWorker(const std::string& program, std::vector<std::
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return failed();
   base::UniqueFd own(ends[0]), workers(ends[1]);
+  auto connections = transport::makeHandoverSockets();
+  if (!connections.ok()) return Error{base::format("a worker can't be started: {}", connections.error().message)};
   std::vector<char*> envp;
   for (auto& entry : environment) envp.push_back(entry.data());
   envp.push_back(nullptr);
@@ -51,15 +54,14 @@ Result<StartedWorker> launchWorker(const std::string& program, std::vector<std::
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
-    if (workers.get() == kSetupFd) {
-      (void)fcntl(kSetupFd, F_SETFD, 0);
-    } else if (dup2(workers.get(), kSetupFd) < 0) {
-      _exit(1);
-    }
+    // First out of each other's way.
+    const int setup_end = fcntl(workers.get(), F_DUPFD_CLOEXEC, kConnectionsFd + 1);
+    const int connections_end = fcntl(connections.value().to.get(), F_DUPFD_CLOEXEC, kConnectionsFd + 1);
+    if (dup2(setup_end, kSetupFd) < 0 || dup2(connections_end, kConnectionsFd) < 0) _exit(1);
     execve(program.c_str(), argv, envp.data());
     _exit(127);
   }
-  StartedWorker started{child, std::move(own)};
+  StartedWorker started{child, std::move(own), std::move(connections.value().from)};
   if (send(started.socket.get(), &setup, sizeof setup, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof setup)) {
     const auto error = failed();
     kill(child, SIGKILL);  // reaped with all others

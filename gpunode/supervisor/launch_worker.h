@@ -14,7 +14,8 @@ namespace olpager::gpunode {
 
 struct StartedWorker {
   pid_t pid = 0;
-  base::UniqueFd socket;  // gpunode/worker/setup.h says what goes over it
+  base::UniqueFd socket;       // gpunode/worker/setup.h says what goes over it
+  base::UniqueFd connections;  // for transport::Routes
 };
 
 /// Runs `program` with `environment` (NAME=value) and gives it `setup`. The caller reaps it. The Error is one line.

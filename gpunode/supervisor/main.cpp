@@ -80,11 +80,6 @@ int run(int argc, char** argv) {
     base::print("{}", json ? gpunode::stateJson(text.value()) : gpunode::stateText(text.value()));
     return 0;
   }
-  const uint32_t ports = options.last_port - options.first_port + 1;
-  if (options.first_port != 0 && ports < options.sessions) {
-    base::logInfo("at most %u sessions: so many ports are there for workers (--ports)", ports);
-    options.sessions = ports;
-  }
   const std::string self = base::currentExecutable();
   const std::string worker = base::locateProgram(self, "olgpunode-worker");
   const std::string library = base::locateLibrary(self, "libolpager.so");

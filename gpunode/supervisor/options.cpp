@@ -34,23 +34,8 @@ Status number(std::string_view text, uint32_t least, uint32_t most, uint32_t& in
 }
 
 Status setListen(SupervisorOptions& options, std::string_view text) {
-  if (text.find(':') == std::string_view::npos) return notAllowed(text, "host:port or [v6]:port");
+  if (text.find(':') == std::string_view::npos) return notAllowed(text, "host:port, [v6]:port or unix:/path");
   options.listen = text;
-  return {};
-}
-Status setPorts(SupervisorOptions& options, std::string_view text) {
-  if (text == "any") {
-    options.first_port = options.last_port = 0;
-    return {};
-  }
-  const size_t dash = std::min(text.find('-'), text.size());
-  uint32_t first = 0, last = 0;
-  auto status = number(text.substr(0, dash), 1, 65535, first);
-  last = first;
-  if (status.ok() && dash != text.size()) status = number(text.substr(dash + 1), first, 65535, last);
-  if (!status.ok()) return notAllowed(text, "a range of ports such as 7100-7163, or any");
-  options.first_port = first;
-  options.last_port = last;
   return {};
 }
 Status setDriver(SupervisorOptions& options, std::string_view text) { return checked("driver", text, options.driver); }
@@ -142,9 +127,7 @@ Status setLog(SupervisorOptions& options, std::string_view text) {
 
 const std::vector<SupervisorKey>& supervisorKeys() {
   static const std::vector<SupervisorKey> kKeys = {
-      {"listen", "Where clients are accepted, host:port", "127.0.0.1:7071", setListen},
-      {"ports", "Where workers listen, at the same address: a range such as 7100-7163, a port for each session", "any",
-       setPorts},
+      {"listen", "Where clients are accepted, host:port or unix:/path", "127.0.0.1:7071", setListen},
       {"driver", "The driver's libcuda.so.1 by its path, or sim for the simulated GPU", "as the loader finds it",
        setDriver},
       {"device", "The GPUs that sessions see, such as 0,2, counted as nvidia-smi does", "all", setDevice},

@@ -15,11 +15,10 @@ namespace olpager::gpunode {
 
 struct SupervisorOptions {
   std::string listen = "127.0.0.1:7071";
-  std::string driver;                      // as the setting: "" finds the driver, "sim", or a path
-  std::vector<uint32_t> devices;           // that sessions see, in this order; empty: all
-  base::Budget vram, memory;               // of each session, as the settings vram and host
-  base::Budget total_memory;               // of all sessions together, as the setting host
-  uint32_t first_port = 0, last_port = 0;  // of workers; 0: any
+  std::string driver;             // as the setting: "" finds the driver, "sim", or a path
+  std::vector<uint32_t> devices;  // that sessions see, in this order; empty: all
+  base::Budget vram, memory;      // of each session, as the settings vram and host
+  base::Budget total_memory;      // of all sessions together, as the setting host
   std::string key;
   std::string cache;                  // folder of modules that clients have sent; "": the usual place, "none": none
   uint64_t cache_bytes = 4ull << 30;  // of each key's

@@ -51,13 +51,6 @@ std::string printable(const char* text, size_t most) {
   return out;
 }
 
-std::string hostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
-
-uint32_t portOf(const std::string& address) {
-  const auto colon = address.rfind(':');
-  return colon == std::string::npos ? 0 : static_cast<uint32_t>(std::strtoul(address.c_str() + colon + 1, nullptr, 10));
-}
-
 void sayNo(const transport::LinkPtr& client, const std::string& why) {
   SessionReply reply;
   reply.refused = 1;
@@ -107,9 +100,10 @@ Status Supervisor::start() {
   if (!node.ok()) return node.error();
   node_ = std::move(node).value();
   queue_ = node_->makeQueue();
-  auto listener = node_->listen(options_.listen, [this](const transport::PeerInfo&) -> Result<transport::Accepted> {
+  const auto accept = [this](const transport::PeerInfo&) -> Result<transport::Accepted> {
     return transport::Accepted{transport::makeDomain(), queue_};
-  });
+  };
+  auto listener = node_->listen(options_.listen, accept, routes_);
   if (!listener.ok()) return listener.error();
   listener_ = std::move(listener).value();
   sigset_t mine;
@@ -350,7 +344,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   if (client->peer().same_host && request.processes != 0 && request.processes == base::processNamespace())
     session.process_ended = base::watchProcess(static_cast<pid_t>(request.process));
   session.since = std::chrono::steady_clock::now();
-  if (auto spawned = spawn(session, hostOf(listener_->address())); !spawned.ok()) {
+  if (auto spawned = spawn(session); !spawned.ok()) {
     base::logError("%s", spawned.error().message.c_str());
     return refuse(client, spawned.error().message);
   }
@@ -394,7 +388,7 @@ Status Supervisor::findDevices() {
   return {};
 }
 
-Status Supervisor::spawn(Session& session, const std::string& host) {
+Status Supervisor::spawn(Session& session) {
   divideRam(&session);
   WorkerSetup setup;
   setup.session = session.id;
@@ -412,9 +406,6 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   setup.confined = options_.confine ? 1 : 0;
   setup.pinned_bytes = most_ram_;
   setup.host_bytes = session.host_limit;
-  setup.first_port = options_.first_port;
-  setup.last_port = options_.last_port;
-  std::strncpy(setup.listen, host.c_str(), sizeof setup.listen - 1);
   std::strncpy(setup.library, library_.c_str(), sizeof setup.library - 1);
   if (!cache_.empty()) {
     const std::string folder = cache_ + (session.key_name.empty() ? "/no-key" : "/key-" + session.key_name);
@@ -445,6 +436,7 @@ Status Supervisor::spawn(Session& session, const std::string& host) {
   session.pid = started.value().pid;
   session.start_ticks = pager::processStartTicks(static_cast<uint64_t>(session.pid));
   session.socket = std::move(started.value().socket);
+  routes_->add(session.id, std::move(started.value().connections));
   return {};
 }
 
@@ -467,9 +459,7 @@ void Supervisor::ready(Session& session) {
     if (client) refuse(client, said.text);
     return;
   }
-  const std::string address = said.text;
-  session.reply.port = portOf(address);
-  base::logInfo("session %016llx is at %s", static_cast<unsigned long long>(session.id), address.c_str());
+  base::logInfo("session %016llx is ready", static_cast<unsigned long long>(session.id));
   promiseVram(session);
   // The others have been asked for its part of RAM when its worker was started: what they have given by now it is told of, too.
   for (auto& [id, other] : sessions_) {
@@ -541,6 +531,7 @@ void Supervisor::reap() {
       if (session.starting) ready(session);
       session.socket.reset();
       session.process_ended.reset();
+      routes_->remove(id);
       ++ended_;
       failed_ += status != 0 && !session.left ? 1 : 0;
       ended_calls_ += session.report.calls;

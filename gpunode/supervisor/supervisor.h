@@ -5,6 +5,8 @@
 // A running one whose client has lost its link is kept for its grace time; where the client's process is of this machine and has ended it goes
 // at once. A client that finds all places taken waits while one of them is such a session's.
 //
+// One address. Connections to workers come to the same one, with the session's number as their route; the listener's thread hands them over.
+//
 // VRAM. While several sessions use a device each gets a budget (shares.h), by what their workers report twice a second; it is set anew
 // when they come, go, or want more or less. A session that was never beside another keeps what its pager found.
 //
@@ -24,6 +26,7 @@
 #include "base/fd.h"
 #include "coherence/status/metrics.h"
 #include "coherence/status/status.h"
+#include "coherence/transport/routes.h"
 #include "coherence/transport/transport.h"
 #include "coherence/transport/trust/tls.h"
 #include "gpunode/supervisor/devices.h"
@@ -47,7 +50,7 @@ class Supervisor {
 
  private:
   struct Session {
-    uint64_t id = 0;      // as its client names it
+    uint64_t id = 0;      // as its client names it; the route to its worker
     uint64_t number = 0;  // from 1
     pid_t pid = 0;
     uint64_t start_ticks = 0;            // of it
@@ -97,7 +100,7 @@ class Supervisor {
   std::string inTheWay(const forward::SessionRequest& request, const std::string& key_name) const;
   void hear(Session& session);
   void reap();
-  Status spawn(Session& session, const std::string& host);
+  Status spawn(Session& session);
   Status findDevices();
   std::vector<std::string> workerEnvironment() const;
   /// What may be divided of a device, and the most of it that a session may have.
@@ -117,6 +120,7 @@ class Supervisor {
   const std::string worker_, library_, sim_;
   std::unique_ptr<transport::Endpoint> node_;
   transport::QueuePtr queue_;
+  const transport::RoutesPtr routes_ = std::make_shared<transport::Routes>();  // to the workers
   std::unique_ptr<transport::Listener> listener_;
   base::UniqueFd signals_;
   std::map<uint64_t, Session> sessions_;

@@ -129,9 +129,8 @@ int run() {
     std::fprintf(stderr, "olgpunode-worker is started by olgpunode\n");
     return 2;
   }
-  setup.listen[sizeof setup.listen - 1] = '\0';
   setup.library[sizeof setup.library - 1] = '\0';
-  (void)fcntl(gpunode::kSetupFd, F_SETFD, FD_CLOEXEC);
+  for (const int fd : {gpunode::kSetupFd, gpunode::kConnectionsFd}) (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
   if (setup.task == gpunode::WorkerTask::kDescribe) {
     const gpunode::NodeDescription node = gpunode::describeNode(setup.library);
     return send(gpunode::kSetupFd, &node, sizeof node, MSG_NOSIGNAL) == sizeof node ? 0 : 1;
@@ -192,20 +191,11 @@ int run() {
     arrivals->add(queue);
     return transport::Accepted{worker->staging().domain(), queue};
   };
-  // The first port of the range that no other session has.
-  const auto listenAt = [&](uint32_t port) {
-    return endpoint.listen(std::string(setup.listen) + ":" + std::to_string(port), accept);
-  };
-  auto listener = listenAt(setup.first_port);
-  for (uint32_t port = setup.first_port; !listener.ok() && port < setup.last_port;) listener = listenAt(++port);
-  if (!listener.ok()) {
-    return fail(setup.last_port == 0
-                    ? listener.error().message
-                    : "no port of " + std::to_string(setup.first_port) + " to " + std::to_string(setup.last_port) +
-                          " (--ports) is free: " + listener.error().message);
-  }
+  // The gpunode's port is the only one: connections are handed over by its listener.
+  auto listener = endpoint.listenBehind(base::UniqueFd(gpunode::kConnectionsFd), accept);
+  if (!listener.ok()) return fail(listener.error().message);
   if (setup.confined != 0) {
-    // The driver has started, the port is open: what comes now is the client's.
+    // The driver has started, the sockets are open: what comes now is the client's.
     const gpunode::Confinement allowed{!settings.value().memservers.empty() || straight};
     if (auto confined = gpunode::confine(allowed); !confined.ok()) return fail(confined.error().message);
   }
@@ -217,7 +207,7 @@ int run() {
     if (auto opened = worker->moduleCache().open(setup.cache, setup.cache_bytes); !opened.ok())
       base::logWarn("%s: modules are sent by each program", opened.error().message.c_str());
   }
-  say(0, listener.value()->address());
+  say(0, "");
   gpunode::startReporter(*worker, gpunode::kSetupFd);
 
   bool joined = false;

@@ -17,8 +17,8 @@ constexpr auto kComesUp = 5s;  // the end that connected has it already
 
 }  // namespace
 
-Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, const transport::NamedKey& key,
-                               transport::Tls tls, bool tcp_only) {
+Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, uint64_t route,
+                               const transport::NamedKey& key, transport::Tls tls, bool tcp_only) {
   if (!options_.allowed) return Error{"the gpunode makes no links to others (--straight off)"};
   transport::Options network;
   // Shared memory by itself where both are on one host, whatever clients have to use.
@@ -33,7 +33,7 @@ Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, const 
   if (!endpoint.ok()) return endpoint.error();
   auto peer = std::make_shared<Peer>(slot);
   auto queue = endpoint.value()->makeQueue();
-  auto link = endpoint.value()->connect(address, {peer->staging().domain(), queue, ""});
+  auto link = endpoint.value()->connect(address, {peer->staging().domain(), queue, "", route});
   if (!link.ok()) return link.error();
   peer->run(std::move(queue), std::move(link).value());
   return put(slot, std::move(peer), std::move(endpoint).value());

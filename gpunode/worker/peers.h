@@ -34,9 +34,9 @@ class Peers {
   void configure(const PeerOptions& options) { options_ = options; }
   bool allowed() const { return options_.allowed; }
 
-  /// Connects to the worker of the session in `slot`; waits for some seconds at most.
-  Result<PeerPtr> connect(unsigned slot, const std::string& address, const transport::NamedKey& key, transport::Tls tls,
-                          bool tcp_only);
+  /// Connects to the worker of the session in `slot`, which `route` leads to at its gpunode's address; waits for some seconds at most.
+  Result<PeerPtr> connect(unsigned slot, const std::string& address, uint64_t route, const transport::NamedKey& key,
+                          transport::Tls tls, bool tcp_only);
   /// One that has proved its key comes to `endpoint`, which is the session's own.
   Result<transport::Accepted> accept(unsigned slot, transport::Endpoint& endpoint);
   /// The link to it when it is up; null: there is none within a time in which one that the other end knows of comes up.

@@ -1,6 +1,7 @@
 // What a supervisor and a worker that it has started say to each other, over the socket that the worker inherits as descriptor kSetupFd:
 // one message of the supervisor's first, one answer, then reports from the worker and orders from the supervisor as long as both
 // live. Settings of the driver and of the pager come by the environment. Both are of one build: no version is needed.
+// By a second one, kConnectionsFd, the supervisor's listener hands over the connections that clients make to the worker (transport::Routes).
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 namespace olpager::gpunode {
 
 inline constexpr int kSetupFd = 3;
+inline constexpr int kConnectionsFd = 4;
 inline constexpr uint32_t kMostDevices = 16;  // further ones are not reported
 inline constexpr uint32_t kReportMs = 500;
 
@@ -33,15 +35,12 @@ struct WorkerSetup {
   uint32_t slot = 0;           // which of the program's sessions it is
   uint32_t slots = 1;          // how many it has
   uint32_t straight = 0;       // links to the workers of the program's other sessions
-  uint32_t first_port = 0;     // where it may listen; 0: anywhere
-  uint32_t last_port = 0;
-  char listen[128] = {};   // the host
-  char library[512] = {};  // kSession: libolpager.so; kDescribe: the driver
-  char cache[512] = {};    // the folder of this key's modules; "": none
+  char library[512] = {};      // kSession: libolpager.so; kDescribe: the driver
+  char cache[512] = {};        // the folder of this key's modules; "": none
 };
 
 struct WorkerReady {
-  uint32_t failed = 0;  // 1: `text` says why; else it is the address
+  uint32_t failed = 0;  // 1: `text` says why
   char text[252] = {};
 };
 

@@ -376,8 +376,8 @@ CUresult peerLink(Invocation& in) {
   if (!in.ok()) return in.refusal();
   transport::NamedKey key{forward::peerKeyName(in.worker().options().slot), {}};
   std::copy(std::begin(head.key), std::end(head.key), key.secret.begin());
-  auto linked =
-      in.worker().peers().connect(head.slot, address, key, static_cast<transport::Tls>(head.tls), head.tcp_only != 0);
+  auto linked = in.worker().peers().connect(head.slot, address, head.route, key, static_cast<transport::Tls>(head.tls),
+                                            head.tcp_only != 0);
   if (!linked.ok()) {
     in.results().value(forward::PeerLinked::kNo);
     in.results().text(linked.error().message);

@@ -29,10 +29,6 @@ constexpr auto kGreeting = 5s;
 constexpr auto kFirst = 5s;  // to reach the worker
 constexpr std::chrono::milliseconds kRetry = 50ms;
 
-std::string withPort(const std::string& address, uint32_t port) {
-  return address.substr(0, address.rfind(':')) + ":" + std::to_string(port);
-}
-
 }  // namespace
 
 Status Connection::open(calls::Channel& channel) {
@@ -57,7 +53,6 @@ Status Connection::open(calls::Channel& channel) {
   if (!reply.ok()) return reply.error();
   session_ = reply.value();
   if (session_.refused != 0) return Error{"gpunode " + gpunode_ + " refuses: " + textOf(session_)};
-  worker_address_ = session_.port != 0 ? withPort(gpunode_, session_.port) : textOf(session_);
   auto network = transport::optionsFrom(settings_);
   if (!network.ok()) return network.error();
   transport::Options& options = network.value();
@@ -79,7 +74,7 @@ Status Connection::open(calls::Channel& channel) {
   auto node = transport::makeEndpoint(options);
   if (!node.ok()) return node.error();
   node_ = std::move(node).value();
-  // What is between the two (a forwarded port) may need a moment to open the worker's port.
+  // A worker that many connect to may be behind with taking connections for a moment.
   const auto end = std::chrono::steady_clock::now() + kFirst;
   for (;;) {
     Status joined = join(channel, kGreeting);
@@ -90,13 +85,13 @@ Status Connection::open(calls::Channel& channel) {
 
 Status Connection::join(calls::Channel& channel, std::chrono::milliseconds greeting) {
   auto queue = node_->makeQueue();
-  auto link = node_->connect(worker_address_, {domain_, queue, link_});
+  auto link = node_->connect(gpunode_, {domain_, queue, link_, session_.session});
   if (!link.ok()) return Error{"worker at " + link.error().message};  // which names the address
   auto heard = calls::greet(*link.value(), *queue, channel.taken(), greeting);
-  if (!heard.ok()) return Error{"worker at " + worker_address_ + ": " + heard.error().message};
+  if (!heard.ok()) return Error{"worker at " + gpunode_ + ": " + heard.error().message};
   link_ = link.value()->id();
   shares_memory_ = link.value()->peer().kind == transport::LinkKind::kShm;
-  if (peer_address_.empty()) peer_address_ = shares_memory_ ? worker_address_ : link.value()->peer().address;
+  if (peer_address_.empty()) peer_address_ = shares_memory_ ? gpunode_ : link.value()->peer().address;
   return channel.attach(link.value(), queue, heard.value());
 }
 
@@ -139,6 +134,7 @@ void Connection::nameToPeer(unsigned slot, PeerLinkHead* head, std::string* addr
   static_assert(sizeof head->key == sizeof key.secret);
   std::memcpy(head->key, key.secret.data(), sizeof head->key);
   head->slot = slot_;
+  head->route = session_.session;
   head->tls = static_cast<uint32_t>(tls_);
   head->tcp_only = settings_.transport == base::TransportSetting::kTcp ? 1 : 0;
   *address = peer_address_;

@@ -27,7 +27,7 @@ class Connection {
   Status open(calls::Channel& channel);
   /// Connects to the worker again, until it succeeds, the grace time is over or the gpunode says that the worker is gone.
   Status reopen(calls::Channel& channel);
-  const std::string& address() const { return worker_address_; }
+  uint64_t number() const { return session_.session; }
   /// What the worker of the program's session in `slot` needs to connect to this one's worker.
   void nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const;
   /// Of every link to the worker: what is registered in it keeps its key over lost links.
@@ -44,8 +44,7 @@ class Connection {
   const unsigned slot_, slots_;
   std::unique_ptr<transport::Endpoint> node_;
   SessionReply session_;
-  std::string worker_address_;
-  std::string peer_address_;  // the same as numbers, where that is known: names may mean something else elsewhere
+  std::string peer_address_;  // the gpunode's as numbers, where that is known: names may mean something else elsewhere
   transport::Tls tls_ = transport::Tls::kAll;
   std::string link_;  // the last one's id
   const transport::DomainPtr domain_ = transport::makeDomain();

@@ -72,9 +72,9 @@ Status Session::start() {
   offered_.assign(offered.begin(), offered.end());
   std::thread([this] { attend(); }).detach();
   std::thread([this] { runFunctions(); }).detach();
-  base::logInfo("forwarded mode: gpunode %s, worker %s, %d device(s), CUDA %d.%d", gpunode_.c_str(),
-                connection_->address().c_str(), description_.devices, description_.driver_version / 1000,
-                description_.driver_version % 1000 / 10);
+  base::logInfo("forwarded mode: gpunode %s, session %016llx, %d device(s), CUDA %d.%d", gpunode_.c_str(),
+                static_cast<unsigned long long>(connection_->number()), description_.devices,
+                description_.driver_version / 1000, description_.driver_version % 1000 / 10);
   return {};
 }
 

@@ -35,9 +35,9 @@ struct SessionRequest {
   uint32_t exportable_is_drivers =
       0;  // kOpen: memory that the program creates as exportable stays in VRAM (OL_EXPORTABLE)
   uint32_t reserved = 0;
-  uint32_t slot = 0;       // kOpen: which of the program's sessions it is, below `slots`
-  uint32_t slots = 1;      // kOpen: how many the program has, at most kMostSlots
-  uint64_t processes = 0;  // kOpen: the name space that `process` is a number of (base::processNamespace); 0: unknown
+  uint32_t slot = 0;         // kOpen: which of the program's sessions it is, below `slots`
+  uint32_t slots = 1;        // kOpen: how many the program has, at most kMostSlots
+  uint64_t processes = 0;    // kOpen: the name space that `process` is a number of (base::processNamespace); 0: unknown
   DriverEnvironment driver;  // kOpen
 };
 static_assert(sizeof(SessionRequest) == 616);
@@ -45,8 +45,9 @@ static_assert(sizeof(SessionRequest) == 616);
 struct SessionReply {
   uint32_t magic = kSessionMagic;
   uint32_t refused = 0;  // 1: `text` says why; kWhatBecameOf: what became of it
-  uint64_t session = 0;
-  uint32_t port = 0;      // of the worker, at the host that the client knows; 0: `text` is its address
+  uint64_t session =
+      0;  // also the route to its worker (transport::ConnectOptions), at the address that the client knows
+  uint32_t reserved = 0;
   uint32_t grace_ms = 0;  // for which the client tries to connect again
   uint8_t key[32] = {};   // the session's
   char text[192] = {};

@@ -12,9 +12,10 @@ struct PeerLinkHead {
   uint32_t tls = 0;       // transport::Tls, the least that the client wants
   uint32_t tcp_only = 0;  // the client wants no shared memory
   uint32_t reserved = 0;
+  uint64_t route = 0;    // to that worker, at the address
   uint8_t key[32] = {};  // peerKey()
 };
-static_assert(sizeof(PeerLinkHead) == 48);
+static_assert(sizeof(PeerLinkHead) == 56);
 enum class PeerLinked : uint32_t { kNo, kTcp, kShm };
 
 /// Arguments of kStraightOut and kStraightIn: one end of a copy; the call returns when this end is done. The answer is a Straight, when

@@ -1,6 +1,6 @@
 // libFuzzer target: the beginning of connections. The first byte chooses: to an endpoint without a key, to one with a key
-// (TLS), a lane of a link that is on its way whose ticket is altered, or its Unix socket for shared memory. The rest is said there. The
-// endpoint has to close what breaks a rule, and to be done with all of it when the peer goes.
+// (TLS), a lane of a link that is on its way whose ticket is altered, or its Unix socket for shared memory, or to one that hands connections
+// over to another by their route (Victim::kRoute leads there). The rest is said there. The endpoint has to close what breaks a rule, and to be done with all of it when the peer goes.
 #include <sys/un.h>
 
 #include <algorithm>
@@ -41,19 +41,22 @@ void alteredTicket(fuzz::Victim& victim, bool shared, fuzz::Bytes data) {
 extern "C" __attribute__((visibility("default"))) int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static fuzz::Victim& open = *new fuzz::Victim(false);
   static fuzz::Victim& keyed = *new fuzz::Victim(true);
+  static fuzz::Victim& behind = *new fuzz::Victim(false, true);
   if (size == 0) return 0;
   const fuzz::Bytes rest(data + 1, size - 1);
-  switch (data[0] % 4) {
+  const int how = data[0] % 5;
+  switch (how) {
     case 0:
-    case 1: {
-      fuzz::Victim& victim = data[0] % 4 == 0 ? open : keyed;
+    case 1:
+    case 4: {
+      fuzz::Victim& victim = how == 0 ? open : how == 1 ? keyed : behind;
       const auto fd = fuzz::connectTo(victim);
       fuzz::say(fd.get(), rest);
       victim.settle();
       break;
     }
     default:
-      alteredTicket(open, data[0] % 4 == 3, rest);
+      alteredTicket(open, how == 3, rest);
       open.settle();
   }
   return 0;

@@ -83,8 +83,12 @@ Result<LinkPtr> EndpointCore::connect(const std::string& address, const ConnectO
   return connectLink(*this, address, options);
 }
 
-Result<std::unique_ptr<Listener>> EndpointCore::listen(const std::string& address, AcceptFn accept) {
-  return makeAcceptor(*this, address, std::move(accept));
+Result<std::unique_ptr<Listener>> EndpointCore::listen(const std::string& address, AcceptFn accept, RoutesPtr routes) {
+  return makeAcceptor(*this, address, std::move(accept), std::move(routes));
+}
+
+Result<std::unique_ptr<Listener>> EndpointCore::listenBehind(base::UniqueFd socket, AcceptFn accept) {
+  return makeAcceptorBehind(*this, std::move(socket), std::move(accept));
 }
 
 void EndpointCore::sweep() {

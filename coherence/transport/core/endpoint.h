@@ -31,7 +31,8 @@ class EndpointCore final : public Endpoint {
 
   QueuePtr makeQueue() override;
   Result<LinkPtr> connect(const std::string& address, const ConnectOptions& options) override;
-  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept) override;
+  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept, RoutesPtr routes) override;
+  Result<std::unique_ptr<Listener>> listenBehind(base::UniqueFd socket, AcceptFn accept) override;
 
   const Options& options() const { return options_; }
   const std::vector<Reactor*>& reactors() const { return reactor_list_; }

@@ -11,7 +11,7 @@ namespace olpager::transport::wire {
 
 static_assert(std::endian::native == std::endian::little, "wire structures are little-endian in memory");
 
-inline constexpr uint8_t kVersion = 1;
+inline constexpr uint8_t kVersion = 2;
 
 enum class Frame : uint8_t {
   kHello = 1,  // the first in each direction; payload Hello
@@ -55,7 +55,7 @@ inline constexpr uint32_t kMaxLanes = 16;
 inline constexpr uint32_t kMaxMessage = 1 << 20;
 inline constexpr uint32_t kMaxRoom = 1 << 16;  // messages of a class
 
-/// The first bytes of every connection, in the clear: what it wants to be. A wrong version ends here.
+/// The first bytes of every connection, in the clear: what it wants to be, and whom it is for. A wrong version ends here.
 struct Preamble {
   static constexpr uint32_t kMagic = 0x4f4c5031;  // "1PLO"
   enum class Kind : uint8_t { kPlainLink = 1, kTlsLink, kLane };
@@ -63,8 +63,9 @@ struct Preamble {
   uint8_t version = kVersion;
   Kind kind = Kind::kPlainLink;
   uint16_t zero = 0;
+  uint64_t route = 0;  // 0: for who listens
 };
-static_assert(sizeof(Preamble) == 8);
+static_assert(sizeof(Preamble) == 16 && std::is_trivially_copyable_v<Preamble>);
 
 /// Both ends' first frame on a link's first connection: who I am, what I can take. Text is padded with zeros.
 struct Hello {

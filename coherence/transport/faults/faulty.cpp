@@ -281,22 +281,29 @@ class FaultyEndpoint final : public Endpoint {
   Result<LinkPtr> connect(const std::string& address, const ConnectOptions& options) override {
     const auto queue = std::dynamic_pointer_cast<FaultyQueue>(options.queue);
     if (!queue) return Error{address + ": the queue is not of this endpoint"};
-    auto link = inner_->connect(address, {options.domain, queue->inner(), options.replaces});
+    auto link = inner_->connect(address, {options.domain, queue->inner(), options.replaces, options.route});
     if (!link.ok()) return link;
     return LinkPtr(queue->wrap(link.value()));
   }
 
-  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept) override {
-    return inner_->listen(address, [accept = std::move(accept)](const PeerInfo& peer) -> Result<Accepted> {
+  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept, RoutesPtr routes) override {
+    return inner_->listen(address, unwrapping(std::move(accept)), std::move(routes));
+  }
+  Result<std::unique_ptr<Listener>> listenBehind(base::UniqueFd socket, AcceptFn accept) override {
+    return inner_->listenBehind(std::move(socket), unwrapping(std::move(accept)));
+  }
+
+ private:
+  static AcceptFn unwrapping(AcceptFn accept) {
+    return [accept = std::move(accept)](const PeerInfo& peer) -> Result<Accepted> {
       auto accepted = accept(peer);
       if (!accepted.ok()) return accepted;
       const auto queue = std::dynamic_pointer_cast<FaultyQueue>(accepted.value().queue);
       if (!queue) return Error{"the queue is not of this endpoint"};
       return Accepted{accepted.value().domain, queue->inner()};
-    });
+    };
   }
 
- private:
   const std::unique_ptr<Endpoint> inner_;
   const std::shared_ptr<Dice> dice_;
 };

@@ -10,11 +10,14 @@
 #include <cstring>
 #include <future>
 #include <list>
+#include <set>
 
 #include "base/format.h"
 #include "base/log.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/core/own_descriptors.h"
+#include "coherence/transport/routes.h"
+#include "coherence/transport/shm/channel.h"
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/sources.h"
 #include "coherence/transport/tcp/tcp_link.h"
@@ -54,12 +57,13 @@ class Acceptor;
 // One connection on its way. Lives in the acceptor's list; reactor thread only. Anybody can make as many as he likes, so that one
 // that has proved nothing has its place only until it is wanted: makeRoom().
 struct Handshake {
-  enum class State : uint8_t { kPreamble, kTls, kHello, kLanes, kTicket, kLaneTls };
+  enum class State : uint8_t { kPreamble, kTls, kHello, kLanes, kTicket, kLaneTls, kRouted };
   State state = State::kPreamble;
   Stream stream;
   std::unique_ptr<TlsSession> tls;  // while it is shaking hands
   std::string peer;
   bool unix_socket = false;
+  bool handed = false;  // by another listener, which has heard its preamble
   Sources::Source* source = nullptr;
   int64_t begun_ms = 0;
   int64_t deadline_ms = 0;
@@ -78,8 +82,12 @@ struct Handshake {
   // A lane on its way.
   wire::Ticket ticket;
 
+  // One for somebody behind this address.
+  wire::Preamble said;
+  bool quiet = false;  // it is not watched: what it says is for him
+
   /// It has said nothing yet that anybody needs to look at.
-  bool silent() const { return state == State::kPreamble || state == State::kTicket; }
+  bool silent() const { return state == State::kPreamble || state == State::kTicket || state == State::kRouted; }
   /// It has shown a key or a ticket, or (loopback, no key) has its place among the links.
   bool proved() const {
     return state == State::kLanes || state == State::kLaneTls || (state == State::kHello && stream.encrypted());
@@ -88,13 +96,15 @@ struct Handshake {
 
 class Acceptor final : public Listener, public std::enable_shared_from_this<Acceptor>, public Reactor::Ticker {
  public:
-  Acceptor(EndpointCore& endpoint, AcceptFn accept)
+  Acceptor(EndpointCore& endpoint, AcceptFn accept, RoutesPtr routes)
       : endpoint_(endpoint),
         reactor_(*endpoint.reactors().front()),
         accept_(std::move(accept)),
+        routes_(std::move(routes)),
         sources_(endpoint.options().limits.handshakes_per_second) {}
 
   Status open(const std::string& address);
+  void openBehind(base::UniqueFd socket);
   void close();
   const std::string& address() const override { return address_; }
   void onTick(bool late) override;
@@ -105,10 +115,14 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
 
   Status bindTo(const SocketAddress& address, base::UniqueFd& into);
   void listenForShm();
+  void watch();
   void acceptFrom(int listener);
+  void receiveFrom(int socket);
+  void take(base::UniqueFd fd, const SocketAddress& from, const wire::Preamble* said);
   void onEvents(Place place);
   std::string advance(Handshake& shake, bool& again);
   std::string preamble(Handshake& shake);
+  void handOver();
   std::string begin(Handshake& shake);
   std::string shakeTls(Handshake& shake);
   std::string hello(Handshake& shake);
@@ -119,18 +133,22 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
   void drop(Place place, const std::string& why);
   void forget(Place place);
   size_t places() const;
+  bool isCrowd(const Handshake& shake) const;
   bool makeRoom();
 
   EndpointCore& endpoint_;
   Reactor& reactor_;
   const AcceptFn accept_;
+  const RoutesPtr routes_;
   std::string address_;
+  base::UniqueFd handover_;  // where another listener hands connections over
   std::vector<base::UniqueFd> listeners_;
   std::string unix_path_;        // of the listener for shm; removed at the end
   std::list<Handshake> shakes_;  // the newest first
   Sources sources_;
   bool deaf_ = false;           // no descriptors are left: the listeners are not watched
   Handshake* owner_ = nullptr;  // of the lane that has just arrived: to be looked at again
+  bool routed_ = false;         // one for somebody else has just arrived
   RefusalLog log_;
 };
 
@@ -197,13 +215,25 @@ Status Acceptor::open(const std::string& address) {
     break;
   }
   if (listeners_.empty()) return Error{why};
+  watch();
+  return {};
+}
+
+void Acceptor::openBehind(base::UniqueFd socket) {
+  noteOwnDescriptor(socket.get());
+  handover_ = std::move(socket);
+  watch();
+  reactor_.add(handover_.get(), EPOLLIN,
+               std::make_shared<Ears>([self = shared_from_this(), raw = handover_.get()] { self->receiveFrom(raw); }));
+}
+
+void Acceptor::watch() {
   if (unix_path_.empty() && endpoint_.options().choice != Choice::kTcp) listenForShm();
   for (auto& listener : listeners_) {
     reactor_.add(listener.get(), EPOLLIN,
                  std::make_shared<Ears>([self = shared_from_this(), raw = listener.get()] { self->acceptFrom(raw); }));
   }
   reactor_.addTicker(weak_from_this());
-  return {};
 }
 
 // Peers on this host that come by TCP are told of this socket. Without it they stay on TCP.
@@ -233,12 +263,14 @@ void Acceptor::close() {
   std::promise<void> done;
   reactor_.post([this, &done] {
     for (auto& listener : listeners_) reactor_.remove(listener.get());
+    if (handover_) reactor_.remove(handover_.get());
     while (!shakes_.empty()) drop(shakes_.begin(), "");
     done.set_value();
   });
   done.get_future().wait();
   if (!unix_path_.empty()) unlink(unix_path_.c_str());
   listeners_.clear();
+  handover_.reset();
 }
 
 // Links and their lanes.
@@ -246,13 +278,14 @@ size_t Acceptor::places() const {
   return size_t{endpoint_.options().limits.handshakes} * (1 + endpoint_.options().lanes);
 }
 
+// Its source has more than its share of the places.
+bool Acceptor::isCrowd(const Handshake& shake) const { return shake.source->under_way > places() / Sources::kShare; }
+
 // Where all places are taken, of those who have proved nothing: first from a source that has more than its share of them,
 // then who is silent, then the oldest. Who knows what to say has said it before it is the oldest.
 bool Acceptor::makeRoom() {
   if (shakes_.size() < places()) return true;
-  const auto rank = [&](const Handshake& shake) {
-    return std::pair(shake.source->under_way > places() / Sources::kShare, shake.silent());
-  };
+  const auto rank = [&](const Handshake& shake) { return std::pair(isCrowd(shake), shake.silent()); };
   Place found = shakes_.end();
   for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
     if (!each->proved() && (found == shakes_.end() || rank(*each) >= rank(*found))) found = each;
@@ -263,7 +296,6 @@ bool Acceptor::makeRoom() {
 }
 
 void Acceptor::acceptFrom(int listener) {
-  const Limits& limits = endpoint_.options().limits;
   for (int i = 0; i < 16; ++i) {
     SocketAddress from;
     from.length = sizeof from.storage;
@@ -278,40 +310,75 @@ void Acceptor::acceptFrom(int listener) {
       return;
     }
     noteOwnDescriptor(fd.get());
-    const bool unix_socket = from.family() == AF_UNIX;
-    const std::string peer = unix_socket ? "unix:" + unix_path_ : from.text();
-    std::string why;
-    if (unix_socket) {
-      const auto user = peerUser(fd.get());
-      if (!user.ok()) {
-        why = user.error().message;
-      } else if (user.value() != geteuid()) {
-        why = base::format("it is of user {}", user.value());
-      }
-    }
-    if (why.empty() && !makeRoom()) why = "too many handshakes at the same time";
-    shakes_.emplace_front();
-    const Place place = shakes_.begin();
-    place->stream = Stream(std::move(fd), nullptr);
-    place->peer = peer;
-    place->unix_socket = unix_socket;
-    place->source = sources_.enter(from.source());
-    place->begun_ms = nowMs();
-    place->deadline_ms = place->begun_ms + std::min(kFirstBytesMs, limits.handshake_ms);
-    if (!why.empty()) {
-      drop(place, why);
-      continue;
-    }
-    reactor_.add(place->stream.fd(), EPOLLIN,
-                 std::make_shared<Ears>([self = shared_from_this(), place] { self->onEvents(place); }));
+    take(std::move(fd), from, nullptr);
   }
+}
+
+// What another listener hands over. Where this process has no descriptors left the system drops it.
+void Acceptor::receiveFrom(int socket) {
+  for (int i = 0; i < 16; ++i) {
+    wire::Preamble said;
+    base::UniqueFd fd;
+    const ssize_t got = receiveWithFds(socket, &said, sizeof said, &fd, 1);
+    if (got == -EAGAIN) return;
+    if (got <= 0) {
+      reactor_.remove(socket);  // nobody hands over any more
+      return;
+    }
+    SocketAddress from;
+    from.length = sizeof from.storage;
+    // One that its peer has ended meanwhile has none.
+    if (got != sizeof said || !fd ||
+        getpeername(fd.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.length) != 0)
+      continue;
+    take(std::move(fd), from, &said);
+  }
+}
+
+// A connection that has just been made. `said`: what has been read of it.
+void Acceptor::take(base::UniqueFd fd, const SocketAddress& from, const wire::Preamble* said) {
+  const bool unix_socket = from.family() == AF_UNIX;
+  SocketAddress own;
+  own.length = sizeof own.storage;
+  getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own.storage), &own.length);
+  std::string why;
+  if (unix_socket) {
+    const auto user = peerUser(fd.get());
+    if (!user.ok()) {
+      why = user.error().message;
+    } else if (user.value() != geteuid()) {
+      why = base::format("it is of user {}", user.value());
+    }
+  }
+  if (said != nullptr && !endpoint_.options().keys && !from.loopback()) why = "without a key nobody beyond this host";
+  if (why.empty() && !makeRoom()) why = "too many handshakes at the same time";
+  shakes_.emplace_front();
+  const Place place = shakes_.begin();
+  place->stream = Stream(std::move(fd), nullptr);
+  place->peer = unix_socket ? own.text() : from.text();
+  place->unix_socket = unix_socket;
+  place->source = sources_.enter(from.source());
+  place->begun_ms = nowMs();
+  place->deadline_ms = place->begun_ms + std::min(kFirstBytesMs, endpoint_.options().limits.handshake_ms);
+  if (!why.empty()) {
+    drop(place, why);
+    return;
+  }
+  reactor_.add(place->stream.fd(), EPOLLIN,
+               std::make_shared<Ears>([self = shared_from_this(), place] { self->onEvents(place); }));
+  if (said == nullptr) return;
+  place->handed = true;
+  place->in.resize(sizeof *said);
+  std::memcpy(place->in.data(), said, sizeof *said);
+  onEvents(place);
 }
 
 void Acceptor::drop(Place place, const std::string& why) {
   if (!why.empty()) {
     log_.line(place->peer, why);
     if (place->state == Handshake::State::kHello || place->state == Handshake::State::kLanes ||
-        place->state == Handshake::State::kPreamble) {
+        place->state == Handshake::State::kPreamble ||
+        (place->state == Handshake::State::kRouted && place->said.kind != wire::Preamble::Kind::kLane)) {
       struct {
         wire::Header header;
         char text[wire::kMaxGoodbye];
@@ -345,12 +412,14 @@ void Acceptor::onTick(bool) {
   for (Place place = shakes_.begin(); place != shakes_.end();) {
     const Place next = std::next(place);
     if (now >= place->deadline_ms) {
-      drop(place, "the handshake was not finished in time");
+      drop(place, place->state == Handshake::State::kRouted ? "whom it is for does not take it in time"
+                                                            : "the handshake was not finished in time");
     } else if (place->state == Handshake::State::kLanes && place->replaced) {
       onEvents(place);  // its predecessor may be down now
     }
     place = next;
   }
+  handOver();
 }
 
 void Acceptor::onEvents(Place place) {
@@ -362,6 +431,7 @@ void Acceptor::onEvents(Place place) {
   } else if (!why.empty()) {
     drop(place, why);
   }
+  if (std::exchange(routed_, false)) handOver();
   if (owner == nullptr) return;
   for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
     if (&*each == owner) {
@@ -374,6 +444,7 @@ void Acceptor::onEvents(Place place) {
 // One step. "": goes on later, or at once when `again`; "done": handed over; else why it ends.
 std::string Acceptor::advance(Handshake& shake, bool& again) {
   again = false;
+  if (shake.state == Handshake::State::kRouted) return "it went away";
   if (shake.state == Handshake::State::kTls || shake.state == Handshake::State::kLaneTls) {
     const std::string why = shakeTls(shake);
     again = shake.tls == nullptr && why.empty();
@@ -405,6 +476,7 @@ std::string Acceptor::advance(Handshake& shake, bool& again) {
   } else {
     why = ticket(shake);
   }
+  again = shake.state != Handshake::State::kRouted;
   if (!shake.silent()) shake.deadline_ms = shake.begun_ms + endpoint_.options().limits.handshake_ms;
   shake.in.clear();
   return why;
@@ -416,6 +488,12 @@ std::string Acceptor::preamble(Handshake& shake) {
   if (preamble.magic != wire::Preamble::kMagic) return "it does not speak olpager's protocol";
   if (preamble.version != wire::kVersion) {
     return base::format("it speaks version {}; this is version {}", preamble.version, wire::kVersion);
+  }
+  if (preamble.route != 0 && !shake.handed) {
+    shake.said = preamble;
+    shake.state = Handshake::State::kRouted;
+    routed_ = true;
+    return "";
   }
   const auto& keys = endpoint_.options().keys;
   switch (preamble.kind) {
@@ -441,6 +519,36 @@ std::string Acceptor::preamble(Handshake& shake) {
       return "";
   }
   return base::format("a connection of unknown kind {}", static_cast<unsigned>(preamble.kind));
+}
+
+// Those who are for somebody behind this address, as far as he takes them: first those whose source is no crowd, of each the oldest first, so that
+// who comes by a route without end keeps no others from it. Nobody is waited for.
+void Acceptor::handOver() {
+  std::set<uint64_t> full;
+  for (const bool crowd : {false, true}) {
+    for (Place end = shakes_.end(); end != shakes_.begin();) {
+      const Place place = std::prev(end);
+      const uint64_t route = place->said.route;
+      auto handed = Routes::Handed::kFull;
+      if (place->state != Handshake::State::kRouted || isCrowd(*place) != crowd) {
+        end = place;
+        continue;
+      }
+      if (!full.contains(route)) {
+        handed = routes_ ? routes_->hand(route, place->stream.fd(), std::as_bytes(std::span(&place->said, 1)))
+                         : Routes::Handed::kNobody;
+      }
+      if (handed == Routes::Handed::kTaken) {
+        forget(place);
+      } else if (handed == Routes::Handed::kNobody) {
+        drop(place, base::format("whom it is for ({:016x}) is not here, or not any more", route));
+      } else {
+        full.insert(route);
+        if (!std::exchange(place->quiet, true)) reactor_.modify(place->stream.fd(), 0);
+        end = place;
+      }
+    }
+  }
 }
 
 // From here on it costs something.
@@ -619,9 +727,16 @@ class ListenerHandle final : public Listener {
 
 }  // namespace
 
-Result<std::unique_ptr<Listener>> makeAcceptor(EndpointCore& endpoint, const std::string& address, AcceptFn accept) {
-  auto acceptor = std::make_shared<Acceptor>(endpoint, std::move(accept));
+Result<std::unique_ptr<Listener>> makeAcceptor(EndpointCore& endpoint, const std::string& address, AcceptFn accept,
+                                               RoutesPtr routes) {
+  auto acceptor = std::make_shared<Acceptor>(endpoint, std::move(accept), std::move(routes));
   if (auto status = acceptor->open(address); !status.ok()) return Error{status.error().message};
+  return std::unique_ptr<Listener>(std::make_unique<ListenerHandle>(std::move(acceptor)));
+}
+
+Result<std::unique_ptr<Listener>> makeAcceptorBehind(EndpointCore& endpoint, base::UniqueFd socket, AcceptFn accept) {
+  auto acceptor = std::make_shared<Acceptor>(endpoint, std::move(accept), nullptr);
+  acceptor->openBehind(std::move(socket));
   return std::unique_ptr<Listener>(std::make_unique<ListenerHandle>(std::move(acceptor)));
 }
 

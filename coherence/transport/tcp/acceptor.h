@@ -3,6 +3,7 @@
 //
 //   kPreamble -> kTls -> kHello -> kLanes (waits for its lanes, and for the link it replaces to be down) -> a link
 //   kPreamble -> kTicket -> kLaneTls -> a lane of a connection in kLanes
+//   kPreamble, with a route -> kRouted (until he takes it) -> who is behind this address, whose acceptor goes on with it from kPreamble
 //
 // A connection that breaks a rule, or is not through in time, is closed with a line in the log (a few a second; the rest
 // is counted in the next line). Nothing of a peer is believed before it has been checked.
@@ -13,6 +14,9 @@
 namespace olpager::transport {
 
 class EndpointCore;
-Result<std::unique_ptr<Listener>> makeAcceptor(EndpointCore& endpoint, const std::string& address, AcceptFn accept);
+Result<std::unique_ptr<Listener>> makeAcceptor(EndpointCore& endpoint, const std::string& address, AcceptFn accept,
+                                               RoutesPtr routes);
+/// Of what comes over `socket`.
+Result<std::unique_ptr<Listener>> makeAcceptorBehind(EndpointCore& endpoint, base::UniqueFd socket, AcceptFn accept);
 
 }  // namespace olpager::transport

@@ -96,20 +96,21 @@ class Dialogue {
 };
 
 Result<Dialogue> open(const SocketAddress& address, const Options& options, int64_t deadline_ms, uint32_t unsent,
-                      wire::Preamble::Kind kind) {
+                      wire::Preamble::Kind kind, uint64_t route) {
   auto fd = connectSocket(address, deadline_ms);
   if (!fd.ok()) return fd.error();
   if (address.family() != AF_UNIX) tuneTcp(fd.value().get(), options.dead_ms, unsent);
   Dialogue dialogue(Stream(std::move(fd.value()), nullptr), deadline_ms);
   wire::Preamble preamble;
   preamble.kind = kind;
+  preamble.route = route;
   if (auto status = dialogue.put(&preamble, sizeof preamble); !status.ok()) return status.error();
   return dialogue;
 }
 
-Result<Stream> openLane(const SocketAddress& address, const Options& options, int64_t deadline_ms,
+Result<Stream> openLane(const SocketAddress& address, const Options& options, int64_t deadline_ms, uint64_t route,
                         const LinkSecrets& secrets, const LinkId& id, uint32_t index, bool encrypt) {
-  auto opened = open(address, options, deadline_ms, wire::kMinSlice, wire::Preamble::Kind::kLane);
+  auto opened = open(address, options, deadline_ms, wire::kMinSlice, wire::Preamble::Kind::kLane, route);
   if (!opened.ok()) return opened.error();
   Dialogue& dialogue = opened.value();
   const wire::Ticket ticket = makeTicket(secrets, id, index);
@@ -132,8 +133,8 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
     return Error{"beyond loopback a key is needed: olctl keygen makes one, the setting key names its file"};
   }
   const bool keyed = options.keys != nullptr;
-  auto opened =
-      open(address, options, deadline_ms, 0, keyed ? wire::Preamble::Kind::kTlsLink : wire::Preamble::Kind::kPlainLink);
+  auto opened = open(address, options, deadline_ms, 0,
+                     keyed ? wire::Preamble::Kind::kTlsLink : wire::Preamble::Kind::kPlainLink, connect.route);
   if (!opened.ok()) return opened.error();
   Dialogue& dialogue = opened.value();
   if (keyed) {
@@ -190,7 +191,8 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
   }
   std::vector<Stream> lanes;
   for (uint32_t i = 0; i < peer.lanes; ++i) {
-    auto lane = openLane(address, options, deadline_ms, secrets.value(), setup.id, i, setup.peer.tls == Tls::kAll);
+    auto lane = openLane(address, options, deadline_ms, connect.route, secrets.value(), setup.id, i,
+                         setup.peer.tls == Tls::kAll);
     if (!lane.ok()) return Error{base::format("lane {}: {}", i, lane.error().message)};
     lanes.push_back(std::move(lane.value()));
   }

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "coherence/transport/routes.h"
 
 namespace olpager::transport::fuzz {
 namespace {
@@ -36,7 +37,7 @@ bool ready(int fd, short events) {
 
 }  // namespace
 
-Victim::Victim(bool keyed) : domain_(makeDomain()), memory_(256 << 10) {
+Victim::Victim(bool keyed, bool behind) : domain_(makeDomain()), memory_(256 << 10) {
   base::setLogLevel(base::LogLevel::kOff);
   Options options;
   options.io_threads = 1;
@@ -56,12 +57,28 @@ Victim::Victim(bool keyed) : domain_(makeDomain()), memory_(256 << 10) {
   must(region.ok(), "region");
   region_ = std::move(region.value());
   key_ = region_->key();
-  auto listener = endpoint_->listen("127.0.0.1:0", [this](const PeerInfo&) -> Result<Accepted> {
-    return Accepted{domain_, queue_};
-  });
-  must(listener.ok(), "listen");
-  listener_ = std::move(listener.value());
-  const std::string& address = listener_->address();
+  const auto accept = [this](const PeerInfo&) -> Result<Accepted> { return Accepted{domain_, queue_}; };
+  std::string address;
+  if (behind) {
+    auto front = makeEndpoint(options);
+    auto sockets = makeHandoverSockets();
+    must(front.ok() && sockets.ok(), "front");
+    front_ = std::move(front.value());
+    const auto routes = std::make_shared<Routes>();
+    routes->add(kRoute, std::move(sockets.value().from));
+    auto outside = front_->listen(
+        "127.0.0.1:0", [](const PeerInfo&) -> Result<Accepted> { return Error{"nobody comes here"}; }, routes);
+    auto listener = endpoint_->listenBehind(std::move(sockets.value().to), accept);
+    must(outside.ok() && listener.ok(), "listen");
+    front_listener_ = std::move(outside.value());
+    listener_ = std::move(listener.value());
+    address = front_listener_->address();
+  } else {
+    auto listener = endpoint_->listen("127.0.0.1:0", accept);
+    must(listener.ok(), "listen");
+    listener_ = std::move(listener.value());
+    address = listener_->address();
+  }
   port_ = static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));
 }
 

@@ -20,17 +20,19 @@ using Bytes = std::span<const uint8_t>;
 /// One for the whole process: with a key or without.
 class Victim {
  public:
-  explicit Victim(bool keyed);
+  static constexpr uint64_t kRoute = 0x0707070707070707;
+  /// `behind`: it listens behind another, which hands it connections with kRoute and takes none itself.
+  explicit Victim(bool keyed, bool behind = false);
   uint16_t port() const { return port_; }
   const RemoteKey& key() const { return key_; }
   /// Takes what its links said, until each that came up is down; ends the program when that takes longer than 10 s: it hangs.
   void settle();
 
  private:
-  std::unique_ptr<Endpoint> endpoint_;
+  std::unique_ptr<Endpoint> endpoint_, front_;
   DomainPtr domain_;
   QueuePtr queue_;
-  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<Listener> listener_, front_listener_;
   std::vector<std::byte> memory_;
   RegionPtr region_;
   RemoteKey key_;

@@ -86,22 +86,11 @@ class Session {
     if (const char* const choice = std::getenv("OL_TRANSPORT"); choice != nullptr)
       options.choice = std::string(choice) == "tcp" ? transport::Choice::kTcp : transport::Choice::kShm;
     node_ = need(transport::makeEndpoint(options));
-    const std::string worker = gpunode.substr(0, gpunode.rfind(':') + 1) + std::to_string(reply.port);
-    // What is between the two may need a moment to open the worker's port.
-    Error why{""};
-    for (int i = 0; i < 100; ++i) {
-      auto queue = node_->makeQueue();
-      auto link = node_->connect(worker, {transport::makeDomain(), queue, ""});
-      if (link.ok()) {
-        const uint64_t taken = need(calls::greet(*link.value(), *queue, 0, 5s));
-        if (auto attached = channel_.attach(link.value(), queue, taken); !attached.ok())
-          throw std::runtime_error(attached.error().message);
-        return;
-      }
-      why = link.error();
-      usleep(50'000);
-    }
-    throw std::runtime_error(why.message);
+    auto queue = node_->makeQueue();
+    const auto link = need(node_->connect(gpunode, {transport::makeDomain(), queue, "", reply.session}));
+    const uint64_t taken = need(calls::greet(*link, *queue, 0, 5s));
+    if (auto attached = channel_.attach(link, queue, taken); !attached.ok())
+      throw std::runtime_error(attached.error().message);
   }
 
   /// The arguments' place.

@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -144,16 +145,18 @@ class Bench:
 
 
 class Cable:
-    """What is between a client and a gpunode: forwards 127.0.0.2:PORT to 127.0.0.1:PORT, and can be cut."""
+    """What is between a client and a gpunode: forwards 127.0.0.2:PORT, or what comes `at` another address, to 127.0.0.1:PORT, and can be cut."""
 
-    def __init__(self, port):
+    def __init__(self, port, at=None):
         self.port = port
-        self.pairs = []
+        self.pairs = []  # of connections
+        self.routes = {}  # what each connection said first: which worker's it is, 0 for the supervisor
         self.held = []  # of which one side is kept, and hears nothing
         self.deaf = threading.Event()  # set: nothing of what comes from the gpunode is read any more
         self.moved = 0  # bytes
         self.lock = threading.Lock()
-        self.listener = socket.create_server(("127.0.0.2", port))
+        self.listener = socket.create_server(at or ("127.0.0.2", port))
+        self.address = "{}:{}".format(*self.listener.getsockname())
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
@@ -176,12 +179,17 @@ class Cable:
     def pump(self, a, b, pair):
         try:
             while data := self.receive(a, pair):
+                if a is pair[0] and pair not in self.routes and len(data) >= 16:
+                    self.routes[pair] = struct.unpack_from("<Q", data, 8)[0]
                 self.delay()
                 if pair not in self.held:
                     b.sendall(data)
                     self.moved += len(data)
         except OSError:
             pass
+        with self.lock:
+            if pair in self.pairs:
+                self.pairs.remove(pair)
         if pair in self.held:
             return
         for one in (a, b):
@@ -220,6 +228,9 @@ class Cable:
     def cut(self):
         with self.lock:
             pairs, self.pairs = self.pairs, []
+        return self.end(pairs)
+
+    def end(self, pairs):
         for pair in pairs:
             for one in pair:
                 try:
@@ -240,16 +251,31 @@ class RoughCable(Cable):
         if self.chance.random() < 0.2:
             time.sleep(self.chance.random() * 0.01)
 
+    def cut_worker(self):
+        """The connections to workers alone: a program that can't ask for a session at all has none to keep."""
+        with self.lock:
+            pairs = [pair for pair in self.pairs if self.routes.get(pair)]
+            self.pairs = [pair for pair in self.pairs if pair not in pairs]
+        return self.end(pairs)
+
 
 def client_on_cable(bench):
-    """A client whose links to the gpunode and to its worker go over cables; it and the one to its worker."""
-    port = int(bench.address.split(":")[1])
-    Cable(port)
-    seen = len(bench.node.log)
-    client = bench.client(address=f"127.0.0.2:{port}", ready=False, transport="tcp")
-    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)", after=seen).group(1)))
-    assert client.line() == "ready", client.log
-    return client, cable
+    """A client whose links to the gpunode and to its worker go over a cable; both."""
+    cable = Cable(int(bench.address.split(":")[1]))
+    return bench.client(address=cable.address, transport="tcp"), cable
+
+
+PLAIN, KEYED, LANE = 1, 2, 3
+
+
+def preamble(kind, route):
+    """What a connection begins with (wire::Preamble of the transport)."""
+    return struct.pack("<IBBHQ", 0x4F4C5031, 2, kind, 0, route)
+
+
+def session_number(bench):
+    """Of the first session of a node: the route to its worker."""
+    return int(bench.node.wait_log(r"session ([0-9a-f]{16}) is ready").group(1), 16)
 
 
 def seeded():
@@ -305,7 +331,7 @@ def kill_worker(bench):
     for wait, work in ((0, None), (0.3, "copy 1000"), (0.3, "bulk 1000")):
         client = bench.client()
         assert client.ask("step 5") == "ok 5"
-        number = sum("is at" in line for line in bench.node.log) - 1
+        number = sum(" is ready" in line for line in bench.node.log) - 1
         if wait:
             client.tell(work)
             time.sleep(wait)
@@ -348,7 +374,7 @@ def random_kills(bench):
     chance = seeded()
     for _ in range(6):
         clients = [bench.client() for _ in range(3)]
-        first = sum("is at" in line for line in bench.node.log) - 3
+        first = sum(" is ready" in line for line in bench.node.log) - 3
         asked = [chance.choice(["step 3000", "copy 30", "bulk 3", "threads 40", "functions 500"]) for _ in clients]
         for client, work in zip(clients, asked):
             client.tell(work)
@@ -380,9 +406,9 @@ def vanish(bench):
         client = bench.client(address=address, ready=False)
         pid = int(node.wait_log(r"worker (\d+)$", after=seen).group(1))
         os.kill(pid, signal.SIGSTOP)  # it starts slowly
-        vanished += not any("is at" in line for line in node.log[seen:])
+        vanished += not any(" is ready" in line for line in node.log[seen:])
         os.kill(bench.program_pid(client), signal.SIGKILL)
-        if any("is at" in line for line in node.log[seen:]):
+        if any(" is ready" in line for line in node.log[seen:]):
             os.kill(pid, signal.SIGKILL)  # too late: it was ready
         bench.gone(pid, 5)
         node.wait_log("its client left while it started|killed by signal 9", after=seen)
@@ -551,22 +577,19 @@ def rough(bench):
     """Whole programs over a network that delays what goes either way, lets connections overtake each other, and loses them at random moments:
     right results, or an error and a line that says why; nothing stays behind at the gpunode."""
     chance = seeded()
-    port = int(bench.address.split(":")[1])
-    RoughCable(port, chance.random())
+    cable = RoughCable(int(bench.address.split(":")[1]), chance.random())
     supervisor = f"/proc/{bench.node.process.pid}/fd"
     before, again, right = len(os.listdir(supervisor)), 0, 0
     for number, app in enumerate(bench.options.app):
-        seen = len(bench.node.log)
-        client = bench.start([bench.options.olrun, "--gpunode", f"127.0.0.2:{port}", "--transport", "tcp", "--", app, "--bytes",
+        client = bench.start([bench.options.olrun, "--gpunode", cable.address, "--transport", "tcp", "--", app, "--bytes",
                               str(4 << 20), "--seed", str(chance.randrange(1000))])
-        cable = RoughCable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)", after=seen).group(1)), chance.random())
         end = time.monotonic() + 2 * LONG
         cuts = 0
         while client.process.poll() is None:
             assert time.monotonic() < end, f"{app} hangs: {client.log}"
             time.sleep(0.02 + chance.random() * 0.3)
             if cuts < 8:
-                cuts += cable.cut() > 0
+                cuts += cable.cut_worker() > 0
         lost = any("the session on the gpunode is lost: " in line for line in client.log)
         said = client.line()
         while said is not None and not said.startswith("OK"):
@@ -599,7 +622,7 @@ def cut_for_good(bench):
     """Longer than the grace time: an error and a line, on both sides. The worker waits longer than its client, which tries until the end."""
     client, cable = client_on_cable(bench)
     assert client.ask("step 3") == "ok 3"
-    cable.listener.close()
+    cable.close()
     assert cable.cut() > 0
     begun = time.monotonic()
     assert client.ask("step 3").startswith("error "), "a success over a cut cable"
@@ -618,7 +641,7 @@ def waits_for_place(bench):
     refused = bench.client(ready=False)
     assert refused.process.wait(LONG) == 2 and refused.line() is None
     refused.wait_log("1 sessions already, the most")
-    cable.listener.close()
+    cable.close()
     assert cable.cut() > 0
     time.sleep(1.5)  # the worker has told that it has no link
     second = bench.client()
@@ -627,51 +650,56 @@ def waits_for_place(bench):
     assert first.ask("step 3").startswith("error "), "a success without a worker"
 
 
-def neighbouring_ports():
-    """A socket that holds a port, and the port; the next one is free. Not of those that others' connections get by themselves."""
-    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
-        low = int(file.read().split()[0])
-    for first in random.sample(range(low // 2, low - 1), 100):
-        try:
-            taken = socket.create_server(("127.0.0.1", first))
-        except OSError:
-            continue
-        try:
-            socket.create_server(("127.0.0.1", first + 1)).close()
-            return taken, first
-        except OSError:
-            taken.close()
-    raise RuntimeError("no two free ports")
+def listeners(pids):
+    """The ports of the TCP sockets at which these processes listen, one for each socket."""
+    own = set()
+    for pid in pids:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                own.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            except OSError:
+                pass  # closed meanwhile
+    ports = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/{pids[0]}/net/{table}", encoding="ascii") as file:
+            for fields in (line.split() for line in file.readlines()[1:]):
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                    ports.append(int(fields[1].rsplit(":", 1)[1], 16))
+    return ports
 
 
-def ports(bench):
-    """Workers listen where they are told to, and are reached by an address that is not the gpunode's own."""
-    taken, first = neighbouring_ports()
-    with taken:
-        bench.begin_anew("--ports", f"{first}-{first + 1}")
-        port = int(bench.address.split(":")[1])
-        Cable(port)
-        Cable(first + 1)
-        client = bench.client(address=f"127.0.0.2:{port}", transport="tcp")
-        assert client.ask("step 3") == "ok 3"
-        bench.node.wait_log(rf"is at 127\.0\.0\.1:{first + 1}$")
-        second = bench.client(ready=False)
-        assert second.line().startswith("error "), second.log
-        second.wait_log(rf"no port of {first} to {first + 1} \(--ports\) is free")
-        assert client.ask("step 3") == "ok 6"
-    # No more sessions than ports.
-    bench.begin_anew("--ports", f"{first}-{first}")
-    bench.node.wait_log(r"at most 1 sessions: so many ports are there")
-    only = bench.client()
-    second = bench.client(ready=False)
-    assert second.process.wait(LONG) == 2 and second.line() is None
-    second.wait_log("olrun: gpunode .* refuses: it has 1 sessions already")
-    # Who comes right after the end of one that held the last place waits for it.
-    for _ in range(5):
-        pid = bench.program_pid(only)
-        os.kill(pid, signal.SIGKILL)
-        only = bench.client()
-        assert only.ask("step 1") == "ok 1"
+def one_port(bench):
+    """A gpunode and all of its workers listen on one port, and who reaches nothing else has all of it: any other port that is forwarded there."""
+    port = int(bench.address.split(":")[1])
+    direct = bench.client()
+    cable = Cable(port, ("127.0.0.1", 0))  # as ssh -L
+    client = bench.client(address=cable.address, transport="tcp")
+    assert direct.ask("step 3") == "ok 3" and client.ask("step 3") == "ok 3"
+    assert listeners([bench.node.process.pid, bench.worker(0), bench.worker(1)]) == [port]
+    lanes = [int(m.group(1)) for m in (re.search(r"is up: tcp with (\d+) lanes, key session", line) for line in bench.node.log) if m]
+    assert lanes and min(lanes) >= 4, bench.node.log
+    end = time.monotonic() + LONG
+    while len(cable.pairs) != 1 + lanes[-1]:  # the link to the gpunode itself ends
+        assert time.monotonic() < end, cable.pairs
+        time.sleep(0.02)
+    before = cable.moved
+    assert client.ask("bulk 1") == "ok 3"
+    assert cable.moved > before + (1 << 20)
+    assert cable.cut() == 1 + lanes[-1]
+    assert client.ask("step 4") == "ok 7"
+    client.wait_log("connected again")
+    assert listeners([bench.node.process.pid, bench.worker(0), bench.worker(1)]) == [port]
+
+
+def unix_socket(bench):
+    """A gpunode without any TCP: it and its workers are reached by one Unix socket, over either transport."""
+    path = os.path.join(bench.scratch.name, "gpunode.sock")
+    bench.node = bench.start([bench.options.olgpunode, "--listen", "unix:" + path, "--driver", "sim"])
+    bench.address = bench.node.wait_log(r"listening at (unix:\S+)").group(1)
+    clients = [bench.client() for _ in range(2)]
+    assert clients[0].ask("step 5") == "ok 5" and clients[1].ask("bulk 1") == "ok 0"
+    bench.node.wait_log(r"is up: shm, key session" if bench.options.transport == "shm" else r"is up: tcp with \d+ lanes, key session")
+    assert listeners([bench.node.process.pid, bench.worker(0), bench.worker(1)]) == []
 
 
 def stopped(bench):
@@ -868,11 +896,8 @@ def deaf(bench):
 def deaf_socket(bench):
     """A client whose socket is read by nobody, while it goes on to call: its link is lost after the time of silence, and the session with it."""
     neighbour = Neighbour(bench)
-    port = int(bench.address.split(":")[1])
-    Cable(port)
-    seen = len(bench.node.log)
-    client = bench.start([bench.options.deaf, f"127.0.0.2:{port}", "copies"], OL_TRANSPORT="tcp")
-    cable = Cable(int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)", after=seen).group(1)))
+    cable = Cable(int(bench.address.split(":")[1]))
+    client = bench.start([bench.options.deaf, cable.address, "copies"], OL_TRANSPORT="tcp")
     worker = bench.worker(1)
     assert client.line() == "ready", client.log
     before = resident(worker)
@@ -929,25 +954,73 @@ def callbacks_lost(bench):
 def nonsense(bench):
     """Bytes of no meaning to the gpunode and to a worker: a line in the log at most, everybody goes on."""
     client = bench.client()
-    port = int(bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1))
+    number = session_number(bench)
     chance = random.Random(7)
-    for target in (int(bench.address.split(":")[1]), port):
+    port = int(bench.address.split(":")[1])
+    for opening in (b"", *(preamble(kind, number) for kind in (PLAIN, KEYED, LANE, 9))):
         for length in (0, 1, 8, 100, 5000):
-            with socket.create_connection(("127.0.0.1", target)) as one:
-                one.sendall(bytes(chance.randrange(256) for _ in range(length)))
-        with socket.create_connection(("127.0.0.1", target)):
+            with socket.create_connection(("127.0.0.1", port)) as one:
+                one.sendall(opening + bytes(chance.randrange(256) for _ in range(length)))
+        with socket.create_connection(("127.0.0.1", port)) as one:
+            one.sendall(opening)
             assert client.ask("step 2").startswith("ok ")  # beside one that says nothing
     assert bench.client().ask("step 2") == "ok 2"
+
+
+def flood(bench):
+    """Strangers who come without end, to the gpunode, to a session that there is and to one that there is not, and say nothing: programs that
+    run go on, further ones begin, and what is lost is connected again."""
+    client, cable = client_on_cable(bench)
+    number = session_number(bench)
+    port = int(bench.address.split(":")[1])
+    stop = threading.Event()
+    opened = [0, 0, 0, 0]
+
+    def come(which, opening):
+        open_ones = []
+        while not stop.is_set():
+            # From an address of their own: who shares one with strangers shares what one address may have.
+            one = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.9", 0))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # else the ports are used up
+            open_ones.append(one)
+            opened[which] += 1
+            try:
+                one.sendall(opening)
+            except OSError:
+                pass  # it had to make room
+            if opened[which] % 5 == 0:
+                time.sleep(0.005)  # some thousand a second in all: what takes all of a processor keeps everybody out
+            if len(open_ones) > 300:
+                open_ones.pop(0).close()
+
+    openings = (b"", preamble(KEYED, number), preamble(LANE, number), preamble(KEYED, number ^ 1))
+    strangers = [threading.Thread(target=come, args=pair) for pair in enumerate(openings)]
+    for one in strangers:
+        one.start()
+    try:
+        while min(opened) < 400:
+            time.sleep(0.01)
+        for _ in range(3):
+            assert bench.client().ask("step 5") == "ok 5"
+        assert client.ask("step 100") == "ok 100"
+        assert cable.cut() > 0
+        assert client.ask("step 100") == "ok 200", client.log
+        client.wait_log("connected again")
+    finally:
+        stop.set()
+        for one in strangers:
+            one.join()
+    print("connections of strangers:", opened)
 
 
 def stranger(bench):
     """Who has a session of the same gpunode is a stranger at another's worker all the same: only the session's own secret opens it."""
     client = bench.client()
     assert client.ask("step 5") == "ok 5"
-    port = bench.node.wait_log(r"is at 127\.0\.0\.1:(\d+)").group(1)
-    said = subprocess.run([bench.options.stranger, bench.address, "127.0.0.1:" + port], env=bench.env, capture_output=True, text=True,
-                          timeout=LONG).stdout.splitlines()
-    assert len(said) == 2 and said[0].startswith("another's: ") and "key" in said[0] and said[1] == "own: connected", said
+    said = subprocess.run([bench.options.stranger, bench.address, f"{session_number(bench):016x}"], env=bench.env, capture_output=True,
+                          text=True, timeout=LONG).stdout.splitlines()
+    assert len(said) == 3 and said[0].startswith("another's: ") and "key" in said[0], said
+    assert said[1].startswith("nobody's: ") and "is not here" in said[1] and said[2] == "own: connected", said
     assert client.ask("step 5") == "ok 10"
 
 
@@ -1007,7 +1080,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, random_supervisor_kills, cut, cut_bulk, cut_idle, cut_half, rough, cut_free, cut_for_good, waits_for_place, ports, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, leftovers, idle, callbacks_lost, driver_environment, deaf, deaf_socket, deaf_bulk, nonsense, stranger, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, random_supervisor_kills, cut, cut_bulk, cut_idle, cut_half, rough, cut_free, cut_for_good, waits_for_place, one_port, unix_socket, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, leftovers, idle, callbacks_lost, driver_environment, deaf, deaf_socket, deaf_bulk, nonsense, flood, stranger, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):

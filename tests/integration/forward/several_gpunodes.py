@@ -37,14 +37,13 @@ class Pair(sessions.Bench):
         return child
 
     def on_cables(self, numbers, more=None):
-        """A client that reaches these nodes and their workers over cables, the others as they are; it and the cables to the workers."""
+        """A client that reaches these nodes and their workers over cables, the others as they are; it and the cables."""
         addresses = list(self.addresses)
+        cables = {}
         for number in numbers:
-            port = int(self.addresses[number].split(":")[1])
-            Cable(port)
-            addresses[number] = f"127.0.0.2:{port}"
+            cables[number] = Cable(int(self.addresses[number].split(":")[1]))
+            addresses[number] = cables[number].address
         client = self.program([self.options.steps], more, addresses)
-        cables = {number: Cable(int(self.nodes[number].wait_log(r" is at 127\.0\.0\.1:(\d+)").group(1))) for number in numbers}
         assert client.line() == "ready", client.log
         return client, cables
 

@@ -1,8 +1,9 @@
-// Gets a session of its own and knocks at another's worker with its key: stranger GPUNODE WORKER. A line for each answer: "another's: REASON" and
-// "own: connected"; else what went wrong.
+// Gets a session of its own and knocks at another's worker with its key: stranger GPUNODE SESSION. A line for each answer: "another's: REASON",
+// "nobody's: REASON" and "own: connected"; else what went wrong. And at where nobody is.
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -38,9 +39,10 @@ int main(int argc, char** argv) {
     std::printf("no endpoint: %s\n", node.error().message.c_str());
     return 1;
   }
-  const std::string own = gpunode.substr(0, gpunode.rfind(':') + 1) + std::to_string(reply.value().port);
-  for (const auto& [whose, worker] : {std::pair("another's", std::string(argv[2])), std::pair("own", own)}) {
-    const auto link = node.value()->connect(worker, {transport::makeDomain(), node.value()->makeQueue(), ""});
+  const uint64_t own = reply.value().session, others = std::strtoull(argv[2], nullptr, 16);
+  for (const auto& [whose, route] :
+       {std::pair("another's", others), std::pair("nobody's", ~others), std::pair("own", own)}) {
+    const auto link = node.value()->connect(gpunode, {transport::makeDomain(), node.value()->makeQueue(), "", route});
     std::printf("%s: %s\n", whose, link.ok() ? "connected" : link.error().message.c_str());
   }
   return 0;

@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "coherence/transport/routes.h"
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/peer.h"
 #include "gpunode/worker/peers.h"
@@ -30,7 +31,9 @@ constexpr uint64_t kPiece = 1024;  // of the copies that are only talked of
 constexpr unsigned kHere = 2, kThere = 0;
 constexpr transport::Secret kSession{7, 7, 7};
 
-// A worker of slot kHere that listens as main.cpp has it listen.
+constexpr uint64_t kRoute = 77;
+
+// A worker of slot kHere that listens as main.cpp has it listen: behind a gpunode, which takes nobody itself.
 struct Listening {
   explicit Listening(bool allowed = true) {
     peers.configure({kHere, allowed, transport::Choice::kAuto, transport::Tls::kOff});
@@ -39,18 +42,24 @@ struct Listening {
     options.keys = std::make_shared<const transport::KeyRing>(
         std::vector{transport::NamedKey{"session", kSession}, forward::peerKey(kSession, kThere)});
     endpoint = std::move(transport::makeEndpoint(options).value());
+    auto sockets = std::move(transport::makeHandoverSockets().value());
     listener = std::move(endpoint
-                             ->listen("127.0.0.1:0",
-                                      [this](const transport::PeerInfo& who) -> Result<transport::Accepted> {
-                                        const auto slot = forward::peerSlot(who.key_name);
-                                        if (!slot) return Error{"not a peer"};
-                                        return peers.accept(*slot, *endpoint);
-                                      })
+                             ->listenBehind(std::move(sockets.to),
+                                            [this](const transport::PeerInfo& who) -> Result<transport::Accepted> {
+                                              const auto slot = forward::peerSlot(who.key_name);
+                                              if (!slot) return Error{"not a peer"};
+                                              return peers.accept(*slot, *endpoint);
+                                            })
                              .value());
+    const auto routes = std::make_shared<transport::Routes>();
+    routes->add(kRoute, std::move(sockets.from));
+    const auto refuse = [](const transport::PeerInfo&) -> Result<transport::Accepted> { return Error{"no peer"}; };
+    gpunode = std::move(transport::makeEndpoint({}).value());
+    front = std::move(gpunode->listen("127.0.0.1:0", refuse, routes).value());
   }
   Peers peers;
-  std::unique_ptr<transport::Endpoint> endpoint;
-  std::unique_ptr<transport::Listener> listener;
+  std::unique_ptr<transport::Endpoint> endpoint, gpunode;
+  std::unique_ptr<transport::Listener> listener, front;
 };
 
 // What connects to it, and may say anything.
@@ -61,7 +70,7 @@ struct Stranger {
     options.keys = std::make_shared<const transport::KeyRing>(std::vector{forward::peerKey(kSession, kThere)});
     endpoint = std::move(transport::makeEndpoint(options).value());
     queue = endpoint->makeQueue();
-    link = std::move(endpoint->connect(there.listener->address(), {transport::makeDomain(), queue, ""}).value());
+    link = std::move(endpoint->connect(there.front->address(), {transport::makeDomain(), queue, "", kRoute}).value());
   }
   void say(const PeerMessage& message) { say(std::as_bytes(std::span(&message, 1))); }
   // What does not arrive any more because the link is down is no matter here.
@@ -139,8 +148,8 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     Listening there;
     Peers here;
     here.configure({kThere, true, transport::Choice::kAuto, transport::Tls::kOff});
-    auto linked =
-        here.connect(kHere, there.listener->address(), forward::peerKey(kSession, kThere), transport::Tls::kOff, tcp);
+    auto linked = here.connect(kHere, there.front->address(), kRoute, forward::peerKey(kSession, kThere),
+                               transport::Tls::kOff, tcp);
     REQUIRE(linked.ok());
     const gpunode::PeerPtr sender = linked.value();
     CHECK(sender->sharesMemory() == !tcp);
@@ -293,7 +302,7 @@ TEST_CASE("calls for peers take nonsense, and say so where there is no link", "[
   }
   const auto link = [](uint32_t slot, uint32_t tls, std::string_view address) {
     forward::Writer said;
-    said.value(forward::PeerLinkHead{slot, tls, 0, 0, {}});
+    said.value(forward::PeerLinkHead{slot, tls, 0, 0, 0, {}});
     said.text(address);
     return said;
   };
@@ -319,7 +328,7 @@ TEST_CASE("links of workers are made by who may alone", "[gpunode]") {
   Listening there;
   Peers here;
   const auto connect = [&](const transport::NamedKey& key) {
-    return here.connect(kHere, there.listener->address(), key, transport::Tls::kOff, true);
+    return here.connect(kHere, there.front->address(), kRoute, key, transport::Tls::kOff, true);
   };
   const auto good = forward::peerKey(kSession, kThere);
   CHECK_FALSE(connect(good).ok());  // this worker may not
@@ -329,7 +338,7 @@ TEST_CASE("links of workers are made by who may alone", "[gpunode]") {
   CHECK_FALSE(connect({"session", kSession}).ok());
   CHECK(connect(good).ok());
   Listening refuses(false);
-  CHECK_FALSE(here.connect(kHere, refuses.listener->address(), good, transport::Tls::kOff, true).ok());
+  CHECK_FALSE(here.connect(kHere, refuses.front->address(), kRoute, good, transport::Tls::kOff, true).ok());
   // A later link replaces an earlier one.
   const gpunode::PeerPtr first = there.peers.find(kThere);
   REQUIRE(first != nullptr);
