@@ -210,7 +210,8 @@ bool Channel::receiveMeanwhile(std::unique_lock<std::mutex>& lock) {
 // A writer that finds too much kept receives in the meantime, so that the acknowledgement is seen also where nobody reads.
 bool Channel::waitForRoom(std::unique_lock<std::mutex>& lock) {
   while (!closed_ && kept_bytes_ > options_.kept_bytes) {
-    if (attached_.load(std::memory_order_relaxed) && receiveMeanwhile(lock)) continue;
+    // Who reads receives for all, and makes room at the peer by what it takes: it is not kept from it.
+    if (attached_.load(std::memory_order_relaxed) && readers_.load() == 0 && receiveMeanwhile(lock)) continue;
     room_.wait_for(lock, kTurn);
   }
   return !closed_;

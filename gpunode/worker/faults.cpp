@@ -25,7 +25,9 @@ void FaultWatch::add(uint64_t context) {
   }
   const std::lock_guard hands(hands_);
   Watched made;
-  (void)stateOf(context, made);
+  const CUresult state = stateOf(context, made);
+  // A context that is gone may be there again under its number, and is asked anew then.
+  if (made.stream == nullptr && state != CUDA_SUCCESS && !base::isKernelFault(state)) return;
   std::lock_guard lock(mutex_);
   watched_.try_emplace(context, made);
 }
@@ -71,10 +73,11 @@ void FaultWatch::ask(bool makes_streams) {
     }
     worker_.tell(forward::Answer::kFault, 0, state, std::as_bytes(std::span(&context, 1)), true);
   }
+  worker_.setCurrent(nullptr);  // another thread may destroy what this one has asked about
 }
 
-// By a stream of the watch's own: to ask one of the program's, or the default one, would be part of a capture. The context stays current: every call
-// begins with its own, and what was current before may be gone.
+// By a stream of the watch's own: to ask one of the program's, or the default one, would be part of a capture. Nothing is made current again behind it: every
+// call begins with its own, and what was current before may be gone.
 CUresult FaultWatch::stateOf(uint64_t context, Watched& watched) {
   const api::DriverTable& driver = worker_.driver();
   uint64_t there = 0;

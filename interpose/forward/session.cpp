@@ -415,6 +415,7 @@ void Session::contextGone(uint64_t context) {
   std::lock_guard lock(waits_mutex_);
   broken_.erase(context);
   faults_.erase(context);
+  any_fault_.store(!faults_.empty());
   std::erase_if(failures_, [&](const auto& one) { return one.first.first == context; });
   any_failure_.store(!failures_.empty() || !broken_.empty());
 }
@@ -598,7 +599,9 @@ void Session::runFunctions() {
     due_.erase(due_.begin());
     const auto found = functions_.find(number);
     if (found == functions_.end()) {  // nobody's: its stream goes on
+      lock.unlock();  // it may wait for room, and who makes some may need the mutex
       say(Operation::kHostFunctionDone, number);
+      lock.lock();
       continue;
     }
     const auto run = found->second.run;

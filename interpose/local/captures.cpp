@@ -394,6 +394,8 @@ void graphCloned(CUgraph clone, CUgraph original) {
   copy = std::make_shared<Content>(*found->second);
   for (const auto& [node, set] : copy->nodes) copy->captured.add(set);
   copy->nodes.clear();
+  for (const auto& [node, child] : copy->copies) gather(all, *child, copy->captured, copy->memories);
+  copy->copies.clear();
   all.graphs[clone].swap(copy);
 }
 

@@ -76,6 +76,8 @@ CUresult currentPlace(Place* place) {
   return deviceOf(place->context, &place->device);
 }
 
+void thereAreSeveralContexts() { g_several_contexts.store(true, std::memory_order_relaxed); }
+
 CUcontext memoryContext() { return memoryOwner(currentContext()); }
 
 void forgetContexts() { g_generation.fetch_add(1, std::memory_order_acq_rel); }

@@ -35,6 +35,9 @@ CUresult deviceOf(CUcontext context, CUdevice* device);
 /// The context of currentPlace(), or nullptr.
 CUcontext memoryContext();
 
+/// There may be streams of a context that nobody has made current: from now on each stream is asked for its own.
+void thereAreSeveralContexts();
+
 /// A context is about to go: what threads remember of contexts is asked again.
 void forgetContexts();
 

@@ -94,6 +94,14 @@ bool primaryIsGone(const Place& place) {
   return driver().cuDevicePrimaryCtxGetState(place.device, &flags, &active) == CUDA_SUCCESS && active == 0;
 }
 
+void primaryIsThere(CUdevice device, CUcontext primary) {
+  PrimaryContexts& all = primaries();
+  std::lock_guard lock(all.mutex);
+  PrimaryContexts::Entry& entry = all.devices[device];
+  entry.context = primary;
+  entry.gone = false;
+}
+
 void primaryMayBeGone(CUdevice device, CUcontext primary) {
   if (greenContextsOf(device) != 0) return;
   {

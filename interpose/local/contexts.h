@@ -9,6 +9,9 @@ namespace olpager::local {
 /// still has it current, and native CUDA answers CUDA_ERROR_CONTEXT_IS_DESTROYED.
 bool primaryIsGone(const Place& place);
 
+/// A green context of `device` has been made: `primary`, its primary context, is active with it.
+void primaryIsThere(CUdevice device, CUcontext primary);
+
 /// After a green context of `device` has gone, `primary` its primary context: that goes too where nobody retains it.
 void primaryMayBeGone(CUdevice device, CUcontext primary);
 

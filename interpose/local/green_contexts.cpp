@@ -72,6 +72,8 @@ OLPAGER_HOOK(cuGreenCtxCreate)(CUgreenCtx* out, CUdevResourceDesc resources, CUd
   // Only to hear which it is: it stays active, as the green context needs it.
   if (driver().cuDevicePrimaryCtxRetain(&made.primary, device) != CUDA_SUCCESS) return result;
   driver().cuDevicePrimaryCtxRelease_v2(device);
+  primaryIsThere(device, made.primary);
+  thereAreSeveralContexts();
   Greens& greens = ::greens();
   std::lock_guard lock(greens.mutex);
   greens.all.push_back(made);

@@ -36,6 +36,7 @@ struct Half {
     CHECK(has.sm.smCount == resource.sm.smCount, "%u multiprocessors of %u", has.sm.smCount, resource.sm.smCount);
     DRIVER_OK(cuCtxGetDevResource(context, &has, CU_DEV_RESOURCE_TYPE_SM));
     CHECK(has.sm.smCount == resource.sm.smCount, "its context has %u of %u", has.sm.smCount, resource.sm.smCount);
+    DRIVER_OK(cuCtxSetCurrent(context));
     DRIVER_OK(cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0));
     CUgreenCtx of_stream = nullptr;
     DRIVER_OK(cuStreamGetGreenCtx(stream, &of_stream));
@@ -78,6 +79,37 @@ class Pieces {
   std::vector<CUdeviceptr> all_;
   uint32_t used_ = 0;
 };
+
+// The primary context is there as long as a green one is, also where nobody retains it; what is allocated goes with it.
+void withoutPrimary(CUdevice device, const CUdevResource& resource, uint32_t words) {
+  for (uint32_t round = 1; round <= 2; ++round) {
+    CUdeviceptr memory = 0;
+    {
+      const Half half(device, resource);
+      DRIVER_OK(cuCtxSetCurrent(half.context));
+      DRIVER_OK(cuMemAlloc(&memory, words * size_t{4}));
+      DRIVER_OK(cuMemsetD32(memory, round, words));
+      DRIVER_OK(cuCtxSynchronize());
+      apps::Bump(4)(memory, words, 1, half.stream);
+      DRIVER_OK(cuStreamSynchronize(half.stream));
+      check(memory, words, round + 1, "memory without a primary context");
+      DRIVER_OK(cuStreamDestroy(half.stream));
+      DRIVER_OK(cuCtxSetCurrent(nullptr));
+      DRIVER_OK(cuGreenCtxDestroy(half.green));
+    }
+    CUcontext primary = nullptr;
+    DRIVER_OK(cuDevicePrimaryCtxRetain(&primary, device));
+    DRIVER_OK(cuCtxSetCurrent(primary));
+    CHECK(cuMemFree(memory) != CUDA_SUCCESS, "memory of a primary context that ended is still there");
+    DRIVER_OK(cuMemAlloc(&memory, words * size_t{4}));
+    DRIVER_OK(cuMemsetD32(memory, round, words));
+    apps::Bump(4)(memory, words, 1);
+    check(memory, words, round + 1, "memory of the primary context that came after it");
+    DRIVER_OK(cuMemFree(memory));
+    DRIVER_OK(cuCtxSetCurrent(nullptr));
+    DRIVER_OK(cuDevicePrimaryCtxRelease(device));
+  }
+}
 
 }  // namespace
 
@@ -165,5 +197,6 @@ int main(int argc, char** argv) {
   DRIVER_OK(cuEventDestroy(ready));
   DRIVER_OK(cuMemFree(shared));
   DRIVER_OK(cuDevicePrimaryCtxRelease(device));
+  withoutPrimary(device, halves[0], uint32_t(words));
   return apps::ok("two green contexts with %u of %u multiprocessors each", halves[0].sm.smCount, all.sm.smCount);
 }
