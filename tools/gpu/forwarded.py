@@ -63,7 +63,8 @@ def executables(folder):
 def apps(folder):
     """The programs of tests/apps that run by themselves here: `exhaustion` and `arrays` fill whatever memory there is, driver_ptx_* need a private
     table of the simulated GPU, some are told what to do by tests of sessions."""
-    told = ("exhaustion", "arrays", "holder", "late_failures", "steps", "steps_on_devices")
+    told = ("exhaustion", "arrays", "descriptors", "holder", "late_failures", "launch_blocking", "leftovers", "logs", "steps",
+            "steps_on_devices")
     return [n for n in executables(folder) if n not in told and not n.startswith("driver_ptx_")]
 
 
