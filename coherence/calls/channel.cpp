@@ -208,12 +208,14 @@ bool Channel::receiveMeanwhile(std::unique_lock<std::mutex>& lock) {
 }
 
 // A writer that finds too much kept receives in the meantime, so that the acknowledgement is seen also where nobody reads.
+// Who reads receives for all, and makes room at the peer by what it takes: it is not kept from it.
+void Channel::receiveForRoom(std::unique_lock<std::mutex>& lock) {
+  if (attached_.load(std::memory_order_relaxed) && readers_.load() == 0 && receiveMeanwhile(lock)) return;
+  room_.wait_for(lock, kTurn);
+}
+
 bool Channel::waitForRoom(std::unique_lock<std::mutex>& lock) {
-  while (!closed_ && kept_bytes_ > options_.kept_bytes) {
-    // Who reads receives for all, and makes room at the peer by what it takes: it is not kept from it.
-    if (attached_.load(std::memory_order_relaxed) && readers_.load() == 0 && receiveMeanwhile(lock)) continue;
-    room_.wait_for(lock, kTurn);
-  }
+  while (!closed_ && kept_bytes_ > options_.kept_bytes) receiveForRoom(lock);
   return !closed_;
 }
 
@@ -222,7 +224,7 @@ bool Channel::awaitRoom(std::chrono::microseconds timeout) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   while (!closed_ && kept_bytes_ > options_.kept_bytes) {
     if (!attached_.load(std::memory_order_relaxed) || std::chrono::steady_clock::now() >= end) return false;
-    if (!receiveMeanwhile(lock)) room_.wait_for(lock, kTurn);
+    receiveForRoom(lock);
   }
   return true;
 }

@@ -148,6 +148,7 @@ class Channel {
   void sendTaken();
   void dropTaken(uint64_t taken);
   bool receiveMeanwhile(std::unique_lock<std::mutex>& lock);
+  void receiveForRoom(std::unique_lock<std::mutex>& lock);
   bool waitForRoom(std::unique_lock<std::mutex>& lock);
   TransferPtr start(TransferPtr transfer);
   void issueWaiting();
@@ -190,7 +191,8 @@ class Channel {
   std::mutex receive_mutex_;
   std::atomic<uint32_t> readers_{0};  // in read(), which receives
   transport::QueuePtr queue_;
-  std::array<transport::Completion, 16> arrived_;  // of receive(), empty outside of it: to make and end so many takes a while
+  // Of receive(), empty outside of it: to make and end so many takes a while.
+  std::array<transport::Completion, 16> arrived_;
   std::deque<transport::Message> inbox_;
   std::atomic<size_t> inbox_messages_{0};
   uint64_t last_received_ = 0;  // into the inbox

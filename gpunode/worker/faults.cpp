@@ -18,18 +18,22 @@ constexpr auto kFirstTurn = 2ms, kLastTurn = 500ms;
 }  // namespace
 
 void FaultWatch::add(uint64_t context) {
-  {
+  const auto isWatched = [&] {
     std::lock_guard lock(mutex_);
-    last_.store(context, std::memory_order_relaxed);
-    if (watched_.contains(context)) return;
-  }
+    const bool watched = watched_.contains(context);
+    if (watched) last_.store(context, std::memory_order_relaxed);
+    return watched;
+  };
+  if (isWatched()) return;
   const std::lock_guard hands(hands_);
+  if (isWatched()) return;
   Watched made;
   const CUresult state = stateOf(context, made);
   // A context that is gone may be there again under its number, and is asked anew then.
   if (made.stream == nullptr && state != CUDA_SUCCESS && !base::isKernelFault(state)) return;
   std::lock_guard lock(mutex_);
-  watched_.try_emplace(context, made);
+  watched_.emplace(context, made);
+  last_.store(context, std::memory_order_relaxed);
 }
 
 std::chrono::milliseconds FaultWatch::turn() {

@@ -178,28 +178,11 @@ void Call::finishAhead() {
   if (result == CUDA_SUCCESS && wait_.answered) session_->remember(out_.bytes, wait_);
 }
 
-// Work for the driver, which a context that a kernel has ended refuses. What else a session sends goes on: it is about others as well.
-static bool isDrivers(uint16_t function) {
-  switch (static_cast<Operation>(function)) {
-    case Operation::kLaunch:
-    case Operation::kLaunchOnDevices:
-    case Operation::kCopyIn:
-    case Operation::kCopyOut:
-    case Operation::kCopyDevice:
-    case Operation::kCopyPeer:
-    case Operation::kHostFunction:
-    case Operation::kAllocateAt:
-      return true;
-    default:
-      return function < api::kSymbolCount;
-  }
-}
-
 CUresult Call::oneWay(bool flush) {
   // What can't be captured is told by the call itself.
   if (capturing() && head().function < api::kSymbolCount) return sync();
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
-  if (isDrivers(head().function)) {
+  if (!of_our_own_) {
     if (const CUresult fault = session_->faultOf(head().context); fault != CUDA_SUCCESS) return fault;
   }
   forget();

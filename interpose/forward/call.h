@@ -105,7 +105,8 @@ class Call {
   void mayWait() { head().flags |= kMayWait; }
   void forgetsAnswers() { forgets_ = true; }
   void changesKernels() { changes_kernels_ = true; }
-  /// Of the library's own beside what the program asks for: what failed before it is for the program's next call to tell.
+  /// Of the library's own beside what the program asks for: what failed before it is for the program's next call to tell, and one way it goes
+  /// also where a kernel has ended the context: it is about others as well.
   void ofOurOwn() { of_our_own_ = true; }
 
   // Making it.

@@ -113,6 +113,7 @@ class GraphEnd {
   void ask() {
     if (notice_ == 0) return;
     Call call(Operation::kGate, session_);
+    call.ofOurOwn();
     call.value(reinterpret_cast<uint64_t>(stream_));
     call.value(static_cast<uint8_t>(per_thread_));
     call.value(notice_);
@@ -147,6 +148,7 @@ void changesBehind(Session* session, CUstream stream, bool per_thread) {
   const auto blocks = namedBlocks(session);
   if (blocks.empty()) return;
   Call call(Operation::kHostChanges, session);
+  call.ofOurOwn();
   call.value(reinterpret_cast<uint64_t>(stream));
   call.value(static_cast<uint8_t>(per_thread));
   session->expectChanges();

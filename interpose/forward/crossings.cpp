@@ -28,6 +28,7 @@ OwnStreams& ownStreams() {
 // A place in a stream that `notice` tells of and that waits for `gate`, as far as they are not 0.
 CUresult putGate(const StreamAt& at, uint32_t notice, uint32_t gate) {
   Call call(Operation::kGate, at.session);
+  call.ofOurOwn();
   call.value(reinterpret_cast<uint64_t>(at.stream));
   call.value(static_cast<uint8_t>(at.per_thread));
   call.value(notice);

@@ -318,6 +318,7 @@ void sendRuns(Session* session, const std::vector<std::byte>& runs) {
       end = runs.size() - reader.left();
     if (!reader.ok()) return;
     Call call(Operation::kHostBytes, session);
+    call.ofOurOwn();
     call.raw(runs.data() + begin, end - begin);
     (void)call.oneWay();
   }
@@ -782,7 +783,8 @@ void sendPinnedNow(Session* session) {
     for (bool again = true; again;) {
       again = false;
       for (auto& [base, block] : all.blocks) {
-        if (block.goesWithLaunches(session->slot())) again = takeChanges(all, session->slot(), base, block, runs) || again;
+        if (block.goesWithLaunches(session->slot()))
+          again = takeChanges(all, session->slot(), base, block, runs) || again;
       }
     }
   }

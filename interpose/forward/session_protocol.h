@@ -45,8 +45,7 @@ static_assert(sizeof(SessionRequest) == 616);
 struct SessionReply {
   uint32_t magic = kSessionMagic;
   uint32_t refused = 0;  // 1: `text` says why; kWhatBecameOf: what became of it
-  uint64_t session =
-      0;  // also the route to its worker (transport::ConnectOptions), at the address that the client knows
+  uint64_t session = 0;  // also the route to its worker, at the address that the client knows
   uint32_t reserved = 0;
   uint32_t grace_ms = 0;  // for which the client tries to connect again
   uint8_t key[32] = {};   // the session's

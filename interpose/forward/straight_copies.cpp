@@ -114,6 +114,7 @@ class EndCall {
   // The other end of it has failed: this one waits for nothing.
   void stop() {
     Call call(Operation::kStraightStop, end_.session);
+    call.ofOurOwn();
     call.value(StraightStopHead{copy_, other_.slot(), 0});
     (void)call.oneWay(true);
   }

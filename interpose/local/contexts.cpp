@@ -102,16 +102,16 @@ void primaryIsThere(CUdevice device, CUcontext primary) {
   entry.gone = false;
 }
 
-void primaryMayBeGone(CUdevice device, CUcontext primary) {
+void primaryMayBeGone(CUdevice device) {
   if (greenContextsOf(device) != 0) return;
+  CUcontext primary = nullptr;
   {
     PrimaryContexts& all = primaries();
     std::lock_guard lock(all.mutex);
-    const auto found = all.devices.find(device);
-    if (found != all.devices.end()) {
-      if (found->second.retained != 0 || found->second.gone) return;
-      found->second.gone = true;
-    }
+    PrimaryContexts::Entry& entry = all.devices[device];  // there since primaryIsThere()
+    if (entry.retained != 0 || entry.gone) return;
+    entry.gone = true;
+    primary = entry.context;
   }
   goes(primary);
 }

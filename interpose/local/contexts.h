@@ -12,8 +12,8 @@ bool primaryIsGone(const Place& place);
 /// A green context of `device` has been made: `primary`, its primary context, is active with it.
 void primaryIsThere(CUdevice device, CUcontext primary);
 
-/// After a green context of `device` has gone, `primary` its primary context: that goes too where nobody retains it.
-void primaryMayBeGone(CUdevice device, CUcontext primary);
+/// Before a green context of `device` goes, which greenContextsOf() counts no more: the primary one goes with it where nothing else keeps it.
+void primaryMayBeGone(CUdevice device);
 
 /// The primary context of `device` while the program retains it, else nullptr.
 CUcontext retainedPrimary(CUdevice device);

@@ -95,7 +95,7 @@ OLPAGER_HOOK(cuGreenCtxDestroy)(CUgreenCtx green) {
     std::lock_guard lock(greens.mutex);
     std::erase_if(greens.all, [&](const Green& one) { return one.green == green; });
   }
-  primaryMayBeGone(going.device, going.primary);
+  primaryMayBeGone(going.device);
   forgetContexts();
   return driver().cuGreenCtxDestroy(green);
 }

@@ -14,6 +14,7 @@
 //    7  MemoryPools::mutex       memory_pools.cpp  pools that the program made, allocations that came from one
 //    8  HostRanges::mutex        host_memory.cpp   pinned and managed host memory that the program made
 //    9  PrimaryContexts::mutex   contexts.cpp      how often the program retained each primary context
+//       Greens::mutex        green_contexts.cpp  green contexts, and whose their memory is (taken with no other)
 //   10  LegacyParameters::mutex  launch.cpp        parameter blocks of the launches of CUDA 2
 //   11  HoldStreams::mutex       runtime.cpp       streams that hold memory for captured calls
 //   12  Loans::mutex            relief.cpp        what the pager gave up for objects of the driver

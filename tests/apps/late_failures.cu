@@ -25,10 +25,10 @@
 
 #include "common.h"
 
-#define GOOD(call)                                                   \
-  do {                                                               \
-    const CUresult result = (call);                                  \
-    CHECK(result == CUDA_SUCCESS, "%s: %d", #call, int(result));     \
+#define GOOD(call)                                               \
+  do {                                                           \
+    const CUresult result = (call);                              \
+    CHECK(result == CUDA_SUCCESS, "%s: %d", #call, int(result)); \
   } while (false)
 
 __global__ void bump(unsigned* at, unsigned turns) {
@@ -45,13 +45,25 @@ static void enter() {
   GOOD(cuCtxSetCurrent(g_context));
 }
 
+/// The second device's context, current, and memory there.
+static CUcontext enterSecond(CUdeviceptr* there) {
+  CUcontext other = nullptr;
+  CUdevice second = 0;
+  GOOD(cuDeviceGet(&second, 1));
+  GOOD(cuDevicePrimaryCtxRetain(&other, second));
+  GOOD(cuCtxSetCurrent(other));
+  GOOD(cuMemAlloc(there, 4096));
+  GOOD(cuMemsetD8(*there, 0, 4096));
+  return other;
+}
+
 static CUresult launch(CUstream stream, CUdeviceptr at, unsigned turns) {
   static std::map<CUcontext, CUfunction> functions;  // behind a fault the runtime tells none
   CUcontext current = nullptr;
   GOOD(cuCtxGetCurrent(&current));
   CUfunction& function = functions[current];
-  if (function == nullptr &&
-      cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function), reinterpret_cast<const void*>(bump)) != cudaSuccess)
+  if (function == nullptr && cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function),
+                                                 reinterpret_cast<const void*>(bump)) != cudaSuccess)
     return CUDA_ERROR_NOT_FOUND;
   void* parameters[] = {&at, &turns};
   return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr);
@@ -87,7 +99,8 @@ int main(int argc, char** argv) {
     CHECK(words[0] == 1, "%u", words[0]);
     fail(memory);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    if (cuMemHostUnregister(words) == CUDA_SUCCESS) CHECK(cuCtxSynchronize() != CUDA_SUCCESS, "nobody tells of the failure");
+    if (cuMemHostUnregister(words) == CUDA_SUCCESS)
+      CHECK(cuCtxSynchronize() != CUDA_SUCCESS, "nobody tells of the failure");
     words[0] = 77;  // is exchanged no more
     GOOD(launch(nullptr, memory, 1));
     GOOD(cuCtxSynchronize());
@@ -116,10 +129,13 @@ int main(int argc, char** argv) {
     config.attrs = &attribute;
     config.numAttrs = 1;
     CUfunction function = nullptr;
-    CHECK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function), reinterpret_cast<const void*>(bump)) == cudaSuccess, "no kernel");
+    CHECK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function), reinterpret_cast<const void*>(bump)) ==
+              cudaSuccess,
+          "no kernel");
     unsigned turns = 1;
     void* parameters[] = {&memory, &turns};
-    CHECK(cuLaunchKernelEx(&config, function, parameters, nullptr) == CUDA_ERROR_NOT_SUPPORTED, "it is not refused any more");
+    CHECK(cuLaunchKernelEx(&config, function, parameters, nullptr) == CUDA_ERROR_NOT_SUPPORTED,
+          "it is not refused any more");
     GOOD(cuCtxSynchronize());
     GOOD(cuMemcpyHtoD(memory, pinned, 4096));
   } else if (what == "reset") {
@@ -164,16 +180,10 @@ int main(int argc, char** argv) {
     GOOD(cuEventQuery(event));
     GOOD(cuCtxSynchronize());
   } else if (what == "devices" || what == "streams" || what == "large") {
-    CUcontext other = nullptr;
-    CUdevice second = 0;
-    CUdeviceptr there = 0;
     CUstream here = nullptr;
     GOOD(cuStreamCreate(&here, CU_STREAM_NON_BLOCKING));
-    GOOD(cuDeviceGet(&second, 1));
-    GOOD(cuDevicePrimaryCtxRetain(&other, second));
-    GOOD(cuCtxSetCurrent(other));
-    GOOD(cuMemAlloc(&there, 4096));
-    GOOD(cuMemsetD8(there, 0, 4096));
+    CUdeviceptr there = 0;
+    const CUcontext other = enterSecond(&there);
     if (what == "devices") {
       GOOD(cuCtxSetCurrent(g_context));
       fail(memory);
@@ -231,7 +241,8 @@ int main(int argc, char** argv) {
     bool called = false;
     for (int again = 0; again < 3; ++again) {
       CHECK(cuMemcpyDtoHAsync(pinned, memory, 4096, nullptr) == CUDA_ERROR_ILLEGAL_ADDRESS, "a copy behind a fault");
-      CHECK(cuLaunchHostFunc(nullptr, [](void* flag) { *static_cast<bool*>(flag) = true; }, &called) == CUDA_ERROR_ILLEGAL_ADDRESS,
+      CHECK(cuLaunchHostFunc(
+                nullptr, [](void* flag) { *static_cast<bool*>(flag) = true; }, &called) == CUDA_ERROR_ILLEGAL_ADDRESS,
             "a host function behind a fault");
       CHECK(launch(nullptr, memory, 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "a launch behind a fault");
       CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS, "a synchronisation behind a fault");
@@ -260,16 +271,10 @@ int main(int argc, char** argv) {
     std::this_thread::sleep_for(std::chrono::seconds(3));
     CHECK(launch(nullptr, memory, 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "a launch long behind a fault");
   } else if (what == "elsewhere") {
-    CUcontext other = nullptr;
-    CUdevice second = 0;
-    CUdeviceptr there = 0;
     CUstream here = nullptr;
     GOOD(cuStreamCreate(&here, CU_STREAM_NON_BLOCKING));
-    GOOD(cuDeviceGet(&second, 1));
-    GOOD(cuDevicePrimaryCtxRetain(&other, second));
-    GOOD(cuCtxSetCurrent(other));
-    GOOD(cuMemAlloc(&there, 4096));
-    GOOD(cuMemsetD8(there, 0, 4096));
+    CUdeviceptr there = 0;
+    const CUcontext other = enterSecond(&there);
     GOOD(launch(nullptr, there, 1));
     (void)cuMemsetD8Async(0x4000, 0, 16, here);  // refused, if it is looked at
     GOOD(cuCtxSetCurrent(g_context));
