@@ -191,35 +191,42 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   state.starting.reserve(state.starting.size() + 1);
   state.engines.reserve(state.engines.size() + state.starting.size() + 1);
   state.starting.push_back(device);
-  std::unique_ptr<Engine> engine;
+  // Its end takes the mutex: it must not go while that is held, so whatever may throw is inside, and what follows does not.
+  std::shared_ptr<Engine> engine;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-  uint64_t vram = 0, host = 0;
   try {
     lock.unlock();
     int numa = 0;
     if (state.driver.cuDeviceGetAttribute(&numa, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS) numa = 0;
-    std::tie(vram, host) = budgetsOf(state, device);
+    const auto [vram, host] = budgetsOf(state, device);
     lock.lock();
-    engine = std::make_unique<Engine>(state, device, context);
+    engine = std::make_shared<Engine>(state, device, context);
     result = engine->start(vram, numa, lock);
+    if (result == CUDA_SUCCESS && state.stopped) result = CUDA_ERROR_DEINITIALIZED;
+    const bool in_place = engine->chunks().hostMappable();
+    if (result == CUDA_SUCCESS && state.options.reach == Reach::kAll && !in_place) {
+      state.refused.insert(device);  // said once: the machine will not change
+      result = CUDA_ERROR_NOT_SUPPORTED;
+      base::logError(
+          "device %d: reach = all needs host memory that the GPU can use in place, which this machine refuses (in a "
+          "container it may need CAP_SYS_NICE): run with reach = traced",
+          device);
+    }
+    if (result == CUDA_SUCCESS)
+      base::logInfo("device %d: local mode, VRAM budget %s, host tier %s%s", device, base::formatSize(vram).c_str(),
+                    base::formatSize(host).c_str(),
+                    in_place ? ""
+                             : "; host memory can't be mapped in place here: what a launch reaches has to fit VRAM");
   } catch (const std::exception& failure) {  // no memory, no thread
     if (!lock.owns_lock()) lock.lock();
+    result = CUDA_ERROR_OUT_OF_MEMORY;
     base::logError("device %d: the pager could not start: %s", device, failure.what());
-  }
-  if (result == CUDA_SUCCESS && state.stopped) result = CUDA_ERROR_DEINITIALIZED;
-  if (result == CUDA_SUCCESS && state.options.reach == Reach::kAll && !engine->chunks().hostMappable()) {
-    base::logError(
-        "device %d: reach = all needs host memory that the GPU can use in place, which this machine refuses (in a "
-        "container it may need CAP_SYS_NICE): run with reach = traced",
-        device);
-    state.refused.insert(device);  // said once: the machine will not change
-    result = CUDA_ERROR_NOT_SUPPORTED;
   }
   std::erase(state.starting, device);
   state.changed.notify_all();
   if (result != CUDA_SUCCESS) {
     if (engine != nullptr) {
-      lock.unlock();  // its end takes the mutex
+      lock.unlock();
       engine->stop();
       engine->releaseAll();
       engine.reset();
@@ -229,11 +236,6 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
       base::logError("device %d: the pager could not start (CUDA error %d)", device, static_cast<int>(result));
     return result;
   }
-  base::logInfo("device %d: local mode, VRAM budget %s, host tier %s%s", device, base::formatSize(vram).c_str(),
-                base::formatSize(host).c_str(),
-                engine->chunks().hostMappable()
-                    ? ""
-                    : "; host memory can't be mapped in place here: what a launch reaches has to fit VRAM");
   for (const auto& [accessing, owner] : state.peers)
     if (owner == device) static_cast<void>(engine->chunks().addPeer(accessing));
   *out = engine.get();

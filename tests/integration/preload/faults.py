@@ -51,7 +51,8 @@ def main():
     for name in ("library", "faults", "driver"):
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--start", type=int, default=160, help="each of so many allocations fails once")
+    parser.add_argument("--runs", type=int, default=20, help="and so many of the later ones")
     parser.add_argument("kind", choices=["threads", "memory"])
     parser.add_argument("program")
     options = parser.parse_args()
@@ -70,11 +71,14 @@ def main():
                 check(run(options, scratch, FAULTS_THREADS_FROM=number), f"threads from {number}", may_fail=False)
             return
         pick = random.Random(options.seed)
-        # The first ones are the start; later ones come while memory moves. The very first is the C++ runtime's own, for exceptions thrown
-        # when memory is short: without it none can be thrown.
-        chosen = [(pick.randint(2, max(2, allocations // 4)) if i % 2 else pick.randint(2, allocations)) for i in range(options.runs)]
-        for i, number in enumerate(chosen):
-            name = "FAULTS_MEMORY_FROM" if i % 3 == 0 else "FAULTS_MEMORY_AT"
+        # The first ones are the start, where each is at a place of its own; later ones come while memory moves. The very first is the C++
+        # runtime's own, for exceptions thrown when memory is short: without it none can be thrown.
+        start = min(allocations, options.start)
+        chosen = list(range(2, start + 1))
+        if allocations > start:
+            chosen += [pick.randint(start + 1, allocations) for _ in range(options.runs)]
+        for number in chosen:
+            name = pick.choice(["FAULTS_MEMORY_FROM", "FAULTS_MEMORY_AT"])
             check(run(options, scratch, **{name: number}), f"{name}={number}")
 
 
