@@ -342,7 +342,10 @@ void StreamTable::captureBegins(CUcontext context) {
   try {
     for (size_t i = 0; i < streams_.size(); ++i) {
       StreamState& stream = *streams_[i];
-      if (context == nullptr || stream.key.context == context) look(stream, lock);
+      if (context != nullptr && stream.key.context != context) continue;
+      // Who is in a call for it may be asking for an older mark, and records none once it finds holds_.
+      call_ended_.wait(lock, [&stream] { return stream.calls == 0; });
+      look(stream, lock);
     }
   } catch (const std::bad_alloc&) {
     // Less is known while it lasts.

@@ -332,22 +332,39 @@ class InStream {
   CUstream stream_ = nullptr;
 };
 
+// Says to the other end that this one is over, where it has not begun for whatever reason.
+class Unbegun {
+ public:
+  Unbegun(Peer& peer, uint64_t copy) : peer_(peer), copy_(copy) {}
+  ~Unbegun() {
+    if (!begun_) (void)peer_.say({PeerSays::kOver, 0, copy_, 0, 0, 0, {}});
+  }
+  Unbegun(const Unbegun&) = delete;
+  Unbegun& operator=(const Unbegun&) = delete;
+  void begun() { begun_ = true; }
+
+ private:
+  Peer& peer_;
+  const uint64_t copy_;
+  bool begun_ = false;
+};
+
 template <typename Which>
 CUresult straight(Invocation& in) {
   const auto head = in.value<forward::StraightHead>();
   if (head.slot >= forward::kMostSlots || head.bytes == 0) in.arguments().fail();
   if (!in.ok()) return in.refusal();
-  PeerPtr peer = in.worker().peers().find(head.slot);
+  const PeerPtr peer = in.worker().peers().find(head.slot);
   if (peer == nullptr) {
     in.results().value(Straight::kNoLink);
     return CUDA_SUCCESS;
   }
+  Unbegun unbegun(*peer, head.copy);
   const InStream stream(in, head);
-  if (!in.ok() || stream.result() != CUDA_SUCCESS) {
-    (void)peer->say({PeerSays::kOver, 0, head.copy, 0, 0, 0, {}});
-    return in.ok() ? stream.result() : in.refusal();
-  }
-  Which end(in, head, stream.get(), std::move(peer));
+  if (!in.ok()) return in.refusal();
+  if (stream.result() != CUDA_SUCCESS) return stream.result();
+  Which end(in, head, stream.get(), peer);
+  unbegun.begun();
   if (!end.begun()) {
     in.arguments().fail();  // a number that is in use
     return in.refusal();

@@ -110,7 +110,21 @@ class EndCall {
                              static_cast<uint16_t>(end.per_thread), static_cast<uint16_t>(end.now)});
     call_.mayWait();
   }
-  CUresult begin() { return call_.begin(true); }
+  EndCall(const EndCall&) = delete;
+  EndCall& operator=(const EndCall&) = delete;
+  ~EndCall() {
+    if (!waits_) return;
+    try {  // an exception came between
+      stop();
+    } catch (const std::exception& failure) {
+      base::logError("a copy between gpunodes can't be given up: %s", failure.what());
+    }
+  }
+  CUresult begin() {
+    const CUresult result = call_.begin(true);
+    waits_ = result == CUDA_SUCCESS;
+    return result;
+  }
   // The other end of it has failed: this one waits for nothing.
   void stop() {
     Call call(Operation::kStraightStop, end_.session);
@@ -120,6 +134,7 @@ class EndCall {
   }
   CUresult finish(Straight* how) {
     const CUresult result = call_.finish();
+    waits_ = false;
     *how = call_.answered() ? call_.reply().value<Straight>() : Straight::kStopped;
     return result;
   }
@@ -130,6 +145,7 @@ class EndCall {
   const StraightEnd end_;
   const uint64_t copy_;
   const Session& other_;
+  bool waits_ = false;  // for its answer
 };
 
 }  // namespace

@@ -41,7 +41,7 @@ struct Content {
   ReachSet captured;                                       // by captured calls: of no node by name
   std::map<CUgraphNode, ReachSet> nodes;                   // by nodes added through the API
   std::map<CUgraphNode, std::shared_ptr<Content>> copies;  // of child graphs, as they were when added
-  std::vector<CUgraph> bodies;                             // of conditional nodes
+  std::map<CUgraphNode, std::vector<CUgraph>> bodies;      // of conditional nodes: graphs of their own
   Memories memories;
 };
 
@@ -108,9 +108,11 @@ void gather(const Captures& all, const Content& content, ReachSet& reach, Memori
   reach.add(content.captured);
   for (const auto& [node, set] : content.nodes) reach.add(set);
   for (const auto& [node, copy] : content.copies) gather(all, *copy, reach, memories);
-  for (CUgraph body : content.bodies) {
-    const auto found = all.graphs.find(body);
-    if (found != all.graphs.end()) gather(all, *found->second, reach, memories);
+  for (const auto& [node, bodies] : content.bodies) {
+    for (CUgraph body : bodies) {
+      const auto found = all.graphs.find(body);
+      if (found != all.graphs.end()) gather(all, *found->second, reach, memories);
+    }
   }
   memories.insert(memories.end(), content.memories.begin(), content.memories.end());
 }
@@ -375,12 +377,13 @@ void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared) 
   Captures& all = state();
   std::lock_guard lock(all.mutex);
   if (shared) {
-    contentOf(all, graph)->bodies.push_back(child);
+    contentOf(all, graph)->bodies[node].push_back(child);
     return;
   }
   const auto found = all.graphs.find(child);
   if (found == all.graphs.end()) return;
-  copy = std::make_shared<Content>(*found->second);
+  copy = std::make_shared<Content>();
+  gather(all, *found->second, copy->captured, copy->memories);
   contentOf(all, graph)->copies[node].swap(copy);
 }
 
@@ -391,11 +394,8 @@ void graphCloned(CUgraph clone, CUgraph original) {
   const auto found = all.graphs.find(original);
   if (found == all.graphs.end()) return;
   // What the clone's nodes reach is the same, but by handles of their own: a change of the original's is none of theirs.
-  copy = std::make_shared<Content>(*found->second);
-  for (const auto& [node, set] : copy->nodes) copy->captured.add(set);
-  copy->nodes.clear();
-  for (const auto& [node, child] : copy->copies) gather(all, *child, copy->captured, copy->memories);
-  copy->copies.clear();
+  copy = std::make_shared<Content>();
+  gather(all, *found->second, copy->captured, copy->memories);
   all.graphs[clone].swap(copy);
 }
 
@@ -414,6 +414,7 @@ struct Leaving {
     std::shared_ptr<Content> of;
     std::map<CUgraphNode, ReachSet>::node_type reach;
     std::map<CUgraphNode, std::shared_ptr<Content>>::node_type copy;
+    std::map<CUgraphNode, std::vector<CUgraph>>::node_type bodies;
   };
   std::map<CUgraph, std::shared_ptr<Content>> graphs;
   std::map<CUgraphExec, Executable> executables;
@@ -432,11 +433,12 @@ namespace {
 
 // Under the mutex. With the bodies of its conditional nodes.
 void takeGraph(Captures& all, CUgraph graph, Leaving& leaving) {
-  auto node = all.graphs.extract(graph);
-  if (node.empty()) return;
-  const std::vector<CUgraph> bodies = node.mapped()->bodies;
-  leaving.graphs.insert(std::move(node));
-  for (CUgraph body : bodies) takeGraph(all, body, leaving);
+  auto taken = all.graphs.extract(graph);
+  if (taken.empty()) return;
+  const std::shared_ptr<Content> content = taken.mapped();
+  leaving.graphs.insert(std::move(taken));
+  for (const auto& [node, bodies] : content->bodies)
+    for (CUgraph body : bodies) takeGraph(all, body, leaving);
 }
 
 void takeChanged(Captures& all, CUgraphNode node, Leaving& leaving) {
@@ -454,7 +456,11 @@ std::vector<CUgraph> graphBodies(CUgraph graph) {
   Captures& all = state();
   std::lock_guard lock(all.mutex);
   const auto found = all.graphs.find(graph);
-  return found != all.graphs.end() ? found->second->bodies : std::vector<CUgraph>();
+  std::vector<CUgraph> all_bodies;
+  if (found != all.graphs.end())
+    for (const auto& [node, bodies] : found->second->bodies)
+      all_bodies.insert(all_bodies.end(), bodies.begin(), bodies.end());
+  return all_bodies;
 }
 
 LeavingPtr graphLeaves(CUgraph graph, const std::vector<CUgraphNode>& nodes) {
@@ -472,9 +478,14 @@ LeavingPtr nodeLeaves(CUgraphNode node) {
   std::lock_guard lock(all.mutex);
   takeChanged(all, node, *leaving);
   for (auto& [handle, content] : all.graphs) {
-    Leaving::Node taken{content, content->nodes.extract(node), content->copies.extract(node)};
-    if (!taken.reach.empty() || !taken.copy.empty()) leaving->nodes.push_back(std::move(taken));
+    Leaving::Node taken{content, content->nodes.extract(node), content->copies.extract(node),
+                        content->bodies.extract(node)};
+    if (!taken.reach.empty() || !taken.copy.empty() || !taken.bodies.empty())
+      leaving->nodes.push_back(std::move(taken));
   }
+  for (const Leaving::Node& taken : leaving->nodes)
+    if (!taken.bodies.empty())
+      for (CUgraph body : taken.bodies.mapped()) takeGraph(all, body, *leaving);
   return leaving;
 }
 
@@ -495,6 +506,7 @@ void stays(Leaving& leaving) {
   for (Leaving::Node& node : leaving.nodes) {
     node.of->nodes.insert(std::move(node.reach));
     node.of->copies.insert(std::move(node.copy));
+    node.of->bodies.insert(std::move(node.bodies));
   }
 }
 

@@ -28,8 +28,7 @@ inline bool anyCapture() { return detail::g_captures.load(std::memory_order_rela
 /// The id of the capture that `stream` takes part in (also by waiting for an event of another stream), 0 when none.
 uint64_t captureOf(const pager::StreamKey& stream);
 
-// --- captures
-// ---------------------------------------------------------------------------------------------------------
+// --- captures --------------------------------------------------------------------------------------------------------
 /// A capture has begun on `stream`.
 void captureBegan(const pager::StreamKey& stream);
 /// It has ended: `graph` is what it made, nullptr when it failed.
@@ -46,8 +45,7 @@ bool graphOwns(CUdeviceptr address);
 /// The context is gone for the pager, with all of its memory: so are the captures in it.
 void capturesOfContextGone(CUcontext context);
 
-// --- graphs
-// -----------------------------------------------------------------------------------------------------------
+// --- graphs ----------------------------------------------------------------------------------------------------------
 /// What a node of `graph` reaches, when the node is new or its parameters changed. `graph` may be nullptr (not known).
 void graphNodeReaches(CUgraph graph, CUgraphNode node, const pager::ReachSet& reach);
 /// `child` became a node of `graph`. `shared`: it is a conditional node's body, filled later; else it was copied.
@@ -58,8 +56,7 @@ void graphReach(CUgraph graph, pager::ReachSet& into);
 /// Of its conditional nodes.
 std::vector<CUgraph> graphBodies(CUgraph graph);
 
-// --- executable graphs
-// ------------------------------------------------------------------------------------------------
+// --- executable graphs -----------------------------------------------------------------------------------------------
 /// `exec` was made of `graph`, or updated to it. `device_launched`: kernels may launch it, so all of it stays in VRAM.
 void execMade(CUgraphExec exec, CUgraph graph, bool device_launched);
 void execNodeReaches(CUgraphExec exec, CUgraphNode node, const pager::ReachSet& reach);
@@ -67,8 +64,7 @@ void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
 /// Adds to `into` everything that `exec` reaches.
 void execReach(CUgraphExec exec, pager::ReachSet& into);
 
-// --- what goes
-// -----------------------------------------------------------------------------------------------------------------
+// --- what goes -------------------------------------------------------------------------------------------------------
 /// What is known of a graph, a node or an executable graph is taken away before the driver destroys it: its handle may be another's as soon
 /// as it is gone, in another thread. Dropped with the pointer, which no lock is held over; stays() puts it back where the driver has refused.
 struct Leaving;

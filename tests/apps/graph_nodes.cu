@@ -166,8 +166,18 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaGraphExecChildGraphNodeSetParams(exec, child, graph));
   check(70, 1, 2, 4, seed * 11, "set in the child graph");
 
+  // A clone of the parent, whose own child goes before the clone is made executable.
+  cudaGraph_t clone;
+  RUNTIME_OK(cudaGraphClone(&clone, parent));
+  RUNTIME_OK(cudaGraphDestroyNode(child));
+  RUNTIME_OK(cudaGraphExecDestroy(exec));
+  away();
+  RUNTIME_OK(cudaGraphInstantiate(&exec, clone, 0));
+  check(50, 1, 2, 4, seed * 11, "a clone with a child graph");
+
   pressure.check();
   RUNTIME_OK(cudaGraphExecDestroy(exec));
+  RUNTIME_OK(cudaGraphDestroy(clone));
   RUNTIME_OK(cudaGraphDestroy(parent));
   RUNTIME_OK(cudaGraphDestroy(graph));
   return apps::ok("graph_nodes over %d buffers", kBuffers);

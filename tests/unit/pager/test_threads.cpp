@@ -655,6 +655,59 @@ TEST_CASE("a capture begins when no mark is being recorded, and none is until it
   endStream(rig, stream);
 }
 
+TEST_CASE("a launch has its mark when a capture begins, also while another thread asks for an older one",
+          "[pager][threads]") {
+  Rig rig;
+  DriverApi api = driver().api;
+  api.cuEventQuery = [](CUevent event) {
+    std::unique_lock lock(g_recording.mutex);
+    ++g_recording.begun;
+    g_recording.changed.notify_all();
+    g_recording.changed.wait(lock, [] { return !g_recording.held; });
+    return driver().api.cuEventQuery(event);
+  };
+  StreamTable table(api);
+  CUstream stream = nullptr;  // the legacy stream waits for it
+  REQUIRE(driver().cuStreamCreate(&stream, CU_STREAM_DEFAULT) == CUDA_SUCCESS);
+  StreamState* const state = table.find(rig.key(CU_STREAM_LEGACY));
+  state->last = 3;
+  table.poll();
+  state->last = 4;
+  {
+    std::lock_guard lock(g_recording.mutex);
+    g_recording.begun = 0;
+    g_recording.held = true;
+  }
+  std::thread polling([&] { table.poll(); });
+  {
+    std::unique_lock lock(g_recording.mutex);
+    g_recording.changed.wait(lock, [] { return g_recording.begun > 0; });
+  }
+  std::thread letting([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the capture waits by then for who asks
+    std::lock_guard lock(g_recording.mutex);
+    g_recording.held = false;
+    g_recording.changed.notify_all();
+  });
+  table.captureBegins(rig.context());
+  CHECK(driver().cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  table.captureBegan(true);
+  polling.join();
+  letting.join();
+  // The legacy stream can't be marked now: its launch is over for whom it has been before.
+  for (unsigned looks = 0; looks < 2000 && !table.quiet(4); ++looks) {
+    table.poll();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(table.quiet(4));
+  CUgraph graph = nullptr;
+  CHECK(driver().cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+  table.captureEnded();
+  CHECK(driver().cuGraphDestroy(graph) == CUDA_SUCCESS);
+  table.contextGone(rig.context());
+  endStream(rig, stream);
+}
+
 TEST_CASE("what runs beside a capture is marked, and the capture is not spoiled", "[pager][threads]") {
   Rig rig;
   StreamTable table(driver().api);
