@@ -12,6 +12,7 @@
 //   fault       behind a kernel's fault every call is refused, and none of them is waited for
 //   looping     a program that launches on and on behind a fault, and waits for nothing, hears of it
 //   rested      so does one that has called nothing since the fault
+//   beside      what the host wrote comes to another context of the device also where a call behind the fault was to bring it
 //   elsewhere   a fault in a stream of another device is of that device alone (two devices)
 //   successor   a thread's launches in its own stream are paid for when another thread has taken its place
 // "OK" at the end.
@@ -270,6 +271,30 @@ int main(int argc, char** argv) {
     (void)launch(nullptr, 0x4000, 1);
     std::this_thread::sleep_for(std::chrono::seconds(3));
     CHECK(launch(nullptr, memory, 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "a launch long behind a fault");
+  } else if (what == "beside") {
+    unsigned* pinned = nullptr;
+    GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 4096, CU_MEMHOSTALLOC_PORTABLE));
+    std::memset(pinned, 0, 4096);
+    CUcontext other = nullptr;
+#if CUDA_VERSION >= 13000
+    GOOD(cuCtxCreate(&other, nullptr, 0, g_device));
+#else
+    GOOD(cuCtxCreate(&other, 0, g_device));
+#endif
+    GOOD(launch(nullptr, CUdeviceptr(pinned), 1));
+    GOOD(cuCtxSynchronize());
+    GOOD(cuCtxSetCurrent(g_context));
+    (void)launch(nullptr, 0x4000, 1);
+    CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS, "nobody tells of the fault");
+    for (unsigned round = 1; round <= 3; ++round) {
+      *pinned = round * 100;
+      CHECK(launch(nullptr, CUdeviceptr(pinned), 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "a launch behind a fault");
+      GOOD(cuCtxSetCurrent(other));
+      GOOD(launch(nullptr, CUdeviceptr(pinned), 1));
+      GOOD(cuCtxSynchronize());
+      CHECK(*pinned == round * 100 + 1, "%u instead of %u", *pinned, round * 100 + 1);
+      GOOD(cuCtxSetCurrent(g_context));
+    }
   } else if (what == "elsewhere") {
     CUstream here = nullptr;
     GOOD(cuStreamCreate(&here, CU_STREAM_NON_BLOCKING));
