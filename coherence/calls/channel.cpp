@@ -22,7 +22,10 @@ std::span<const std::byte> bytesOf(const MessageHead& head) {
 
 }  // namespace
 
-Channel::Channel(const ChannelOptions& options) : options_(options) {}
+// With less than what is acknowledged at once both ends could wait for an acknowledgement.
+Channel::Channel(const ChannelOptions& options) : options_(options) {
+  options_.kept_bytes = std::max(options_.kept_bytes, kAckBytes);
+}
 
 Channel::~Channel() { close("ended"); }
 

@@ -58,7 +58,7 @@ class Transfer {
 using TransferPtr = std::shared_ptr<Transfer>;
 
 struct ChannelOptions {
-  uint64_t kept_bytes = 32ull << 20;
+  uint64_t kept_bytes = 32ull << 20;  // not acknowledged; writers wait above it; at least 1 MiB is taken
   uint32_t record_bytes = 64u << 20;  // the longest record that is accepted
 };
 
@@ -160,7 +160,7 @@ class Channel {
   bool takeBytes(std::byte* into, size_t count);
   void frontTaken();
 
-  const ChannelOptions options_;
+  ChannelOptions options_;  // as made
 
   // Sending.
   mutable std::mutex write_mutex_;

@@ -214,6 +214,37 @@ TEST_CASE("who answers can tell that nobody takes its answers", "[calls]") {
   CHECK(pair.near.awaitRoom(20s));
 }
 
+TEST_CASE("both ends write more than they keep, and whoever reads goes on", "[calls]") {
+  constexpr uint64_t kRecords = 400;
+  for (const auto choice : {transport::Choice::kTcp, transport::Choice::kShm}) {
+    Pair pair(choice, {.kept_bytes = 1});
+    pair.join();
+    std::atomic<uint64_t> wrong{0};
+    std::vector<std::thread> threads;
+    for (Channel* const end : {&pair.near, &pair.far}) {
+      for (uint64_t writer = 0; writer < 2; ++writer)
+        threads.emplace_back([end, writer] {
+          for (uint64_t number = writer; number < kRecords; number += 2) (void)end->write({numbered(number, 100'000)}, true);
+        });
+      threads.emplace_back([end, &wrong] {
+        std::vector<std::byte> record;
+        for (uint64_t taken = 0; taken < kRecords; ++taken) {
+          uint64_t number = 0;
+          if (end->read(record, 20s) != Channel::Read::kRecord) {
+            ++wrong;
+            end->close("nothing comes");  // nobody waits for it
+            return;
+          }
+          std::memcpy(&number, record.data(), sizeof number);
+          if (record != numbered(number, 100'000)) ++wrong;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(wrong == 0);
+  }
+}
+
 TEST_CASE("links are cut at random moments and nothing is lost or comes twice", "[calls]") {
   const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
   const bool faulty = GENERATE(false, true);
