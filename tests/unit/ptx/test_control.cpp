@@ -309,7 +309,7 @@ TEST_CASE("ptx: memory from the stack", "[ptx]") {
     if (t % 3 == 0) {
       for (int depth = 5, n = t % 4 + 1; depth >= 0; --depth, ++n) sum += n * depth + n * (n - 1) / 2;
     }
-    REQUIRE(device.memory.host<int>(out)[t] == sum);
+    for (int block = 0; block < 4; ++block) REQUIRE(device.memory.host<int>(out)[block * 128 + t] == sum);
   }
   const LaunchResult result = device.launch("from_stack", Dim3{1}, Dim3{32}, out, 1 << 20);
   CHECK(result.status == LaunchStatus::kStackOverflow);

@@ -300,7 +300,7 @@ extern "C" __global__ void from_stack(int* out, int n) {
   }
   if (threadIdx.x % 3 == 0) sum += nested(5, threadIdx.x % 4 + 1);
   for (int i = 0; i < count; ++i) sum += values[i];
-  out[threadIdx.x] = sum;
+  out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }
 extern "C" __global__ void saved_stack(unsigned long long* out) {
   unsigned long long before, after, first, second;
