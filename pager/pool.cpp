@@ -213,10 +213,10 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
           device);
     }
     if (result == CUDA_SUCCESS)
-      base::logInfo("device %d: local mode, VRAM budget %s, host tier %s%s", device, base::formatSize(vram).c_str(),
-                    base::formatSize(host).c_str(),
-                    in_place ? ""
-                             : "; host memory can't be mapped in place here: what a launch reaches has to fit VRAM");
+      base::logInfo(
+          "device %d: local mode, VRAM budget %s, host tier %s%s", device, base::formatSize(vram).c_str(),
+          base::formatSize(host).c_str(),
+          in_place ? "" : "; host memory can't be mapped in place here: what a launch reaches has to fit VRAM");
   } catch (const std::exception& failure) {  // no memory, no thread
     if (!lock.owns_lock()) lock.lock();
     result = CUDA_ERROR_OUT_OF_MEMORY;

@@ -1,11 +1,8 @@
 #include "pager/roots.h"
 
 #include <fcntl.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cerrno>
 #include <cstring>
 
 #include "base/fd.h"
@@ -80,20 +77,6 @@ void rootRuns(const Region& root, std::vector<ByteRun>& by_cpu, std::vector<Byte
   if (kind == RootKind::kManaged) return splitByPresence(root.base, root.requested_bytes, by_cpu, by_gpu);
   const ByteRun whole{(root.base + 7) / 8 * 8, (root.base + root.requested_bytes) / 8 * 8, root.root->registered};
   if (whole.begin < whole.end) (kind == RootKind::kHost ? by_cpu : by_gpu).push_back(whole);
-}
-
-bool readUnlessGone(void* to, uint64_t from, uint64_t bytes) {
-  static std::atomic<bool> refused{false};
-  if (!refused.load(std::memory_order_relaxed)) {
-    const iovec own{to, bytes};
-    const iovec other{reinterpret_cast<void*>(from), bytes};
-    const ssize_t copied = process_vm_readv(getpid(), &own, 1, &other, 1, 0);
-    if (copied == static_cast<ssize_t>(bytes)) return true;
-    if (copied >= 0 || (errno != EPERM && errno != ENOSYS)) return false;
-    refused.store(true, std::memory_order_relaxed);
-  }
-  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-  return true;
 }
 
 }  // namespace olpager::pager

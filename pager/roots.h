@@ -26,6 +26,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/own_memory.h"
 #include "pager/pool.h"
 
 namespace olpager::pager {
@@ -134,10 +135,6 @@ void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& pre
 /// Of a root that is scannable: what the CPU looks through, and what only the GPU can. Without the mutex too.
 void rootRuns(const Region& root, std::vector<ByteRun>& by_cpu, std::vector<ByteRun>& by_gpu);
 
-/// Copies [from, + bytes) of this process to `to`; false where that is not all mapped and readable. Never faults, unless the system
-/// refuses such copies altogether: then it reads as anybody does.
-bool readUnlessGone(void* to, uint64_t from, uint64_t bytes);
-
 /// Calls visit(data, bytes) for a run that the CPU looks through, piece by piece. Of registered memory these are copies: the program
 /// may have unmapped it, or protected it from being read, which is no fault of its as long as nothing uses it. False: it has; `visit`
 /// was called for a part at most. Without the mutex too.
@@ -152,7 +149,7 @@ bool forPieces(const ByteRun& run, Visit visit) {
   const auto words = std::make_unique_for_overwrite<uint64_t[]>(room / sizeof(uint64_t));
   for (uint64_t at = run.begin; at < run.end;) {
     const uint64_t bytes = std::min(room, run.end - at);
-    if (!readUnlessGone(words.get(), at, bytes)) return false;
+    if (!base::readUnlessGone(words.get(), at, bytes)) return false;
     visit(static_cast<const void*>(words.get()), bytes);
     at += bytes;
   }

@@ -39,6 +39,7 @@ Result<StartedWorker> launchWorker(const std::string& program, std::vector<std::
   auto connections = transport::makeHandoverSockets();
   if (!connections.ok()) return Error{base::format("a worker can't be started: {}", connections.error().message)};
   std::vector<char*> envp;
+  envp.reserve(environment.size() + 1);
   for (auto& entry : environment) envp.push_back(entry.data());
   envp.push_back(nullptr);
   std::string name = "olgpunode-worker";

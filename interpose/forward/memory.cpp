@@ -19,13 +19,13 @@
 
 #include "base/fd.h"
 #include "base/log.h"
+#include "base/own_memory.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/addresses.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/pinned.h"
 #include "interpose/forward/runs.h"
-#include "pager/roots.h"
 
 namespace olpager::forward {
 namespace {
@@ -269,7 +269,7 @@ void appendChangesUnlessGone(uint64_t there, uint64_t here, std::span<std::byte>
   constexpr uint64_t kPiece = 64 * kPage;
   const auto now = std::make_unique_for_overwrite<std::byte[]>(std::min<uint64_t>(kPiece, agreed.size()));
   const auto piece = [&](uint64_t at, uint64_t bytes) {
-    if (!pager::readUnlessGone(now.get(), here + at, bytes)) return false;
+    if (!base::readUnlessGone(now.get(), here + at, bytes)) return false;
     appendChanges(there + at, now.get(), agreed.subspan(at, bytes), into);
     return true;
   };
@@ -868,7 +868,13 @@ void takePinned(unsigned slot, const Run& run) {
   if (block == nullptr || block->sides[slot].kind != Side::Kind::kExchanged) return;
   const uint64_t offset = run.address - block->there;
   if (run.length > block->bytes - offset) return;
-  run.copyTo(reinterpret_cast<std::byte*>(base + offset));
+  if (block->registered) {
+    run.eachPiece([&](size_t at, std::span<const std::byte> bytes) {
+      (void)base::writeUnlessGone(base + offset + at, bytes.data(), bytes.size());
+    });
+  } else {
+    run.copyTo(reinterpret_cast<std::byte*>(base + offset));
+  }
   if (auto& agreed = block->sides[slot].agreed; !agreed.empty()) run.copyTo(agreed.data() + offset);
 }
 

@@ -125,6 +125,19 @@ void Run::copyTo(std::byte* to) const {
   }
 }
 
+void Run::eachPiece(const std::function<void(size_t at, std::span<const std::byte> bytes)>& visit) const {
+  if (mask.empty()) return visit(0, bytes);
+  const auto follows = [this](size_t at) { return (std::to_integer<unsigned>(mask[at / 8]) >> at % 8 & 1) != 0; };
+  size_t used = 0;
+  for (size_t at = 0; at < length;) {
+    size_t stop = at;
+    while (stop < length && follows(stop)) ++stop;
+    if (stop > at) visit(at, bytes.subspan(used, stop - at));
+    used += stop - at;
+    at = stop + 1;
+  }
+}
+
 bool readRun(Reader& reader, Run* run) {
   const auto head = reader.value<RunHead>();
   *run = {head.address, head.length, {}, {}};

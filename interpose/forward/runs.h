@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct Run {
   std::span<const std::byte> bytes;
   /// Into memory that has `length` bytes.
   void copyTo(std::byte* to) const;
+  /// Calls visit(at, bytes) for each piece of it whose bytes all follow, `at` bytes into the stretch.
+  void eachPiece(const std::function<void(size_t at, std::span<const std::byte> bytes)>& visit) const;
 };
 
 /// The next run; false: what is there is none, and the reader has failed.

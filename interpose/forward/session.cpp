@@ -599,7 +599,7 @@ void Session::runFunctions() {
     due_.erase(due_.begin());
     const auto found = functions_.find(number);
     if (found == functions_.end()) {  // nobody's: its stream goes on
-      lock.unlock();  // it may wait for room, and who makes some may need the mutex
+      lock.unlock();                  // it may wait for room, and who makes some may need the mutex
       say(Operation::kHostFunctionDone, number);
       lock.lock();
       continue;

@@ -57,8 +57,8 @@ void whatTheyAre() {
     use(1 - d);
     cudaPointerAttributes attributes;
     RUNTIME_OK(cudaPointerGetAttributes(&attributes, memory));
-    CHECK(attributes.type == cudaMemoryTypeDevice && attributes.device == d, "memory of device %d is of type %d, device %d",
-          d, int(attributes.type), attributes.device);
+    CHECK(attributes.type == cudaMemoryTypeDevice && attributes.device == d,
+          "memory of device %d is of type %d, device %d", d, int(attributes.type), attributes.device);
     RUNTIME_OK(cudaFree(memory));  // with the other one current
   }
   CHECK(std::strcmp(ids[0], ids[1]) != 0, "both have the PCI address %s", ids[0]);
@@ -269,7 +269,8 @@ void pinned() {
     addTo<<<kWords / 256, 256, 0, streams[d]>>>(device[d], kWords, 5);
     RUNTIME_OK(cudaStreamSynchronize(streams[d]));
   }
-  for (uint32_t i = 0; i < kWords; ++i) CHECK(words[i] == i + 10, "pinned word %u is %u, expected %u", i, words[i], i + 10);
+  for (uint32_t i = 0; i < kWords; ++i)
+    CHECK(words[i] == i + 10, "pinned word %u is %u, expected %u", i, words[i], i + 10);
   for (int d = 0; d < kDevices; ++d) {
     use(d);
     RUNTIME_OK(cudaStreamDestroy(streams[d]));
@@ -313,7 +314,8 @@ void threads() {
 // A module is unloaded while a stream of its device waits for the other device, or for a copy between both: the driver drains the context
 // first.
 void unloadMeanwhile(bool copies) {
-  const char* const ptx = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing(.param .u64 at)\n{\n  ret;\n}\n";
+  const char* const ptx =
+      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing(.param .u64 at)\n{\n  ret;\n}\n";
   for (int d = 0; d < kDevices; ++d) {
     uint32_t* data[kDevices] = {allocate(0, kWords * 4), allocate(1, kWords * 4)};
     uint32_t* const back = allocate(d, kWords * 4);

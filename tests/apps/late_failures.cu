@@ -12,11 +12,13 @@
 //   fault       behind a kernel's fault every call is refused, and none of them is waited for
 //   looping     a program that launches on and on behind a fault, and waits for nothing, hears of it
 //   rested      so does one that has called nothing since the fault
+//   unmapped    what kernels write to registered memory that the program has unmapped or protected goes nowhere, and nothing is lost
 //   beside      what the host wrote comes to another context of the device also where a call behind the fault was to bring it
 //   elsewhere   a fault in a stream of another device is of that device alone (two devices)
 //   successor   a thread's launches in its own stream are paid for when another thread has taken its place
 // "OK" at the end.
 #include <cuda.h>
+#include <sys/mman.h>
 
 #include <chrono>
 #include <cstring>
@@ -271,6 +273,31 @@ int main(int argc, char** argv) {
     (void)launch(nullptr, 0x4000, 1);
     std::this_thread::sleep_for(std::chrono::seconds(3));
     CHECK(launch(nullptr, memory, 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "a launch long behind a fault");
+  } else if (what == "unmapped") {
+    constexpr size_t kBytes = 64 << 10;
+    void* blocks[2];  // what is registered stays so where it is: the second one may not lie where the first was
+    for (void*& block : blocks) {
+      block = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      CHECK(block != MAP_FAILED, "no memory");
+    }
+    for (void* const mapped : blocks) {
+      const bool unmaps = mapped == blocks[0];
+      CUdeviceptr there = 0;
+      GOOD(cuMemHostRegister(mapped, kBytes, CU_MEMHOSTREGISTER_DEVICEMAP));
+      GOOD(cuMemHostGetDevicePointer(&there, mapped, 0));
+      for (size_t at = 0; at < kBytes; at += 4096) GOOD(launch(nullptr, there + at, 1));
+      GOOD(cuCtxSynchronize());
+      CHECK(*static_cast<unsigned*>(mapped) == 1, "%u", *static_cast<unsigned*>(mapped));
+      CHECK((unmaps ? munmap(mapped, kBytes) : mprotect(mapped, kBytes, PROT_READ)) == 0, "it stays");
+      for (size_t at = 0; at < kBytes; at += 4096) GOOD(launch(nullptr, there + at, 1));
+      GOOD(cuMemsetD8Async(there + 64, 1, kBytes - 64, nullptr));
+      GOOD(cuCtxSynchronize());
+      if (!unmaps)
+        CHECK(*static_cast<unsigned*>(mapped) == 1, "what is protected was written: %u",
+              *static_cast<unsigned*>(mapped));
+    }
+    GOOD(launch(nullptr, memory, 1));
+    GOOD(cuCtxSynchronize());
   } else if (what == "beside") {
     unsigned* pinned = nullptr;
     GOOD(cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 4096, CU_MEMHOSTALLOC_PORTABLE));

@@ -49,7 +49,9 @@ int main() {
   CUdeviceptr memory = 0;
   GOOD(cuMemAlloc(&memory, 4096));
   GOOD(cuMemsetD8(memory, 0, 4096));
-  CHECK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&g_bump), reinterpret_cast<const void*>(bump)) == cudaSuccess, "no kernel");
+  CHECK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&g_bump), reinterpret_cast<const void*>(bump)) ==
+            cudaSuccess,
+        "no kernel");
   CUstream stream = nullptr;
   GOOD(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   CUmoduleLoadingMode mode{};

@@ -446,7 +446,7 @@ std::string Acceptor::advance(Handshake& shake, bool& again) {
   again = false;
   if (shake.state == Handshake::State::kRouted) return "it went away";
   if (shake.state == Handshake::State::kTls || shake.state == Handshake::State::kLaneTls) {
-    const std::string why = shakeTls(shake);
+    std::string why = shakeTls(shake);
     again = shake.tls == nullptr && why.empty();
     return why;
   }

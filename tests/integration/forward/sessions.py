@@ -773,7 +773,7 @@ def functions_that_end(bench):
 def late_failures(bench):
     """What is known to have failed late is told once, by the program's own calls, in its own context; nothing is lost with it."""
     bench.begin_anew(OL_SIM_DEVICES="2")
-    for what in ("unregister", "questions", "refused", "reset", "retained", "ends", "devices", "streams", "large", "fault", "looping", "rested", "beside", "elsewhere", "successor"):
+    for what in ("unregister", "questions", "refused", "reset", "retained", "ends", "devices", "streams", "large", "fault", "looping", "rested", "unmapped", "beside", "elsewhere", "successor"):
         said = subprocess.run([bench.options.olrun, "--gpunode", bench.address, "--transport", bench.options.transport, "--",
                                bench.options.late_failures, what], env=bench.env, capture_output=True, text=True, timeout=LONG)
         assert said.returncode == 0 and said.stdout.splitlines()[-1:] == ["OK"], (what, said)

@@ -224,7 +224,8 @@ TEST_CASE("both ends write more than they keep, and whoever reads goes on", "[ca
     for (Channel* const end : {&pair.near, &pair.far}) {
       for (uint64_t writer = 0; writer < 2; ++writer)
         threads.emplace_back([end, writer] {
-          for (uint64_t number = writer; number < kRecords; number += 2) (void)end->write({numbered(number, 100'000)}, true);
+          for (uint64_t number = writer; number < kRecords; number += 2)
+            (void)end->write({numbered(number, 100'000)}, true);
         });
       threads.emplace_back([end, &wrong] {
         std::vector<std::byte> record;

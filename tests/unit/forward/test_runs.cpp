@@ -48,7 +48,14 @@ TEST_CASE("changes are applied elsewhere byte by byte", "[forward]") {
       // It ends where something changed: the other end's memory may end there.
       const uint64_t last = run.address - kBase + run.length - 1;
       REQUIRE(now[last] != before[last]);
+      std::vector<std::byte> pieces(other.begin() + static_cast<ptrdiff_t>(run.address - kBase),
+                                    other.begin() + static_cast<ptrdiff_t>(run.address - kBase + run.length));
+      run.eachPiece([&](size_t at, std::span<const std::byte> bytes) {
+        REQUIRE(bytes.size() <= pieces.size() - at);
+        std::copy(bytes.begin(), bytes.end(), pieces.begin() + static_cast<ptrdiff_t>(at));
+      });
       run.copyTo(other.data() + (run.address - kBase));
+      REQUIRE(std::equal(pieces.begin(), pieces.end(), other.begin() + static_cast<ptrdiff_t>(run.address - kBase)));
     }
     for (uint64_t at = 0; at < now.size(); ++at) {
       if (theirs[at] && now[at] == before[at]) continue;
