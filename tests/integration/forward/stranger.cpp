@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string>
 
@@ -16,9 +17,9 @@
 
 using namespace olpager;
 
-int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  const std::string gpunode = argv[1];
+namespace {
+
+int run(const std::string& gpunode, uint64_t others) {
   forward::SessionRequest request;
   request.process = static_cast<uint32_t>(getpid());
   request.specification = forward::kSpecification;
@@ -39,11 +40,23 @@ int main(int argc, char** argv) {
     std::printf("no endpoint: %s\n", node.error().message.c_str());
     return 1;
   }
-  const uint64_t own = reply.value().session, others = std::strtoull(argv[2], nullptr, 16);
+  const uint64_t own = reply.value().session;
   for (const auto& [whose, route] :
        {std::pair("another's", others), std::pair("nobody's", ~others), std::pair("own", own)}) {
     const auto link = node.value()->connect(gpunode, {transport::makeDomain(), node.value()->makeQueue(), "", route});
     std::printf("%s: %s\n", whose, link.ok() ? "connected" : link.error().message.c_str());
   }
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  try {
+    return run(argv[1], std::strtoull(argv[2], nullptr, 16));
+  } catch (const std::exception& failure) {
+    std::printf("%s\n", failure.what());
+    return 1;
+  }
 }

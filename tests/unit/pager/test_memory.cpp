@@ -459,21 +459,22 @@ TEST_CASE("allocations and frees do not look at all the others", "[pager][memory
 TEST_CASE("a launch does not look at the other allocations", "[pager][memory][slow]") {
   // All that there is fits VRAM, or what the launches use does.
   const uint64_t vram = GENERATE(64 * kMiB, 4096 * kMiB);
-  constexpr unsigned kLaunches = 1000;
+  constexpr uint64_t kLaunches = 1000;
   const auto steps = [vram](unsigned count) {
     Rig rig({.vram = vram, .host = 2048 * kMiB, .seconds = 300});
     for (unsigned i = 0; i < count; ++i) (void)rig.allocate(i % 128 == 0 ? 2 * kMiB : 4096);
     std::array<CUdeviceptr, 8> used{};
     for (CUdeviceptr& address : used) address = rig.allocate(2 * kMiB);
     uint64_t before = 0;
-    for (unsigned i = 0; i < 2 * kLaunches; ++i) {
+    for (uint64_t i = 0; i < 2 * kLaunches; ++i) {
       if (i % 100 == 0) rig.synchronize();
       if (i == kLaunches) before = rig.pool().regionSteps();
       rig.launch(CU_STREAM_LEGACY, "sumTwo", used[i % 8], used[(i + 1) % 8], used[(i + 3) % 8], uint64_t{1}, kStep);
     }
     return rig.pool().regionSteps() - before;
   };
-  constexpr unsigned kMany = olpager::base::kThreadSanitizer ? 20'000 : 100'000;  // whose memory is another one's as well
+  constexpr unsigned kMany =
+      olpager::base::kThreadSanitizer ? 20'000 : 100'000;  // whose memory is another one's as well
   const uint64_t few = steps(100), many = steps(kMany);
   INFO(few << " steps of " << kLaunches << " launches beside 100 allocations, " << many << " beside " << kMany);
   // The engine looks at all of them now and then, by itself.
@@ -518,12 +519,12 @@ TEST_CASE("a launch leaves no metadata behind", "[pager][memory]") {
   WARN(kNotCounted);
 #else
   Rig rig({.vram = 64 * kMiB});
-  std::vector<CUdeviceptr> buffers;
-  for (int i = 0; i < 16; ++i) buffers.push_back(rig.allocate(2 * kMiB));
+  std::vector<CUdeviceptr> buffers(16);
+  for (CUdeviceptr& buffer : buffers) buffer = rig.allocate(2 * kMiB);
   const std::array<CUstream, 2> streams = {rig.makeStream(), rig.makeStream()};
-  constexpr int kRounds = 200;
-  const auto work = [&](int times) {
-    for (int round = 0; round < times; ++round) {
+  constexpr size_t kRounds = 200;
+  const auto work = [&](size_t times) {
+    for (size_t round = 0; round < times; ++round) {
       for (size_t i = 0; i < buffers.size(); ++i)
         rig.launch(streams[i % 2], "copyTo", buffers[i], buffers[(i + 1) % buffers.size()], uint64_t{1}, kStep);
       rig.synchronize();
