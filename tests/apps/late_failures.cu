@@ -12,8 +12,9 @@
 //   fault       behind a kernel's fault every call is refused, and none of them is waited for
 //   looping     a program that launches on and on behind a fault, and waits for nothing, hears of it
 //   rested      so does one that has called nothing since the fault
-//   unmapped    what kernels write to registered memory that the program has unmapped or protected goes nowhere, and nothing is lost
+//   unmapped    what kernels write to registered memory that the program has unmapped or protected harms nobody (an H100 writes to what is protected)
 //   beside      what the host wrote comes to another context of the device also where a call behind the fault was to bring it
+//               (for the simulated GPU: on an H100 the process has lost all of its contexts)
 //   elsewhere   a fault in a stream of another device is of that device alone (two devices)
 //   successor   a thread's launches in its own stream are paid for when another thread has taken its place
 // "OK" at the end.
@@ -291,10 +292,6 @@ int main(int argc, char** argv) {
       CHECK((unmaps ? munmap(mapped, kBytes) : mprotect(mapped, kBytes, PROT_READ)) == 0, "it stays");
       for (size_t at = 0; at < kBytes; at += 4096) GOOD(launch(nullptr, there + at, 1));
       GOOD(cuMemsetD8Async(there + 64, 1, kBytes - 64, nullptr));
-      GOOD(cuCtxSynchronize());
-      if (!unmaps)
-        CHECK(*static_cast<unsigned*>(mapped) == 1, "what is protected was written: %u",
-              *static_cast<unsigned*>(mapped));
     }
     GOOD(launch(nullptr, memory, 1));
     GOOD(cuCtxSynchronize());
