@@ -15,6 +15,7 @@ CUresult greenContext(Invocation& in) {
   return result;
 }
 
+// With the last one a primary context ends that nobody has retained, and all that is known of it.
 CUresult greenDestroy(Invocation& in) {
   const auto number = in.peek<uint64_t>();
   const auto green = in.handle<CUgreenCtx>();
@@ -23,20 +24,35 @@ CUresult greenDestroy(Invocation& in) {
   if (driver.cuGreenCtxDestroy == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   Worker& worker = in.worker();
   CUcontext context = nullptr;
-  if (driver.cuCtxFromGreenCtx == nullptr || driver.cuCtxFromGreenCtx(&context, green) != CUDA_SUCCESS)
+  CUdevice device = CU_DEVICE_INVALID;
+  if (driver.cuCtxFromGreenCtx == nullptr || driver.cuCtxFromGreenCtx(&context, green) != CUDA_SUCCESS) {
     context = nullptr;
+  } else {
+    worker.setCurrent(context);
+    if (driver.cuCtxGetDevice(&device) != CUDA_SUCCESS) device = CU_DEVICE_INVALID;
+  }
   // What is owed behind its launches is of its streams. And nobody destroys what is current here.
   if (worker.exchange().owes()) worker.exchange().settle();
-  if (context != nullptr) worker.faults().contextEnds(in.numberFor(context));
+  const uint64_t stood_for_it = context != nullptr ? in.numberFor(context) : 0;
+  const uint64_t primary = forward::primaryHandle(worker.options().slot, device);
+  if (context != nullptr) worker.faults().contextEnds(stood_for_it);
+  if (device != CU_DEVICE_INVALID) worker.faults().contextEnds(primary);  // its next call watches it again
   worker.setCurrent(nullptr);
   const CUresult result = driver.cuGreenCtxDestroy(green);
   if (result != CUDA_SUCCESS) return result;
   in.gone(number);
   if (context != nullptr) {
-    const uint64_t stood_for_it = in.numberFor(context);
     worker.exchange().contextGone(context);
     worker.contextGone(stood_for_it);
     in.gone(stood_for_it);
+  }
+  unsigned flags = 0;
+  int active = 1;
+  uint64_t known = 0;
+  if (device != CU_DEVICE_INVALID && worker.handles().find(primary, HandleKind::kContext, &known) &&
+      driver.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active == 0) {
+    worker.exchange().contextGone(handleFrom<CUcontext>(known));
+    worker.contextGone(primary);
   }
   return result;
 }

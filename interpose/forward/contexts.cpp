@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,6 +33,7 @@ struct Contexts {
     uint64_t context = 0;  // that stands for it; 0: nobody has asked for it
   };
   std::map<uint64_t, Green> green;
+  std::atomic<size_t> greens{0};  // in `green`; asked without the mutex
 
   void note(uint64_t context) {
     auto& all = alive[slotOf(context)];
@@ -137,18 +139,40 @@ CUresult contextOfGreen(CUcontext* out, CUgreenCtx green) {
   return result;
 }
 
+// A primary context that may have ended, with all that was made in it: nobody has retained it here, and no green context keeps it.
+void endPrimaryIfGone(CUdevice device) {
+  const uint64_t primary = primaryOf(device);
+  unsigned flags = 0;
+  int active = 0;
+  if (ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active != 0) return;
+  if (Session* const session = sessionOfHandle(primary); session != nullptr) session->contextGone(primary);
+  Contexts& all = contexts();
+  std::lock_guard lock(all.mutex);
+  all.forget(primary);
+}
+
 CUresult destroyGreen(CUgreenCtx green) {
   const uint64_t number = reinterpret_cast<uint64_t>(green);
+  Contexts& all = contexts();
   uint64_t context = 0;
+  CUdevice device = CU_DEVICE_INVALID;
+  bool last = false;  // that keeps its device's primary context
   {
-    Contexts& all = contexts();
     std::lock_guard lock(all.mutex);
-    if (const auto found = all.green.find(number); found != all.green.end()) context = found->second.context;
+    if (const auto found = all.green.find(number); found != all.green.end()) {
+      context = found->second.context;
+      device = found->second.device;
+      last = all.retained[primaryOf(device)] == 0 &&
+             std::none_of(all.green.begin(), all.green.end(), [&](const auto& one) {
+               return one.first != number && one.second.device == device;
+             });
+    }
   }
   if (context != 0) {
     contextGone(handleOf(context));
     variablesGone(context);
   }
+  if (last) variablesGone(primaryOf(device));
   Call call(Operation::kGreenDestroy, Route().handle(green));
   call.handle(green);
   call.forgetsAnswers();
@@ -156,10 +180,13 @@ CUresult destroyGreen(CUgreenCtx green) {
   call.ofOurOwn();  // as in release()
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) return result;
+  {
+    std::lock_guard lock(all.mutex);
+    all.green.erase(number);
+    all.greens.store(all.green.size());
+  }
   if (context != 0) destroyed(context);
-  Contexts& all = contexts();
-  std::lock_guard lock(all.mutex);
-  all.green.erase(number);
+  if (last) endPrimaryIfGone(device);
   return result;
 }
 
@@ -215,6 +242,15 @@ uint64_t contextIn(const Session* session) {
   std::lock_guard lock(all.mutex);
   const auto& alive = all.alive[session->slot()];
   return alive.empty() ? 0 : alive.back();
+}
+
+uint64_t memoryOwner(uint64_t context) {
+  Contexts& all = contexts();
+  if (all.greens.load(std::memory_order_relaxed) == 0) return context;
+  std::lock_guard lock(all.mutex);
+  for (const auto& [number, green] : all.green)
+    if (green.context == context) return primaryOf(green.device);
+  return context;
 }
 
 WithContext::WithContext(uint64_t context) : pushed_(context != 0) {
@@ -373,6 +409,7 @@ CUresult ol_forward_cuGreenCtxCreate(CUgreenCtx* green, CUdevResourceDesc descri
   Contexts& all = contexts();
   std::lock_guard lock(all.mutex);
   all.green[reinterpret_cast<uint64_t>(*green)] = {device, 0};
+  all.greens.store(all.green.size());
   return result;
 }
 CUresult ol_forward_cuGreenCtxDestroy(CUgreenCtx green) { return destroyGreen(green); }

@@ -15,6 +15,9 @@ uint64_t currentContext();
 uint64_t contextIn(const Session* session);
 /// The program's device of a context that exists; false for any other number.
 bool deviceOf(uint64_t context, CUdevice* device);
+/// The context whose memory is what is allocated in this one, and ends with it: of one that stands for a green context its device's primary
+/// one. Others are their own.
+uint64_t memoryOwner(uint64_t context);
 
 /// Makes a context the calling thread's current one for as long as it lives; 0: leaves it as it is.
 class WithContext {

@@ -179,7 +179,7 @@ CUresult allocateAnywhere(CUdeviceptr* out, uint64_t bytes) {
 
 CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
   Session* const session = existingSession();
-  const uint64_t context = currentContext();
+  const uint64_t context = memoryOwner(currentContext());
   CUdevice device = 0;
   // Beyond any range, while something captures, or without a context: the driver has the answer.
   if (out == nullptr || bytes == 0 || bytes >= 1ull << 47 || session == nullptr || !session->initialized() ||
@@ -251,7 +251,7 @@ CUresult release(CUdeviceptr address) {
     give(all, held.context, address, held.bytes);
     all.held.erase(address);
   };
-  if (!session->othersCall() && !session->memoryComes() && held.context == contextIn(session) &&
+  if (!session->othersCall() && !session->memoryComes() && held.context == memoryOwner(contextIn(session)) &&
       all.slabs.size() <= 1 && !capturing()) {
     Call call(api::Symbol::kCuMemFree_v2, session);
     call.value(address);

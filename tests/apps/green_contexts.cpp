@@ -1,8 +1,13 @@
 // A device's multiprocessors split in two, a green context for each half, and what is done with one: streams of its own, its context made current,
 // kernels and copies in it, events between it and the primary context, memory that outlives it: the program's first is allocated in one.
+#include <chrono>
+#include <thread>
+
 #include "driver_program.h"
 
 namespace {
+
+constexpr size_t kSmall = 4096;  // bytes
 
 CUdevResource multiprocessorsOf(CUdevice device) {
   CUdevResource all{};
@@ -21,7 +26,7 @@ struct Half {
   CUgreenCtx green = nullptr;
   CUcontext context = nullptr;
   CUstream stream = nullptr;
-  CUdeviceptr memory = 0;
+  CUdeviceptr memory = 0, small = 0;
 
   Half(CUdevice device, CUdevResource resource) {  // a copy: what counts is its bytes, not where they are
     CUdevResourceDesc description = nullptr;
@@ -111,6 +116,36 @@ void withoutPrimary(CUdevice device, const CUdevResource& resource, uint32_t wor
   }
 }
 
+// A primary context that is used after its release, kept by a green one, and the next one of the device: nothing of the first is in it.
+void keptByGreen(CUdevice device, const CUdevResource& resource, uint32_t words) {
+  CUcontext primary = nullptr;
+  DRIVER_OK(cuDevicePrimaryCtxRetain(&primary, device));
+  DRIVER_OK(cuCtxSetCurrent(primary));
+  CUdeviceptr memory = 0;
+  DRIVER_OK(cuMemAlloc(&memory, words * size_t{4}));
+  const Half half(device, resource);
+  DRIVER_OK(cuCtxSetCurrent(primary));
+  DRIVER_OK(cuDevicePrimaryCtxRelease(device));
+  DRIVER_OK(cuMemsetD32Async(memory, 1, words, CU_STREAM_PER_THREAD));
+  apps::Bump(4)(memory, words, 1, CU_STREAM_PER_THREAD);
+  DRIVER_OK(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+  check(memory, words, 2, "memory of a primary context that a green one keeps");
+  DRIVER_OK(cuStreamDestroy(half.stream));
+  DRIVER_OK(cuCtxSetCurrent(nullptr));
+  DRIVER_OK(cuGreenCtxDestroy(half.green));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  DRIVER_OK(cuDevicePrimaryCtxRetain(&primary, device));
+  DRIVER_OK(cuCtxSetCurrent(primary));
+  DRIVER_OK(cuMemAlloc(&memory, words * size_t{4}));
+  DRIVER_OK(cuMemsetD32Async(memory, 5, words, CU_STREAM_PER_THREAD));
+  apps::Bump(4)(memory, words, 1, CU_STREAM_PER_THREAD);
+  DRIVER_OK(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+  check(memory, words, 6, "memory of the next primary context");
+  DRIVER_OK(cuMemFree(memory));
+  DRIVER_OK(cuCtxSetCurrent(nullptr));
+  DRIVER_OK(cuDevicePrimaryCtxRelease(device));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -159,6 +194,8 @@ int main(int argc, char** argv) {
     CHECK(its == device, "its device is %d", its);
     const apps::Bump bump(4);
     DRIVER_OK(cuMemAlloc(&half.memory, words * 4));
+    DRIVER_OK(cuMemAlloc(&half.small, kSmall));
+    DRIVER_OK(cuMemsetD32(half.small, 9, kSmall / 4));
     DRIVER_OK(cuStreamWaitEvent(half.stream, ready, 0));
     DRIVER_OK(cuMemcpyDtoDAsync(half.memory, shared, words * 4, half.stream));
     bump(half.memory, uint32_t(words), 7, half.stream);
@@ -186,17 +223,29 @@ int main(int argc, char** argv) {
     DRIVER_OK(cuCtxSetCurrent(primary));
     DRIVER_OK(cuGreenCtxDestroy(half.green));
   }
-  // Memory is the primary context's.
+  // Memory is the primary context's: what is allocated now is elsewhere.
+  CUdeviceptr more[2]{};
+  for (CUdeviceptr& address : more) {
+    const size_t bytes = &address == more ? words * 4 : kSmall;
+    DRIVER_OK(cuMemAlloc(&address, bytes));
+    DRIVER_OK(cuMemsetD32(address, 3, bytes / 4));
+  }
   for (const Half& half : both) {
     check(half.memory, words, 108, "memory of a green context that is gone");
+    check(half.small, kSmall / 4, 9, "a little memory of a green context that is gone");
     others.use();
     DRIVER_OK(cuMemFree(half.memory));
+    DRIVER_OK(cuMemFree(half.small));
   }
+  check(more[0], words, 3, "memory that came after them");
+  check(more[1], kSmall / 4, 3, "a little memory that came after them");
+  for (const CUdeviceptr address : more) DRIVER_OK(cuMemFree(address));
   others.check();
   check(shared, words, 100, "the memory that was allocated first");
   DRIVER_OK(cuEventDestroy(ready));
   DRIVER_OK(cuMemFree(shared));
   DRIVER_OK(cuDevicePrimaryCtxRelease(device));
   withoutPrimary(device, halves[0], uint32_t(words));
+  keptByGreen(device, halves[0], uint32_t(words));
   return apps::ok("two green contexts with %u of %u multiprocessors each", halves[0].sm.smCount, all.sm.smCount);
 }
