@@ -369,7 +369,8 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
         error != CUDA_SUCCESS)
       return error;
     const std::vector<CUgraphNode> to(count, *node);
-    const CUresult result = ol_forward_generated_cuGraphAddDependencies_v2(graph, dependencies, to.data(), edges, count);
+    const CUresult result =
+        ol_forward_generated_cuGraphAddDependencies_v2(graph, dependencies, to.data(), edges, count);
     if (result != CUDA_SUCCESS) (void)ol_forward_generated_cuGraphDestroyNode(*node);
     return result;
   }
@@ -391,6 +392,8 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
       return ol_forward_cuGraphAddHostNode(node, graph, dependencies, count, &params);
     }
     case CU_GRAPH_NODE_TYPE_GRAPH:
+      if (given->graph.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE)
+        return refused("cuGraphAddNode of a child graph that is moved", false);
       return ol_forward_generated_cuGraphAddChildGraphNode(node, graph, dependencies, count, given->graph.graph);
     case CU_GRAPH_NODE_TYPE_EMPTY:
       return ol_forward_generated_cuGraphAddEmptyNode(node, graph, dependencies, count);

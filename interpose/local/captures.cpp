@@ -41,7 +41,7 @@ struct Content {
   ReachSet captured;                                       // by captured calls: of no node by name
   std::map<CUgraphNode, ReachSet> nodes;                   // by nodes added through the API
   std::map<CUgraphNode, std::shared_ptr<Content>> copies;  // of child graphs, as they were when added
-  std::map<CUgraphNode, std::vector<CUgraph>> bodies;      // of conditional nodes: graphs of their own
+  std::map<CUgraphNode, std::vector<CUgraph>> bodies;      // of conditional nodes, and graphs that were moved
   Memories memories;
 };
 

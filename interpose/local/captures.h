@@ -48,7 +48,8 @@ void capturesOfContextGone(CUcontext context);
 // --- graphs ----------------------------------------------------------------------------------------------------------
 /// What a node of `graph` reaches, when the node is new or its parameters changed. `graph` may be nullptr (not known).
 void graphNodeReaches(CUgraph graph, CUgraphNode node, const pager::ReachSet& reach);
-/// `child` became a node of `graph`. `shared`: it is a conditional node's body, filled later; else it was copied.
+/// `child` became a node of `graph`. `shared`: it is the node's, to which more may come: a conditional node's body, or a graph that was moved
+/// there; else it was copied.
 void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared);
 void graphCloned(CUgraph clone, CUgraph original);
 /// Adds to `into` everything that `graph` reaches, with its child graphs.

@@ -195,11 +195,12 @@ CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, 
   const bool is_child = params != nullptr && params->type == CU_GRAPH_NODE_TYPE_GRAPH;
   // Read now: the driver may put the node's copy there.
   const CUgraph child = is_child ? params->graph.graph : nullptr;
+  const bool moved = is_child && params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
   const auto shown = [&] { return is_child ? showGraph(child, nullptr, Looks::kAtAll, native) : native(); };
   return withNode(params, shown, [&](const ReachSet& reach) {
     if (out == nullptr) return;
     if (is_child) {
-      graphHasChild(graph, *out, child, false);
+      graphHasChild(graph, *out, child, moved);
     } else if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
       for (unsigned i = 0; params->conditional.phGraph_out != nullptr && i < params->conditional.size; ++i) {
         graphHasChild(graph, *out, params->conditional.phGraph_out[i], true);

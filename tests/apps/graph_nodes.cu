@@ -175,6 +175,39 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaGraphInstantiate(&exec, clone, 0));
   check(50, 1, 2, 4, seed * 11, "a clone with a child graph");
 
+#if CUDART_VERSION >= 13000
+  // A graph that is moved into another one, and given a node after that: it runs, and goes, with its parent.
+  cudaGraph_t inner, outer;
+  RUNTIME_OK(cudaGraphCreate(&inner, 0));
+  RUNTIME_OK(cudaGraphCreate(&outer, 0));
+  cudaGraphNodeParams moves{};
+  moves.type = cudaGraphNodeTypeGraph;
+  moves.graph.graph = inner, moves.graph.ownership = cudaGraphChildGraphOwnershipMove;
+  const cudaError_t moved = cudaGraphAddNode(&child, outer, nullptr, nullptr, 0, &moves);
+  if (moved == cudaErrorNotSupported) {  // as forwarded programs are told
+    static_cast<void>(cudaGetLastError());
+    RUNTIME_OK(cudaGraphDestroy(inner));
+  } else {
+    RUNTIME_OK(moved);
+    CHECK(moves.graph.graph == inner, "the moved graph has another handle");
+    away();
+    fill.dst = buffers[3], fill.value = seed * 23;
+    RUNTIME_OK(cudaGraphAddMemsetNode(&set, inner, nullptr, 0, &fill));
+    cudaGraphExec_t whole;
+    CHECK(cudaGraphInstantiate(&whole, inner, 0) != cudaSuccess, "a moved graph is made executable by itself");
+    CHECK(cudaGraphDestroy(inner) != cudaSuccess, "a moved graph is destroyed by itself");
+    static_cast<void>(cudaGetLastError());
+    RUNTIME_OK(cudaGraphInstantiate(&whole, outer, 0));
+    away();
+    RUNTIME_OK(cudaGraphLaunch(whole, stream));
+    RUNTIME_OK(cudaStreamSynchronize(stream));
+    RUNTIME_OK(cudaMemcpy(got.data(), buffers[3], kWords * 4, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < 1000; ++i) CHECK(got[i] == seed * 23, "a moved graph: word %d is %#x", i, got[i]);
+    RUNTIME_OK(cudaGraphExecDestroy(whole));
+  }
+  RUNTIME_OK(cudaGraphDestroy(outer));
+#endif
+
   pressure.check();
   RUNTIME_OK(cudaGraphExecDestroy(exec));
   RUNTIME_OK(cudaGraphDestroy(clone));

@@ -23,6 +23,7 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, cuuint64_t flags, CUgraph
   if (out == nullptr || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Graph> graph;
   if (const CUresult error = requireGraph(handle, &graph); error != CUDA_SUCCESS) return error;
+  if (graph->moved()) return CUDA_ERROR_INVALID_VALUE;
   if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) return notSupported("graph launch from the device");
   std::shared_ptr<GraphExec> exec;
   if (const CUresult error = GraphExec::instantiate(*graph, flags, &exec, culprit); error != CUDA_SUCCESS) {

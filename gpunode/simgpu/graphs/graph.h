@@ -8,6 +8,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -101,12 +102,16 @@ class Graph : public std::enable_shared_from_this<Graph> {
   /// Positions of nodes() so that each comes after what it depends on; false when there is a circle.
   bool topologicalOrder(std::vector<size_t>* order) const;
   UserObjectReferences& userObjects() { return user_objects_; }
+  /// It became a node's of another graph, which it goes with: the program neither destroys nor instantiates it, nor adds it again.
+  bool moved() const { return moved_.load(); }
+  void move() { moved_.store(true); }
 
  private:
   CUgraph handle_ = nullptr;
   std::vector<std::shared_ptr<GraphNode>> nodes_;
   std::unordered_map<CUgraphNode, std::weak_ptr<GraphNode>> clones_;
   UserObjectReferences user_objects_;
+  std::atomic<bool> moved_{false};
 };
 
 /// The process's handles of graphs.

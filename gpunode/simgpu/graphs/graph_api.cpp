@@ -166,7 +166,9 @@ CUresult CUDAAPI cuGraphCreate(CUgraph* out, unsigned flags) {
 }
 
 CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
-  if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
+  std::shared_ptr<Graph> graph;
+  if (const CUresult error = requireGraph(handle, &graph); error != CUDA_SUCCESS) return error;
+  if (graph->moved()) return CUDA_ERROR_INVALID_VALUE;
   return GraphRegistry::get().graphs.remove(handle) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

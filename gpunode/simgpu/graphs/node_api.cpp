@@ -24,7 +24,7 @@ struct Place {
 };
 
 CUresult add(const Place& place, CaptureNode spec, std::shared_ptr<GraphMemory> memory = nullptr,
-             const Graph* child = nullptr) {
+             const std::shared_ptr<Graph>& child = nullptr, bool moves = false) {
   if (place.out == nullptr || (place.count != 0 && place.dependencies == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Graph> graph;
   if (const CUresult error = requireGraph(place.graph, &graph); error != CUDA_SUCCESS) return error;
@@ -37,7 +37,8 @@ CUresult add(const Place& place, CaptureNode spec, std::shared_ptr<GraphMemory> 
     return error;
   }
   node->memory = std::move(memory);
-  if (child != nullptr) node->child = child->clone();
+  if (child != nullptr) node->child = moves ? child : child->clone();
+  if (moves) child->move();
   *place.out = node->handle;
   return CUDA_SUCCESS;
 }
@@ -51,11 +52,11 @@ CUresult addMade(const Place& place, Make make) {
   return add(place, std::move(spec));
 }
 
-CUresult addChild(const Place& place, CUgraph handle) {
+CUresult addChild(const Place& place, CUgraph handle, bool moves = false) {
   std::shared_ptr<Graph> child;
   if (const CUresult error = requireGraph(handle, &child); error != CUDA_SUCCESS) return error;
-  if (handle == place.graph) return CUDA_ERROR_INVALID_VALUE;
-  return add(place, {CU_GRAPH_NODE_TYPE_GRAPH, nullptr, {}}, nullptr, child.get());
+  if (handle == place.graph || child->moved()) return CUDA_ERROR_INVALID_VALUE;
+  return add(place, {CU_GRAPH_NODE_TYPE_GRAPH, nullptr, {}}, nullptr, child, moves);
 }
 
 template <typename Params>
@@ -153,7 +154,8 @@ CUresult addAny(const Place& place, CUgraphNodeParams* params) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
   switch (params->type) {
     case CU_GRAPH_NODE_TYPE_GRAPH: {
-      if (const CUresult error = addChild(place, params->graph.graph); error != CUDA_SUCCESS) return error;
+      const bool moves = params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+      if (const CUresult error = addChild(place, params->graph.graph, moves); error != CUDA_SUCCESS) return error;
       // The caller learns the handle of the copy that the node owns.
       return cuGraphChildGraphNodeGetGraph(*place.out, &params->graph.graph);
     }
