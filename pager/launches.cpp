@@ -376,6 +376,33 @@ CUresult StreamTable::synchronize(CUcontext context, uint64_t number) {
   return result;
 }
 
+void StreamTable::synchronizeEach(CUcontext context) {
+  TableLock lock(mutex_);
+  for (size_t i = 0; i < streams_.size(); ++i) {  // by index: there may be more meanwhile
+    StreamState& stream = *streams_[i];
+    if (stream.key.context != context || stream.gone) continue;
+    const bool live = (stream.generation.load() & 1) != 0 && !stream.closing && stream.key.thread == 0;
+    if (!live && stream.marks.empty()) continue;
+    // What is behind the last mark is known of a live stream alone.
+    const uint64_t number = live ? stream.last.load(std::memory_order_acquire) : stream.marks.back().number;
+    const CUevent event = live ? nullptr : stream.marks.back().event;
+    if (stream.completed.load() >= number) continue;
+    ++stream.calls;
+    lock.unlock();
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = live ? driver_.cuStreamIsCapturing(stream.key.stream, &status) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) {  // else it would spoil the capture
+      result = live ? driver_.cuStreamSynchronize(stream.key.stream) : driver_.cuEventSynchronize(event);
+    } else if (result == CUDA_SUCCESS) {
+      result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    lock.lock();
+    leaveCall(stream);
+    if (result == CUDA_SUCCESS || endsContext(result))
+      stream.completed.store(std::max(stream.completed.load(), number));
+  }
+}
+
 // A device's engine looks after its own streams; those of devices without an engine are anybody's.
 CUdevice StreamTable::pollerOf(const StreamState& stream, CUdevice asking) const {
   const CUdevice device = stream.device.load(std::memory_order_relaxed);

@@ -175,6 +175,9 @@ class StreamTable {
   /// asked. Every launch up to `number` has been submitted. What it waited for is over where this returns CUDA_SUCCESS, or what
   /// endsContext() is true of.
   CUresult synchronize(CUcontext context, uint64_t number);
+  /// Waits for what the streams of a context have been given, each by itself. The context is current, the thread relaxed. Of a stream that
+  /// captures, or is another thread's own, nothing is waited for.
+  void synchronizeEach(CUcontext context);
   /// A context synchronisation has returned that began when every launch up to `number` had been submitted.
   void contextDrained(CUcontext context, uint64_t number);
   /// How often find() had to look through the table under its lock.

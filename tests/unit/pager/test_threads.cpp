@@ -575,6 +575,34 @@ TEST_CASE("a synchronisation that the driver refuses tells nothing", "[pager][th
   g_refusal = CUDA_SUCCESS;
 }
 
+TEST_CASE("streams of a context are waited for one by one", "[pager][threads]") {
+  Rig rig;
+  StreamTable table(driver().api);
+  const CUstream stream = rig.makeStream(), gone = rig.makeStream(), captures = rig.makeStream();
+  table.find(rig.key(stream))->last = 3;
+  table.find(rig.key(gone))->last = 4;
+  table.streamDestroyed(rig.key(gone));  // its last launch has a mark
+  table.synchronizeEach(rig.context());
+  CHECK(table.quiet(4));
+  // Of one that captures nothing is known, nor of another thread's own.
+  table.find(rig.key(captures))->last = 5;
+  REQUIRE(driver().cuStreamBeginCapture_v2(captures, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  table.find(rig.key(stream))->last = 6;
+  table.synchronizeEach(rig.context());
+  CHECK(table.find(rig.key(stream))->completed == 6);
+  CHECK_FALSE(table.quiet(5));
+  CUgraph graph = nullptr;
+  CHECK(driver().cuStreamEndCapture(captures, &graph) == CUDA_SUCCESS);
+  CHECK(driver().cuGraphDestroy(graph) == CUDA_SUCCESS);
+  table.synchronizeEach(rig.context());
+  CHECK(table.quiet(6));
+  std::thread([&] { table.find({rig.context(), CU_STREAM_PER_THREAD, 1004})->last.store(7); }).join();
+  table.synchronizeEach(rig.context());
+  CHECK_FALSE(table.quiet(7));
+  table.contextGone(rig.context());
+  for (const CUstream one : {stream, gone, captures}) driver().api.cuStreamDestroy_v2(one);
+}
+
 TEST_CASE("what a refused synchronisation did not wait for is not freed", "[pager][threads]") {
   Rig rig({.alter = refuseSynchronisation});
   const CUdeviceptr a = rig.allocate(2 * kMiB);
