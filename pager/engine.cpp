@@ -78,16 +78,40 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
 
 Engine::~Engine() { stop(); }
 
+namespace {
+
+// A context that is current as long as this lives, if it can be.
+class InContext {
+ public:
+  InContext(const DriverApi& driver, CUcontext context)
+      : driver_(driver), result_(driver.cuCtxPushCurrent_v2(context)) {}
+  ~InContext() {
+    CUcontext popped = nullptr;
+    if (result_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent_v2(&popped);
+  }
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
+  CUresult result() const { return result_; }
+
+ private:
+  const DriverApi& driver_;
+  const CUresult result_;
+};
+
+}  // namespace
+
 CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
   chunks_.setBudgets(vram_budget);
   budget_ = vram_budget;
   lock.unlock();
-  CUresult result = pool_.driver.cuCtxPushCurrent_v2(context_);
-  if (result == CUDA_SUCCESS) {
-    chunks_.probeHost(numa_node);
-    result = makeObjects();
-    CUcontext popped = nullptr;
-    pool_.driver.cuCtxPopCurrent_v2(&popped);
+  CUresult result = CUDA_SUCCESS;
+  {
+    const InContext current(pool_.driver, context_);
+    result = current.result();
+    if (result == CUDA_SUCCESS) {
+      chunks_.probeHost(numa_node);
+      result = makeObjects();
+    }
   }
   lock.lock();
   if (result != CUDA_SUCCESS) return result;
@@ -217,16 +241,14 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
   }
   lock.unlock();
   stop();
-  const DriverApi& driver = pool_.driver;
-  CUcontext popped = nullptr;
-  if (driver.cuCtxPushCurrent_v2(context_) == CUDA_SUCCESS) {
-    destroyObjects();
-    driver.cuCtxPopCurrent_v2(&popped);
-  }
-  CUresult result = driver.cuCtxPushCurrent_v2(context);
-  if (result == CUDA_SUCCESS) {
-    result = makeObjects();
-    driver.cuCtxPopCurrent_v2(&popped);
+  if (const InContext current(pool_.driver, context_); current.result() == CUDA_SUCCESS) destroyObjects();
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  try {
+    const InContext current(pool_.driver, context);
+    result = current.result();
+    if (result == CUDA_SUCCESS) result = makeObjects();
+  } catch (const std::exception& failure) {  // no memory
+    base::logError("device %d: the pager could not go to another context: %s", device_, failure.what());
   }
   lock.lock();
   context_ = context;

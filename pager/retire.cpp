@@ -323,13 +323,11 @@ void Engine::drainContexts(Lock& lock) {
   if (pool_.streams.capturing() || draining_->load() || nowNs() < next_drain_ns_) return;
   auto contexts = pool_.streams.contextsToDrain();
   if (contexts.empty()) return;
-  draining_->store(true);
   static_cast<void>(lock);
   // Every launch up to this number has been submitted once the hazards of now have passed.
   const uint64_t number = pool_.launch_number.load();
   Hazards::Snapshot launching;
   hazards().snapshot(launching);
-  pool_.draining.fetch_add(1);
   auto drain = [&pool = pool_, contexts, number, launching, flag = draining_]() mutable {
     const DriverApi& driver = pool.driver;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -344,8 +342,10 @@ void Engine::drainContexts(Lock& lock) {
     flag->store(false);
     pool.draining.fetch_sub(1);
   };
+  draining_->store(true);
+  pool_.draining.fetch_add(1);
   try {
-    std::thread(drain).detach();
+    std::thread(std::move(drain)).detach();
   } catch (const std::exception& error) {
     base::warnOnce("drain", "device %d: eviction waits for a thread: %s", device_, error.what());
     draining_->store(false);

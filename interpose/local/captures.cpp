@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -150,6 +151,21 @@ void oneCaptureLess() {
   for (CUdeviceptr address : waiting) (void)freeMemory(address);  // another capture may have begun
 }
 
+// Captures that have ended, as soon as the mutex is released: also where memory was refused before all was noted.
+struct Ended {
+  size_t captures = 0;
+  Ended() = default;
+  ~Ended() {
+    try {
+      for (; captures > 0; --captures) oneCaptureLess();
+    } catch (const std::exception& failure) {
+      base::logError("what a capture has kept from being freed stays: %s", failure.what());
+    }
+  }
+  Ended(const Ended&) = delete;
+  Ended& operator=(const Ended&) = delete;
+};
+
 // What an executable graph that is launched from the device is to have pinned from now on, and what it had. Under the mutex; then applyPins
 // without it.
 struct Repin {
@@ -250,8 +266,8 @@ void captureBegan(const pager::StreamKey& stream) {
 
 void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph) {
   Captures& all = state();
+  Ended ended;
   Content content;  // what of it is dropped goes after the lock
-  bool known = false;
   {
     std::lock_guard lock(all.mutex);
     auto found = all.running.find(id);
@@ -261,35 +277,40 @@ void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph) {
                            [&](const auto& entry) { return entry.second.stream == stream; });
     }
     if (found != all.running.end()) {
-      known = true;
+      ended.captures = 1;
       content = std::move(found->second.content);
       all.running.erase(found);
     }
-    if (known && graph != nullptr) {
+    if (ended.captures != 0 && graph != nullptr) {
       Content& into = *contentOf(all, graph);
       into.captured.add(content.captured);
       into.memories.insert(into.memories.end(), content.memories.begin(), content.memories.end());
     }
   }
-  if (known) oneCaptureLess();
 }
+
+namespace {
+
+// Those that `goes` tells of, without a graph.
+template <typename Goes>
+void endCaptures(Captures& all, Goes goes) {
+  Ended ended;
+  std::map<uint64_t, Capture> dropped;
+  std::lock_guard lock(all.mutex);
+  for (auto it = all.running.begin(); it != all.running.end();) {
+    const auto here = it++;
+    if (!goes(here->second)) continue;
+    dropped.insert(all.running.extract(here));
+    ++ended.captures;
+  }
+}
+
+}  // namespace
 
 void captureStreamGone(const pager::StreamKey& stream) {
   if (!anyCapture()) return;
   Captures& all = state();
-  std::vector<Content> dropped;
-  {
-    std::lock_guard lock(all.mutex);
-    for (auto it = all.running.begin(); it != all.running.end();) {
-      if (it->second.stream == stream) {
-        dropped.push_back(std::move(it->second.content));
-        it = all.running.erase(it);
-      } else {
-        ++it;
-      }
-    }
-  }
-  for (size_t i = 0; i < dropped.size(); ++i) oneCaptureLess();
+  endCaptures(all, [&](const auto& capture) { return capture.stream == stream; });
 }
 
 void captureAdd(uint64_t id, const pager::Access& access) {
@@ -330,19 +351,7 @@ bool graphOwns(CUdeviceptr address) {
 
 void capturesOfContextGone(CUcontext context) {
   Captures& all = state();
-  std::vector<Content> dropped;
-  {
-    std::lock_guard lock(all.mutex);
-    for (auto it = all.running.begin(); it != all.running.end();) {
-      if (it->second.stream.context == context) {
-        dropped.push_back(std::move(it->second.content));
-        it = all.running.erase(it);
-      } else {
-        ++it;
-      }
-    }
-  }
-  for (size_t i = 0; i < dropped.size(); ++i) oneCaptureLess();
+  endCaptures(all, [&](const auto& capture) { return capture.stream.context == context; });
   // Of owners that live on, since nobody has destroyed the graphs, the memory is gone.
   std::vector<std::pair<CUdeviceptr, uint64_t>> owned;
   {
@@ -478,10 +487,13 @@ LeavingPtr nodeLeaves(CUgraphNode node) {
   std::lock_guard lock(all.mutex);
   takeChanged(all, node, *leaving);
   for (auto& [handle, content] : all.graphs) {
-    Leaving::Node taken{content, content->nodes.extract(node), content->copies.extract(node),
-                        content->bodies.extract(node)};
-    if (!taken.reach.empty() || !taken.copy.empty() || !taken.bodies.empty())
-      leaving->nodes.push_back(std::move(taken));
+    // Its place first: what is taken may not go under the mutex, which the end of a graph's memory takes.
+    Leaving::Node& taken = leaving->nodes.emplace_back();
+    taken.of = content;
+    taken.reach = content->nodes.extract(node);
+    taken.copy = content->copies.extract(node);
+    taken.bodies = content->bodies.extract(node);
+    if (taken.reach.empty() && taken.copy.empty() && taken.bodies.empty()) leaving->nodes.pop_back();
   }
   for (const Leaving::Node& taken : leaving->nodes)
     if (!taken.bodies.empty())

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "interpose/local/captures.h"
@@ -75,9 +76,14 @@ OLPAGER_HOOK(cuGreenCtxCreate)(CUgreenCtx* out, CUdevResourceDesc resources, CUd
   primaryIsThere(device, made.primary);
   thereAreSeveralContexts();
   Greens& greens = ::greens();
-  std::lock_guard lock(greens.mutex);
-  greens.all.push_back(made);
-  greens.any.store(true, std::memory_order_release);
+  try {
+    std::lock_guard lock(greens.mutex);
+    greens.all.push_back(made);
+    greens.any.store(true, std::memory_order_release);
+  } catch (const std::bad_alloc&) {
+    static_cast<void>(driver().cuGreenCtxDestroy(*out));  // nobody could say whose memory is allocated in it
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   return CUDA_SUCCESS;
 }
 
