@@ -40,7 +40,7 @@ void goes(CUcontext context) {
   olpager::pager::Pool* running = pool();
   if (running == nullptr || context == nullptr) return;
   modulesOfContextGone(context);
-  holdStreamGone(context);
+  static_cast<void>(holdStreamGone(context));  // goes with it
   running->contextGone(context);
   capturesOfContextGone(context);
   loansOfContextGone(context);

@@ -92,8 +92,9 @@ OLPAGER_HOOK(cuGreenCtxDestroy)(CUgreenCtx green) {
   olpager::pager::Pool* const running = pool();
   const Green going = running != nullptr ? known(green) : Green{};
   if (going.context == nullptr) return driver().cuGreenCtxDestroy(green);
-  holdStreamGone(going.context);
+  const CUstream hold = holdStreamGone(going.context);
   running->greenContextGone(going.context);
+  if (hold != nullptr) static_cast<void>(driver().cuStreamDestroy_v2(hold));  // streams go before a green context does
   capturesOfContextGone(going.context);
   loansOfContextGone(going.context);
   {

@@ -165,10 +165,11 @@ CUresult failed(const char* function, const std::exception& error) noexcept {
   return CUDA_ERROR_UNKNOWN;
 }
 
-void holdStreamGone(CUcontext context) {
+CUstream holdStreamGone(CUcontext context) {
   HoldStreams& all = holdStreams();
   std::lock_guard lock(all.mutex);
-  all.streams.erase(context);
+  const auto taken = all.streams.extract(context);
+  return taken.empty() ? nullptr : taken.mapped();
 }
 
 }  // namespace olpager::local

@@ -13,7 +13,7 @@ CUresult enterLaunch(pager::Access& access, const pager::StreamKey& stream);
 /// the driver end there. nullptr when the driver gives none.
 CUstream holdStream(CUcontext context);
 
-/// The context is about to go, with the stream in it that captured calls use.
-void holdStreamGone(CUcontext context);
+/// The context is about to go: its stream from holdStream(), which serves nobody any more; nullptr: it had none.
+CUstream holdStreamGone(CUcontext context);
 
 }  // namespace olpager::local
