@@ -163,9 +163,8 @@ CUresult destroyGreen(CUgreenCtx green) {
       context = found->second.context;
       device = found->second.device;
       last = all.retained[primaryOf(device)] == 0 &&
-             std::none_of(all.green.begin(), all.green.end(), [&](const auto& one) {
-               return one.first != number && one.second.device == device;
-             });
+             std::none_of(all.green.begin(), all.green.end(),
+                          [&](const auto& one) { return one.first != number && one.second.device == device; });
     }
   }
   if (context != 0) {
