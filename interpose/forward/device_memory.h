@@ -3,7 +3,7 @@
 // the worker last said so. Else the worker answers, and says anew what is free.
 //
 // Thread-safety: any thread. Locks: the book's mutex, held while a call is written, so that the worker hears of addresses in the order
-// in which they changed hands; below it the session's.
+// in which they changed hands; below it the session's, and that of contexts.cpp.
 #pragma once
 
 #include <cstdint>
