@@ -146,11 +146,9 @@ bool Access::crosses(const StreamState& stream, const Region& region) const {
 void Access::findDevice(StreamState& stream) const {
   const DriverApi& driver = pool_.state_->driver;
   CUdevice device = 0;
-  if (driver.cuCtxPushCurrent_v2(stream_.context) != CUDA_SUCCESS) return;
-  const CUresult result = driver.cuCtxGetDevice(&device);
-  CUcontext popped = nullptr;
-  driver.cuCtxPopCurrent_v2(&popped);
-  if (result == CUDA_SUCCESS) stream.device.store(device, std::memory_order_relaxed);
+  if (const InContext current(driver, stream_.context);
+      current.result() == CUDA_SUCCESS && driver.cuCtxGetDevice(&device) == CUDA_SUCCESS)
+    stream.device.store(device, std::memory_order_relaxed);
 }
 
 // Gives the device of a copy access to the memory of others that it names, where the hardware can. Else the driver answers.

@@ -78,28 +78,6 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
 
 Engine::~Engine() { stop(); }
 
-namespace {
-
-// A context that is current as long as this lives, if it can be.
-class InContext {
- public:
-  InContext(const DriverApi& driver, CUcontext context)
-      : driver_(driver), result_(driver.cuCtxPushCurrent_v2(context)) {}
-  ~InContext() {
-    CUcontext popped = nullptr;
-    if (result_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent_v2(&popped);
-  }
-  InContext(const InContext&) = delete;
-  InContext& operator=(const InContext&) = delete;
-  CUresult result() const { return result_; }
-
- private:
-  const DriverApi& driver_;
-  const CUresult result_;
-};
-
-}  // namespace
-
 CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
   chunks_.setBudgets(vram_budget);
   budget_ = vram_budget;
@@ -670,7 +648,8 @@ void Engine::releaseAll() {
   Lock lock(pool_.mutex);
   chunks_.leaveHost();
   lock.unlock();
-  if (driver.cuCtxPushCurrent_v2(context_) != CUDA_SUCCESS) return;
+  const InContext current(driver, context_);
+  if (current.result() != CUDA_SUCCESS) return;
   for (CUstream stream : {pass_stream_, out_stream_})  // what nobody will finish reads chunks
     if (stream != nullptr) driver.cuStreamSynchronize(stream);
   packed_.synchronize();
@@ -686,8 +665,6 @@ void Engine::releaseAll() {
   chunks_.releaseAllFree(lock);
   lock.unlock();
   destroyObjects();
-  CUcontext popped = nullptr;
-  driver.cuCtxPopCurrent_v2(&popped);
 }
 
 CUresult Engine::protect(const std::vector<Extent*>& extents, Lock& lock) {

@@ -239,8 +239,8 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
   ++stream.calls;
   lock.unlock();
   bool recorded = false;
-  CUresult result = driver_.cuCtxPushCurrent_v2(key.context);
-  if (result == CUDA_SUCCESS) {
+  CUresult result = CUDA_SUCCESS;
+  if (const InContext current(driver_, key.context); (result = current.result()) == CUDA_SUCCESS) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's
     // end.
@@ -251,8 +251,6 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
       if (event != nullptr) result = driver_.cuEventRecord(event, key.stream);
       recorded = event != nullptr && result == CUDA_SUCCESS;
     }
-    CUcontext popped = nullptr;
-    driver_.cuCtxPopCurrent_v2(&popped);
   }
   lock.lock();
   leaveCall(stream);
@@ -361,12 +359,9 @@ CUresult StreamTable::synchronize(CUcontext context, uint64_t number) {
     if (capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     ++synchronising_;
   }
-  CUresult result = driver_.cuCtxPushCurrent_v2(context);
-  if (result == CUDA_SUCCESS) {
+  CUresult result = CUDA_SUCCESS;
+  if (const InContext current(driver_, context); (result = current.result()) == CUDA_SUCCESS)
     result = driver_.cuCtxSynchronize();
-    CUcontext popped = nullptr;
-    driver_.cuCtxPopCurrent_v2(&popped);
-  }
   {
     const TableLock lock(mutex_);
     if (--synchronising_ == 0) call_ended_.notify_all();

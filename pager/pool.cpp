@@ -905,13 +905,11 @@ namespace {
 
 // Waits for the work of a context that is about to go, and forgets its streams.
 void endStreams(PoolState& state, CUcontext context) {
-  if (state.driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+  if (const InContext current(state.driver, context); current.result() == CUDA_SUCCESS) {
     const RelaxedThread relaxed(state.driver);
-    // Beside a capture the driver may refuse to wait for all of a context. A green one goes without waiting, as its memory does not.
+    // Beside a capture the driver may refuse to wait for all of a context.
     if (const CUresult result = state.driver.cuCtxSynchronize(); result != CUDA_SUCCESS && !endsContext(result))
       state.streams.synchronizeEach(context);
-    CUcontext popped = nullptr;
-    state.driver.cuCtxPopCurrent_v2(&popped);
   }
   state.streams.contextGone(context);
 }

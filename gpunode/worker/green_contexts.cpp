@@ -42,18 +42,15 @@ CUresult greenDestroy(Invocation& in) {
   if (result != CUDA_SUCCESS) return result;
   in.gone(number);
   if (context != nullptr) {
-    worker.exchange().contextGone(context);
-    worker.contextGone(stood_for_it);
+    worker.contextGone(stood_for_it, context);
     in.gone(stood_for_it);
   }
   unsigned flags = 0;
   int active = 1;
   uint64_t known = 0;
   if (device != CU_DEVICE_INVALID && worker.handles().find(primary, HandleKind::kContext, &known) &&
-      driver.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active == 0) {
-    worker.exchange().contextGone(handleFrom<CUcontext>(known));
-    worker.contextGone(primary);
-  }
+      driver.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active == 0)
+    worker.contextGone(primary, handleFrom<CUcontext>(known));
   return result;
 }
 

@@ -441,8 +441,7 @@ void Worker::make(const std::vector<std::byte>& record) {
     serve();
   }
   if (ends != 0 && result == CUDA_SUCCESS && !isStillThere(head, reader)) {
-    exchange_.contextGone(handleFrom<CUcontext>(ending));
-    contextGone(ends);
+    contextGone(ends, handleFrom<CUcontext>(ending));
   }
   // Before the answer: who has it knows by then which contexts are of no use any more.
   const bool told = base::isKernelFault(result) && faults_.look(head.context);
@@ -524,7 +523,8 @@ CUresult Worker::threadStream(uint32_t thread, uint64_t context, CUstream* strea
   return CUDA_SUCCESS;
 }
 
-void Worker::contextGone(uint64_t context) {
+void Worker::contextGone(uint64_t context, CUcontext known_as) {
+  exchange_.contextGone(known_as);
   g_contexts_gone.fetch_add(1);
   staging_.contextGone(context);
   gates_.contextGone(context);

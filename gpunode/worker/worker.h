@@ -109,8 +109,9 @@ class Worker {
 
   /// The stream that stands for a client thread's default stream.
   CUresult threadStream(uint32_t thread, uint64_t context, CUstream* stream);
-  /// The context is gone, and the driver has taken the streams in it with it. `context`: the client's number.
-  void contextGone(uint64_t context);
+  /// The context is gone, and the driver has taken the streams in it with it. `context`: the client's number, `known_as` the driver's
+  /// handle.
+  void contextGone(uint64_t context, CUcontext known_as);
 
   /// Waits until the transfer is over, over as many links as it takes; false: it has failed, or the session has ended.
   bool arrived(const calls::Transfer& transfer);

@@ -139,16 +139,22 @@ CUresult contextOfGreen(CUcontext* out, CUgreenCtx green) {
   return result;
 }
 
-// A primary context that may have ended, with all that was made in it: nobody has retained it here, and no green context keeps it.
-void endPrimaryIfGone(CUdevice device) {
-  const uint64_t primary = primaryOf(device);
-  unsigned flags = 0;
-  int active = 0;
-  if (ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active != 0) return;
-  if (Session* const session = sessionOfHandle(primary); session != nullptr) session->contextGone(primary);
+// Of a primary context, whose number stays.
+void primaryEnded(uint64_t primary) {
+  Session* const session = sessionOfHandle(primary);
+  if (session == nullptr) return;
+  session->contextGone(primary);
   Contexts& all = contexts();
   std::lock_guard lock(all.mutex);
   all.forget(primary);
+}
+
+// A primary context that may have ended, with all that was made in it: nobody has retained it here, and no green context keeps it.
+void endPrimaryIfGone(CUdevice device) {
+  unsigned flags = 0;
+  int active = 0;
+  if (ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active == 0)
+    primaryEnded(primaryOf(device));
 }
 
 CUresult destroyGreen(CUgreenCtx green) {
@@ -216,12 +222,7 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
       !last ||
       (!reset && hasDeviceMemory(context) &&
        ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active != 0);
-  if (Session* const session = sessionOfHandle(context); session != nullptr && !stays) {
-    session->contextGone(context);
-    Contexts& all = contexts();
-    std::lock_guard lock(all.mutex);
-    all.forget(context);
-  }
+  if (!stays) primaryEnded(context);
   return result;
 }
 
