@@ -12,6 +12,8 @@ uint64_t pageOf(uint64_t address) { return address / kPage; }
 
 void PieceTable::take(Piece& piece) {
   if (free_.empty()) {
+    // Room for its way back: arenas end where nothing may throw.
+    if (free_.capacity() <= pieces_.size()) free_.reserve(2 * pieces_.size() + 16);
     piece.id = static_cast<uint32_t>(pieces_.size());
     pieces_.push_back(&piece);
     return;

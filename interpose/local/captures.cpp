@@ -94,9 +94,13 @@ GraphMemory::~GraphMemory() {
     const auto found = state().owned.find(address);
     if (found != state().owned.end() && found->second == buffer_id) state().owned.erase(found);
   }
-  if (bufferAt(address) != buffer_id) return;
-  forgetPointerState(address);
-  (void)freeMemory(address);
+  try {
+    if (bufferAt(address) != buffer_id) return;
+    forgetPointerState(address);
+    (void)freeMemory(address);
+  } catch (const std::exception& failure) {  // no memory: the graph goes all the same
+    base::logError("memory of a graph that is gone stays: %s", failure.what());
+  }
 }
 
 std::shared_ptr<Content>& contentOf(Captures& all, CUgraph graph) {

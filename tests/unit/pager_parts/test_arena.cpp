@@ -1,6 +1,8 @@
 // The cuts of an arena: what they are for, and random names against a model that keeps everything in plain lists.
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <set>
 #include <vector>
 
@@ -9,6 +11,18 @@
 #include "tests/unit/pager_parts/seed.h"
 
 using namespace olpager::pager;
+
+namespace {
+thread_local bool t_no_memory = false;
+}  // namespace
+
+void* operator new(size_t bytes) {
+  void* const memory = t_no_memory ? nullptr : std::malloc(std::max<size_t>(bytes, 1));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -105,6 +119,19 @@ struct Model {
 };
 
 }  // namespace
+
+TEST_CASE("an arena ends where there is no memory", "[arena]") {
+  PieceTable table;
+  std::vector<std::unique_ptr<Arena>> arenas;
+  for (uint64_t i = 0; i < 100; ++i)
+    arenas.push_back(std::make_unique<Arena>(table, nullptr, kBase + i * 16 * kPage, kBase + (i + 1) * 16 * kPage));
+  t_no_memory = true;
+  arenas.clear();  // throws from a destructor, else
+  t_no_memory = false;
+  CHECK(table.used() == 0);
+  const Arena next(table, nullptr, kBase, kBase + kPage);
+  CHECK(table.used() == 1);
+}
 
 TEST_CASE("one pass after the first shows an arena's tensors", "[arena]") {
   PieceTable table;
@@ -204,6 +231,7 @@ TEST_CASE("pieces and candidates are bounded", "[arena]") {
   {
     Arena arena(table, nullptr, kBase, kBase + 4096 * kPage, {.most_pieces = 32, .most_candidates = 64});
     std::vector<uint64_t> some;
+    some.reserve(50);
     for (int i = 0; i < 50; ++i) some.push_back(kBase + random() % (4096 * kPage));
     for (int i = 0; i < 20000; ++i) {
       const uint64_t address = random() % 4 == 0 ? kBase + random() % (4096 * kPage) : some[random() % some.size()];
