@@ -11,6 +11,7 @@
 #include "interpose/local/contexts.h"
 #include "interpose/local/green_contexts.h"
 #include "interpose/local/hook.h"
+#include "interpose/local/lost_memory.h"
 #include "interpose/local/modules.h"
 #include "interpose/local/param_layout.h"
 #include "interpose/local/relief.h"
@@ -42,6 +43,7 @@ void goes(CUcontext context) {
   modulesOfContextGone(context);
   static_cast<void>(holdStreamGone(context));  // goes with it
   running->contextGone(context);
+  lostContextGone(context);
   capturesOfContextGone(context);
   loansOfContextGone(context);
   invalidateParamLayouts();

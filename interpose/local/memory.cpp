@@ -14,6 +14,7 @@
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
 #include "interpose/local/ipc_imports.h"
+#include "interpose/local/lost_memory.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/pinned_users.h"
 #include "interpose/local/placing.h"
@@ -38,6 +39,7 @@ constexpr uint64_t kLargest = uint64_t{1} << 47;
 // What a kernel has done to the current context, which every later call reports: asked of the driver where ours would
 // need none of its calls. While a stream captures the question itself would spoil the capture.
 CUresult contextError() {
+  if (const CUresult lost = lostIn(currentContext()); lost != CUDA_SUCCESS) return lost;
   if (anyCapture()) return CUDA_SUCCESS;
   const CUresult result = driver().cuStreamQuery(CU_STREAM_LEGACY);
   const bool ended = olpager::base::isKernelFault(result) || result == CUDA_ERROR_ECC_UNCORRECTABLE ||

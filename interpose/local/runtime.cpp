@@ -13,6 +13,7 @@
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/foreign_maps.h"
+#include "interpose/local/lost_memory.h"
 #include "interpose/local/root.h"
 
 namespace olpager::local {
@@ -63,9 +64,13 @@ void holdForCapture(const pager::Access& access, const pager::StreamKey& stream)
 }
 
 CUresult acquire(pager::Access& access, const pager::StreamKey& stream) {
-  const CUresult result = access.acquire();
+  if (const CUresult lost = lostIn(stream.context); lost != CUDA_SUCCESS) return lost;
+  CUresult result = access.acquire();
+  if (result == CUDA_SUCCESS) [[likely]]
+    return result;
   // Ranges that the driver maps are unknown to the pager; the rest of the operation is the pager's all the same.
-  if (result != CUDA_SUCCESS && anyForeignMap()) return hold(access, stream);
+  if (anyForeignMap()) result = hold(access, stream);
+  if (result == CUDA_ERROR_ECC_UNCORRECTABLE) memoryLostIn(stream.context);
   return result;
 }
 

@@ -10,6 +10,7 @@ On loopback:
   killed    replicas = 2, one of three memservers is killed: the right result, without waiting for its lease, which outlasts the test
   stopped   likewise, stopped for good
   gone      replicas = 1, all memservers are killed: the right result, or a CUDA error and a line that names one
+  unchecked likewise, of a program that looks at no launch's result: it is told by its waits, until it resets the device
   ended     all memservers are ended (SIGTERM), and wait: the right result, and they end with the program
   dismissed likewise, and don't wait: the right result, or a CUDA error and a line that names one, before leases run out
   absent    a memserver that is not there: one line, and no program
@@ -256,7 +257,14 @@ def loopback_case(run, case):
         program.await_operation(run.moment())
         for server in run.servers if case == "gone" else [run.rng.choice(run.servers)]:
             server.process.send_signal(signal.SIGSTOP) if case == "stopped" else server.kill()
+    if case == "unchecked":
+        program.await_operation(run.moment(40, 150))  # of 288; it has all its memory by then
+        for server in run.servers:
+            server.kill()
     end = program.finish()
+    if case == "unchecked":
+        return (end is not None and end[:2] == (0, "OK unchecked: told\n")
+                and any(f"memserver {server.address}" in end[2] for server in run.servers))
     if case in ("spread", "shared") and is_right(end):
         chosen = re.search(r"^  memservers +(\d) by tcp, (\d) by shm, ", end[2], re.MULTILINE)
         return chosen is not None and chosen.groups() == (("3", "0") if case == "spread" else ("0", "3"))
@@ -322,7 +330,7 @@ def behind_case(run):
     return max(late.values()) < 2
 
 
-LOOPBACK_CASES = ["spread", "shared", "killed", "stopped", "gone", "absent", "ended", "dismissed"]
+LOOPBACK_CASES = ["spread", "shared", "killed", "stopped", "gone", "unchecked", "absent", "ended", "dismissed"]
 HOST_CASES = ["host-" + name for name in ("killed", "paused", "stopped", "cut", "severed", "restarted", "recalled", "storm", "shaped",
                                                  "behind")]
 

@@ -1,0 +1,65 @@
+// Launches whose own results nobody looks at, as most programs make them: what went wrong with one is told by every way of waiting for it,
+// and by all that is asked of the context afterwards, until the device is reset; then everything works again.
+// "OK unchecked: right": nothing went wrong. "OK unchecked: told": something did (it takes a memserver that is lost), and was told.
+#include "common.h"
+
+constexpr size_t kPiece = size_t{4} << 20;
+constexpr uint32_t kRounds = 8;
+
+static std::vector<void*> filled(size_t count, uint32_t seed) {
+  std::vector<void*> pieces(count);
+  for (size_t i = 0; i < count; ++i) {
+    RUNTIME_OK(cudaMalloc(&pieces[i], kPiece));
+    apps::fill(pieces[i], kPiece, uint32_t(seed + i));
+  }
+  return pieces;
+}
+
+static void addTo(void* piece, cudaStream_t stream) {
+  apps::addKernel<<<apps::blocks(kPiece / 16), 256, 0, stream>>>(static_cast<uint4*>(piece), kPiece / 16, 3);
+}
+
+int main(int argc, char** argv) {
+  const apps::Options options = apps::parse(argc, argv);
+  const size_t count = options.bytes / kPiece;
+  const auto seed = uint32_t(options.seed);
+  const std::vector<void*> pieces = filled(count, seed);
+  cudaStream_t stream;
+  cudaEvent_t event;
+  RUNTIME_OK(cudaStreamCreate(&stream));
+  RUNTIME_OK(cudaEventCreate(&event));
+  for (uint32_t round = 0; round < kRounds; ++round)
+    for (void* piece : pieces) addTo(piece, stream);
+  (void)cudaEventRecord(event, stream);
+  (void)cudaGetLastError();
+
+  const cudaError_t said = cudaDeviceSynchronize();
+  if (said == cudaSuccess) {
+    for (size_t i = 0; i < count; ++i) apps::verify(pieces[i], kPiece, uint32_t(seed + i), kRounds * 3, "a piece");
+    return apps::ok("unchecked: right");
+  }
+  CHECK(said == cudaErrorECCUncorrectable, "cudaDeviceSynchronize says %s", cudaGetErrorName(said));
+  void* more = nullptr;
+  uint32_t word = 0;
+  size_t is_free = 0, total = 0;
+  const auto again = [&](const char* what, cudaError_t result) {
+    CHECK(result == said, "%s says %s after it", what, cudaGetErrorName(result));
+  };
+  again("cudaStreamSynchronize", cudaStreamSynchronize(stream));
+  again("cudaStreamQuery", cudaStreamQuery(stream));
+  again("cudaEventSynchronize", cudaEventSynchronize(event));
+  again("cudaEventQuery", cudaEventQuery(event));
+  again("cudaDeviceSynchronize", cudaDeviceSynchronize());
+  again("cudaMalloc", cudaMalloc(&more, kPiece));
+  again("cudaMemGetInfo", cudaMemGetInfo(&is_free, &total));
+  for (void* piece : pieces) again("cudaMemcpy", cudaMemcpy(&word, piece, sizeof(word), cudaMemcpyDeviceToHost));
+  addTo(pieces[0], stream);
+  again("a launch", cudaGetLastError());
+
+  RUNTIME_OK(cudaDeviceReset());
+  const size_t few = 4;
+  const std::vector<void*> fresh = filled(few, seed);
+  for (size_t i = 0; i < few; ++i) apps::verify(fresh[i], kPiece, uint32_t(seed + i), 0, "a piece after the reset");
+  RUNTIME_OK(cudaDeviceSynchronize());
+  return apps::ok("unchecked: told");
+}
