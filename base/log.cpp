@@ -56,6 +56,8 @@ const char* levelText(spdlog::level::level_enum level) {
 }
 
 std::atomic<int> g_descriptor{STDERR_FILENO};
+std::atomic<int> g_grave_descriptor{-1};  // -1: as all others
+std::atomic<const char*> g_before_grave{""};
 
 // spdlog's own sinks lock a mutex, which a fork in another thread would leave locked in the child, and go through
 // stdio, whose buffer a fork would write twice. One write(2) needs neither.
@@ -63,13 +65,16 @@ class StderrSink : public spdlog::sinks::sink {
  public:
   void log(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
-    fmt::format_to(std::back_inserter(line), "olpager: {}: ", levelText(message.level));
+    const int grave = message.level >= spdlog::level::warn ? g_grave_descriptor.load(std::memory_order_acquire) : -1;
+    const int descriptor = grave >= 0 ? grave : g_descriptor.load(std::memory_order_relaxed);
+    const char* const before = grave >= 0 ? g_before_grave.load(std::memory_order_relaxed) : "";
+    fmt::format_to(std::back_inserter(line), "olpager: {}: {}", levelText(message.level), before);
     for (char c : message.payload) line.push_back(c == '\n' ? ' ' : c);
     line.push_back('\n');
     const char* at = line.data();
     size_t left = line.size();
     while (left != 0) {
-      const ssize_t written = ::write(g_descriptor.load(std::memory_order_relaxed), at, left);
+      const ssize_t written = ::write(descriptor, at, left);
       if (written < 0 && errno == EINTR) continue;
       if (written <= 0) return;
       at += written;
@@ -143,6 +148,11 @@ LogLevel logLevel() noexcept {
 }
 
 void setLogDescriptor(int descriptor) noexcept { g_descriptor.store(descriptor, std::memory_order_relaxed); }
+
+void setGraveLog(int descriptor, const char* before) noexcept {
+  g_before_grave.store(before, std::memory_order_relaxed);
+  g_grave_descriptor.store(descriptor, std::memory_order_release);
+}
 
 #define OLPAGER_FORWARD(level)    \
   va_list arguments;              \

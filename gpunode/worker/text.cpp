@@ -20,13 +20,12 @@ constexpr size_t kBuffer = 64 << 10;
 int g_log = -1;     // what was standard error
 int g_errors = -1;  // the pipe that it is now
 
-// What the C library or the C++ runtime said of an abort is still in the pipe.
-void passOnLastWords(int) {
+}  // namespace
+
+void keepLastWords() {
   char bytes[4096];
   for (ssize_t got = 0; (got = read(g_errors, bytes, sizeof bytes)) > 0;) (void)!write(g_log, bytes, size_t(got));
 }
-
-}  // namespace
 
 int keepLog() {
   g_log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
@@ -34,7 +33,8 @@ int keepLog() {
   if (__sanitizer_set_report_fd != nullptr)
     __sanitizer_set_report_fd(reinterpret_cast<void*>(static_cast<intptr_t>(g_log)));
   struct sigaction action {};
-  action.sa_handler = passOnLastWords;
+  // What the C library or the C++ runtime said of it is still in the pipe.
+  action.sa_handler = [](int) { keepLastWords(); };
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   (void)sigaction(SIGABRT, &action, nullptr);
   return g_log;

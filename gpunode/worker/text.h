@@ -37,4 +37,7 @@ class Text {
 /// when the process aborts goes there too. Once, before `Text::start`; -1: standard error can't be kept.
 int keepLog();
 
+/// What is in the pipe of standard error goes to the gpunode's log, and to nobody else: the process ends. Async-signal-safe.
+void keepLastWords();
+
 }  // namespace olpager::gpunode

@@ -106,12 +106,13 @@ Status Worker::start() {
   text_.start([this](std::string_view bytes) {
     tell(Answer::kText, STDOUT_FILENO, CUDA_SUCCESS, std::as_bytes(std::span(bytes.data(), bytes.size())), true);
   });
-  // The log is the gpunode's alone; what the driver says on standard error (assertions of kernels) is the program's to see too.
+  // The log is the gpunode's alone; what the driver says on standard error (assertions of kernels), and what the pager warns of (why there is no memory),
+  // is the program's to see too.
   const int log = keepLog();
   if (log < 0) return {};
   base::setLogDescriptor(log);
-  const auto log_there = reinterpret_cast<decltype(&olpager_set_log_descriptor)>(symbol("olpager_set_log_descriptor"));
-  if (log_there != nullptr) log_there(log);
+  const auto log_there = reinterpret_cast<decltype(&olpager_set_log)>(symbol("olpager_set_log"));
+  if (log_there != nullptr) log_there(log, STDERR_FILENO, "at the gpunode: ");
   errors_.start([this, log](std::string_view bytes) {
     (void)!write(log, bytes.data(), bytes.size());
     tell(Answer::kText, STDERR_FILENO, CUDA_SUCCESS, std::as_bytes(std::span(bytes.data(), bytes.size())), true);
@@ -163,6 +164,7 @@ void Worker::leave(int status) {
     while (!told && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(kTick);
   }
   std::fflush(stderr);
+  keepLastWords();
   _exit(status);
 }
 

@@ -39,6 +39,7 @@ extern "C" __attribute__((visibility("default"))) void olpager_stop(void) {
   if (olpager::pager::Pool* const pool = olpager::local::pool()) pool->stop();
 }
 
-extern "C" __attribute__((visibility("default"))) void olpager_set_log_descriptor(int descriptor) {
+extern "C" __attribute__((visibility("default"))) void olpager_set_log(int descriptor, int grave, const char* before) {
   olpager::base::setLogDescriptor(descriptor);
+  olpager::base::setGraveLog(grave, before);
 }

@@ -36,7 +36,8 @@ uint64_t olpager_set_host_limit(uint64_t bytes);
 /// of CUDA's may follow.
 void olpager_stop(void);
 
-/// Where the log goes from now on, instead of standard error.
-void olpager_set_log_descriptor(int descriptor);
+/// Where the log goes from now on, instead of standard error: warnings and errors to `grave`, with `before` (which lives as long as the process) before
+/// their text.
+void olpager_set_log(int descriptor, int grave, const char* before);
 
 }  // extern "C"

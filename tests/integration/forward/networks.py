@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A program, its gpunode and a memserver on hosts of their own: network namespaces joined by a bridge (tests/integration/remote/hosts.py).
 
-networks.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --olmemserver OLMEMSERVER --steps STEPS --saxpy SAXPY SCENARIO
+networks.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --olmemserver OLMEMSERVER --steps STEPS --saxpy SAXPY --unchecked UNCHECKED SCENARIO
 """
 import json
 import os
@@ -104,8 +104,8 @@ def unplugged_for_good(bench):
     assert again.ask("step 5") == "ok 5"
 
 
-def memserver(bench):
-    """A forwarded program's memory goes beyond its gpunode's, to a memserver on a third host."""
+def memserver_of(bench, *options):
+    """Behind the gpunode, on a third host: the host, the memserver's address and its process."""
     third = bench.network.add("third")
     at = f"{third.address}:7070"
     proc = os.path.join(bench.scratch.name, "proc")
@@ -115,10 +115,16 @@ def memserver(bench):
         with open(f"{proc}/{name}", "w", encoding="utf-8") as file:
             file.write(text)
     server = bench.start(third.command(bench.options.olmemserver, "--listen", at, "--memory", "192MiB", "--key", bench.key, "--cgroup", "none",
-                                       "--proc", proc, "--reserve", "64MiB"))
+                                       "--proc", proc, "--reserve", "64MiB", *options))
     while "listening on" not in server.line():
         pass
     bench.gpunode("--vram", "16MiB", "--memory", "32MiB", OL_MEMSERVER=at, OL_KEY=bench.key)
+    return third, at, server
+
+
+def memserver(bench):
+    """A forwarded program's memory goes beyond its gpunode's, to a memserver on a third host."""
+    third, at, _ = memserver_of(bench)
 
     def lent():
         return json.loads(subprocess.run(third.command(bench.options.olmemserver, "--state", "--json", "--listen", at, "--key", bench.key),
@@ -141,8 +147,21 @@ def memserver(bench):
             time.sleep(0.1)
 
 
-SCENARIOS = [slow, unplugged, unplugged_for_good, memserver]
+def memserver_lost(bench):
+    """Likewise, and it is killed: a program that looks at none of its launches is told by its waits, and by a line that says who lost what."""
+    _, at, server = memserver_of(bench, "--lease-time", "6s")
+    program = bench.program(bench.options.unchecked, "--bytes", str(128 << 20))
+    bench.node.wait_log("session .* is ready")
+    time.sleep(1)
+    server.process.kill()
+    said = program.line()
+    assert said == "OK unchecked: told", (said, program.log, bench.node.log[-10:])
+    program.wait_log(f"at the gpunode: .*memserver {at}")
+    program.wait_log("at the gpunode: a launch or copy is refused")
+
+
+SCENARIOS = [slow, unplugged, unplugged_for_good, memserver, memserver_lost]
 
 if __name__ == "__main__":
     hosts.enter()
-    sessions.run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--olmemserver", "--steps", "--saxpy"), Bench)
+    sessions.run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--olmemserver", "--steps", "--saxpy", "--unchecked"), Bench)

@@ -54,6 +54,27 @@ TEST_CASE("lines carry their level and keep errno", "[base][log]") {
   CHECK(kept == EBUSY);
 }
 
+TEST_CASE("what is grave goes elsewhere, and says from where", "[base][log]") {
+  Level level(LogLevel::kInfo);
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const UniqueFd from(ends[0]), to(ends[1]);
+  const std::string text = captured([&] {
+    setGraveLog(to.get(), "at the other end: ");
+    logInfo("all is well");
+    logWarn("%d left", 2);
+    logError("none left");
+    setGraveLog(-1, "");
+    logWarn("here again");
+  });
+  CHECK(text == "olpager: info: all is well\nolpager: warn: here again\n");
+  char grave[256];
+  const ssize_t got = read(from.get(), grave, sizeof grave);
+  REQUIRE(got > 0);
+  CHECK(std::string(grave, static_cast<size_t>(got)) ==
+        "olpager: warn: at the other end: 2 left\nolpager: error: at the other end: none left\n");
+}
+
 TEST_CASE("off means off, long lines arrive whole, braces are text", "[base][log]") {
   {
     Level level(LogLevel::kOff);
