@@ -476,12 +476,21 @@ void StreamTable::streamDestroyed(const StreamKey& key) {
   }
 }
 
-void StreamTable::contextGone(CUcontext context) {
+void StreamTable::contextGone(CUcontext context, bool events_stay) {
+  std::vector<CUevent> left;
+  const auto keep = [&left](CUevent event) {
+    try {
+      left.push_back(event);
+    } catch (const std::bad_alloc&) {  // then it stays for good
+    }
+  };
   TableLock lock(mutex_);
   const auto ofContext = [context](const auto& stream) { return stream->key.context == context; };
   for (auto& stream : streams_) {
     if (!ofContext(stream)) continue;
     stream->closing = stream->gone = true;
+    for (const StreamState::Mark& mark : stream->marks)
+      if (events_stay) keep(mark.event);
     stream->marks.clear();
     stream->completed.store(stream->last.load());
   }
@@ -491,11 +500,16 @@ void StreamTable::contextGone(CUcontext context) {
   });
   for (auto& stream : streams_) {
     if (!ofContext(stream)) continue;
-    stream->marks.clear();
     stream->closing = stream->gone = false;
     if ((stream->generation.load() & 1) != 0) stream->generation.fetch_add(1, std::memory_order_release);
   }
-  std::erase_if(free_events_, [context](const FreeEvent& event) { return event.context == context; });
+  std::erase_if(free_events_, [&](const FreeEvent& event) {
+    if (event.context != context) return false;
+    if (events_stay) keep(event.event);
+    return true;
+  });
+  lock.unlock();
+  for (const CUevent event : left) static_cast<void>(driver_.cuEventDestroy_v2(event));
 }
 
 void StreamTable::contextDrained(CUcontext context, uint64_t number) {

@@ -172,7 +172,9 @@ class StreamTable {
   void streamDestroyed(const StreamKey& key);
   /// The thread with this StreamKey::thread has ended; of every table. At the end of threads, by itself.
   static void threadEnded(uint64_t thread);
-  void contextGone(CUcontext context);
+  /// Before a context goes, whose work is over: forgets its streams. `events_stay`: the driver keeps the events recorded there (of a
+  /// green context, whose are the primary one's), so they are destroyed.
+  void contextGone(CUcontext context, bool events_stay = false);
   /// Before the driver is told to capture on a stream of `context`; holds marks, as below. What launches of the context have no
   /// mark get one: on some streams (the legacy one beside a blocking stream's capture) nothing may be recorded before its end.
   void captureBegins(CUcontext context);

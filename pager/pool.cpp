@@ -903,15 +903,15 @@ void Pool::streamJoined() { state_->streams.releaseMarks(); }
 
 namespace {
 
-// Waits for the work of a context that is about to go, and forgets its streams.
-void endStreams(PoolState& state, CUcontext context) {
+// Waits for the work of a context that is about to go, and forgets its streams. `events_stay`: as StreamTable::contextGone().
+void endStreams(PoolState& state, CUcontext context, bool events_stay = false) {
   if (const InContext current(state.driver, context); current.result() == CUDA_SUCCESS) {
     const RelaxedThread relaxed(state.driver);
     // Beside a capture the driver may refuse to wait for all of a context.
     if (const CUresult result = state.driver.cuCtxSynchronize(); result != CUDA_SUCCESS && !endsContext(result))
       state.streams.synchronizeEach(context);
   }
-  state.streams.contextGone(context);
+  state.streams.contextGone(context, events_stay);
 }
 
 }  // namespace
@@ -919,20 +919,21 @@ void endStreams(PoolState& state, CUcontext context) {
 void Pool::greenContextGone(CUcontext context) {
   PoolState& state = *state_;
   if (state.forked.load()) return;
-  endStreams(state, context);
+  endStreams(state, context, true);
   Lock lock(state.mutex);
   if (state.stopped) return;
   while (state.looking > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-  // What frees on its streams waited for is over, and their events go with it.
-  std::vector<uint64_t> freed;
+  // What frees on its streams waited for is over.
+  std::vector<DeferredFree> freed;
   std::erase_if(state.deferred, [&](const auto& of_stream) {
     if (of_stream.first.context != context) return false;
-    for (const DeferredFree& entry : of_stream.second) freed.push_back(entry.address);
+    freed.insert(freed.end(), of_stream.second.begin(), of_stream.second.end());
     return true;
   });
-  for (const uint64_t address : freed) {
-    state.deferred_addresses.erase(address);
-    freeQuiet(state, address, lock);  // releases the mutex
+  for (const DeferredFree& entry : freed) {
+    state.driver.cuEventDestroy_v2(entry.event);
+    state.deferred_addresses.erase(entry.address);
+    freeQuiet(state, entry.address, lock);  // releases the mutex
   }
 }
 

@@ -160,8 +160,8 @@ inline constexpr uint64_t kTinyLaunches = 1u << 16;
 /// Where the learned order wants a region: stays in VRAM, or streams through it once in each round.
 enum class Placement : uint8_t { kUnplanned, kKeep, kStream };
 
-struct Region {
-  // --- read by launches without a lock ---
+struct alignas(64) Region {
+  // --- read by launches without a lock, in one cache line ---
   /// Highest number of a launch that reached the region. Raised by launching threads before the driver call, inside
   /// their hazard; read by the engine after a grace period.
   std::atomic<uint64_t> stamp{0};

@@ -463,6 +463,31 @@ TEST_CASE("streams that come and go leave no states behind", "[pager][threads]")
   table.contextGone(context);
 }
 
+TEST_CASE("events that outlive a green context are destroyed", "[pager][threads]") {
+  Rig rig;
+  static std::atomic<int> events;
+  events = 0;
+  DriverApi api = driver().api;
+  api.cuEventCreate = [](CUevent* out, unsigned flags) {
+    ++events;
+    return driver().api.cuEventCreate(out, flags);
+  };
+  api.cuEventDestroy_v2 = [](CUevent event) {
+    --events;
+    return driver().api.cuEventDestroy_v2(event);
+  };
+  StreamTable table(api);
+  const CUstream streams[] = {rig.makeStream(), rig.makeStream(), rig.makeStream()};
+  for (uint64_t number = 1; number <= 9; ++number) {
+    table.find(rig.key(streams[number % 3]))->last = number;
+    table.poll();  // at the end of the loop some marks are in streams, some events are free
+  }
+  CHECK(events > 0);
+  table.contextGone(rig.context(), true);
+  CHECK(events == 0);
+  for (const CUstream stream : streams) endStream(rig, stream);
+}
+
 TEST_CASE("threads that launch in default streams of their own and end leave no states behind", "[pager][threads]") {
   StreamTable table(driver().api);
   const auto context = reinterpret_cast<CUcontext>(0x1000);
