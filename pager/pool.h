@@ -351,7 +351,7 @@ class Access {
     uint64_t bytes;  // 0: unknown (a kernel parameter)
     Mode mode;
   };
-  static constexpr unsigned kInlineUses = 24;
+  static constexpr unsigned kInlineUses = 40;
   Use& push();
   Use& pushMore();
   const Use& use(unsigned i) const { return i < kInlineUses ? inline_[i] : more_[i - kInlineUses]; }

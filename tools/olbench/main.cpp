@@ -1,5 +1,7 @@
 // olbench: how fast each path is, beside the limit of the hardware under it. See docs/performance.md.
 
+#include <sched.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
@@ -26,26 +28,50 @@ double medianOf(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Native and pager take turns, so that a drift of the machine meets both.
+/// For each round one of the processors that the caller may use, from all over the machine: how far it is from the GPU makes more of a launch than the
+/// pager does.
+std::vector<int> processorsFor(unsigned rounds) {
+  cpu_set_t allowed;
+  std::vector<int> all;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
+    for (int processor = 0; processor < CPU_SETSIZE; ++processor)
+      if (CPU_ISSET(static_cast<unsigned>(processor), &allowed)) all.push_back(processor);
+  std::vector<int> chosen;
+  for (unsigned round = 0; round < rounds; ++round)
+    chosen.push_back(all.empty() ? -1 : all[all.size() * round / rounds]);
+  return chosen;
+}
+
+/// Native and pager take turns, so that a drift of the machine meets both, on the same processor each time; what is added is the median of the
+/// rounds' differences.
 json launch(const Options& options) {
   std::vector<json> native, paged;
-  for (unsigned round = 0; round < options.rounds; ++round) {
-    native.push_back(runChild(With::kNative, "launch", options));
-    paged.push_back(runChild(With::kPager, "launch", options));
+  for (const int processor : processorsFor(options.rounds)) {
+    Options here = options;
+    here.processor = processor;
+    native.push_back(runChild(With::kNative, "launch", here));
+    paged.push_back(runChild(With::kPager, "launch", here));
   }
   json rows = json::array();
   for (const LaunchRow& row : launchRows(options)) {
-    const auto figure = [&](const std::vector<json>& runs, const char* which) {
-      std::vector<double> values;
-      values.reserve(runs.size());
-      for (const json& run : runs) values.push_back(run["nanoseconds"][row.key()][which].get<double>());
-      return medianOf(values);
+    const auto values = [&](const std::vector<json>& runs, const char* which) {
+      std::vector<double> of_rounds;
+      of_rounds.reserve(runs.size());
+      for (const json& run : runs) of_rounds.push_back(run["nanoseconds"][row.key()][which].get<double>());
+      return of_rounds;
     };
+    const auto figure = [&](const std::vector<json>& runs, const char* which) { return medianOf(values(runs, which)); };
+    std::vector<double> added = values(paged, "median");
+    const std::vector<double> without = values(native, "median");
+    for (size_t round = 0; round < added.size(); ++round) added[round] -= without[round];
+    const auto [least, most] = std::minmax_element(added.begin(), added.end());
     rows.push_back({{"pointers", row.pointers},
                     {"streams", row.streams},
                     {"native_ns", figure(native, "median")},
                     {"pager_ns", figure(paged, "median")},
-                    {"added_ns", figure(paged, "median") - figure(native, "median")},
+                    {"added_ns", medianOf(added)},
+                    {"added_least_ns", *least},
+                    {"added_most_ns", *most},
                     {"native_p99_ns", figure(native, "p99")},
                     {"pager_p99_ns", figure(paged, "p99")}});
   }
@@ -94,12 +120,15 @@ void print(const json& result) {
   const std::string kind = result["measurement"];
   base::print("{} on {}\n", kind, result["device"].get<std::string>());
   if (kind == "launch") {
-    base::print("{:>9} {:>8} {:>11} {:>11} {:>10} {:>12} {:>12}\n", "pointers", "streams", "native ns", "pager ns",
-                "added ns", "native p99", "pager p99");
+    base::print("{:>9} {:>8} {:>11} {:>11} {:>10} {:>16} {:>12} {:>12}\n", "pointers", "streams", "native ns",
+                "pager ns", "added ns", "of all rounds", "native p99", "pager p99");
     for (const json& row : result["rows"]) {
-      base::print("{:>9} {:>8} {:>11.0f} {:>11.0f} {:>10.0f} {:>12.0f} {:>12.0f}\n", row["pointers"].get<unsigned>(),
-                  row["streams"].get<unsigned>(), row["native_ns"].get<double>(), row["pager_ns"].get<double>(),
-                  row["added_ns"].get<double>(), row["native_p99_ns"].get<double>(), row["pager_p99_ns"].get<double>());
+      base::print(
+          "{:>9} {:>8} {:>11.0f} {:>11.0f} {:>10.0f} {:>16} {:>12.0f} {:>12.0f}\n", row["pointers"].get<unsigned>(),
+          row["streams"].get<unsigned>(), row["native_ns"].get<double>(), row["pager_ns"].get<double>(),
+          row["added_ns"].get<double>(),
+          base::format("{:.0f} to {:.0f}", row["added_least_ns"].get<double>(), row["added_most_ns"].get<double>()),
+          row["native_p99_ns"].get<double>(), row["pager_p99_ns"].get<double>());
     }
   } else if (kind == "swap") {
     const json& run = result["result"];
@@ -155,6 +184,7 @@ int run(int argc, char** argv) {
   app.add_option("--rounds", options.rounds, "Times that native and pager take turns")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
+  app.add_option("--processor", options.processor, "Of a child, on which launches are timed")->group("");
   app.add_option("--launches", options.launches, "Timed launches for each row")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
