@@ -1,11 +1,12 @@
-// What a kernel may do to its context.
+// What ends a context while it works.
 #pragma once
 
 #include <cuda.h>
 
 namespace olpager::base {
 
-/// Whether a result says that a kernel has ended its context: every later call in it that needs the GPU reports the same.
+/// Whether a result says that a kernel has ended its context, or its memory has (of the GPU, or lost with a memserver): every later call in it that needs the GPU
+/// reports the same.
 constexpr bool isKernelFault(CUresult result) {
   switch (result) {
     case CUDA_ERROR_ILLEGAL_ADDRESS:
@@ -17,6 +18,7 @@ constexpr bool isKernelFault(CUresult result) {
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
     case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
       return true;
     default:
       return false;

@@ -66,7 +66,7 @@ class StderrSink : public spdlog::sinks::sink {
   void log(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
     const int grave = message.level >= spdlog::level::warn ? g_grave_descriptor.load(std::memory_order_acquire) : -1;
-    const int descriptor = grave >= 0 ? grave : g_descriptor.load(std::memory_order_relaxed);
+    int descriptor = grave >= 0 ? grave : g_descriptor.load(std::memory_order_relaxed);
     const char* const before = grave >= 0 ? g_before_grave.load(std::memory_order_relaxed) : "";
     fmt::format_to(std::back_inserter(line), "olpager: {}: {}", levelText(message.level), before);
     for (char c : message.payload) line.push_back(c == '\n' ? ' ' : c);
@@ -76,6 +76,10 @@ class StderrSink : public spdlog::sinks::sink {
     while (left != 0) {
       const ssize_t written = ::write(descriptor, at, left);
       if (written < 0 && errno == EINTR) continue;
+      if (written < 0 && errno == EAGAIN && descriptor == grave) {  // full: whoever logs waits for nobody
+        descriptor = g_descriptor.load(std::memory_order_relaxed);
+        continue;
+      }
       if (written <= 0) return;
       at += written;
       left -= static_cast<size_t>(written);

@@ -27,7 +27,8 @@ inline bool logs(LogLevel level) noexcept { return level <= logLevel() && level 
 /// Where lines go from now on, instead of standard error. The descriptor stays open.
 void setLogDescriptor(int descriptor) noexcept;
 /// Where lines of level kWarn and kError go from now on, whatever setLogDescriptor() says, and what stands before their text: for whoever is not where
-/// they come from. -1: where all others go, with nothing before it. The descriptor stays open, the text lives as long as the process.
+/// they come from. -1: where all others go, with nothing before it. Where it takes nothing more now (O_NONBLOCK) lines go
+/// where all others do. The descriptor stays open, the text lives as long as the process.
 void setGraveLog(int descriptor, const char* before) noexcept;
 
 /// One line; a newline inside becomes a space. printf's format.

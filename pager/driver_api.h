@@ -64,7 +64,6 @@ constexpr bool endsContext(CUresult result) {
   switch (result) {
     case CUDA_ERROR_DEINITIALIZED:
     case CUDA_ERROR_INVALID_CONTEXT:
-    case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_NVLINK_UNCORRECTABLE:
     case CUDA_ERROR_CONTAINED:
     case CUDA_ERROR_CONTEXT_IS_DESTROYED:

@@ -254,7 +254,10 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
   }
   lock.lock();
   leaveCall(stream);
-  if (stream.gone) return false;  // the event went with its context
+  if (stream.gone) {
+    if (event != nullptr && stream.events_stay) free_events_.push_back({key.context, event});  // for contextGone()
+    return false;
+  }
   // As in collect(): in a context that a kernel has broken nothing runs any more, nor can it be marked.
   if (endsContext(result)) stream.completed.store(std::max(stream.completed.load(), number));
   if (recorded) {
@@ -478,7 +481,8 @@ void StreamTable::streamDestroyed(const StreamKey& key) {
 
 void StreamTable::contextGone(CUcontext context, bool events_stay) {
   std::vector<CUevent> left;
-  const auto keep = [&left](CUevent event) {
+  const auto keep = [&](CUevent event) {
+    if (!events_stay) return;
     try {
       left.push_back(event);
     } catch (const std::bad_alloc&) {  // then it stays for good
@@ -486,12 +490,15 @@ void StreamTable::contextGone(CUcontext context, bool events_stay) {
   };
   TableLock lock(mutex_);
   const auto ofContext = [context](const auto& stream) { return stream->key.context == context; };
+  const auto dropMarks = [&keep](StreamState& stream) {
+    for (const StreamState::Mark& mark : stream.marks) keep(mark.event);
+    stream.marks.clear();
+  };
   for (auto& stream : streams_) {
     if (!ofContext(stream)) continue;
     stream->closing = stream->gone = true;
-    for (const StreamState::Mark& mark : stream->marks)
-      if (events_stay) keep(mark.event);
-    stream->marks.clear();
+    stream->events_stay = events_stay;
+    dropMarks(*stream);
     stream->completed.store(stream->last.load());
   }
   call_ended_.wait(lock, [&] {
@@ -500,12 +507,13 @@ void StreamTable::contextGone(CUcontext context, bool events_stay) {
   });
   for (auto& stream : streams_) {
     if (!ofContext(stream)) continue;
+    dropMarks(*stream);  // of one that a launch beside the context's end has made meanwhile
     stream->closing = stream->gone = false;
     if ((stream->generation.load() & 1) != 0) stream->generation.fetch_add(1, std::memory_order_release);
   }
   std::erase_if(free_events_, [&](const FreeEvent& event) {
     if (event.context != context) return false;
-    if (events_stay) keep(event.event);
+    keep(event.event);
     return true;
   });
   lock.unlock();

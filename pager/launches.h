@@ -103,10 +103,11 @@ struct StreamState {
   std::deque<Mark> marks;  // oldest first
   // Per-thread stream with unmarked launches, or one destroyed while it captured: only a context synchronisation tells.
   bool needs_drain = false;
-  bool closing = false;  // the program destroys it: nobody begins a driver call for it any more
-  bool gone = false;     // so does its context: what a call in progress brings is of no use
-  bool ended = false;    // its thread has (a per-thread default stream): serves again when its work is over
-  unsigned calls = 0;    // threads in a driver call for it, the mutex released
+  bool closing = false;      // the program destroys it: nobody begins a driver call for it any more
+  bool gone = false;         // so does its context: what a call in progress brings is of no use,
+  bool events_stay = false;  // but for an event, where that does not go with it
+  bool ended = false;        // its thread has (a per-thread default stream): serves again when its work is over
+  unsigned calls = 0;        // threads in a driver call for it, the mutex released
 };
 
 /// While it lives, calls of the driver by this thread are not refused because another's stream captures, and spoil no capture.

@@ -930,8 +930,10 @@ void Pool::greenContextGone(CUcontext context) {
     freed.insert(freed.end(), of_stream.second.begin(), of_stream.second.end());
     return true;
   });
+  lock.unlock();
+  for (const DeferredFree& entry : freed) state.driver.cuEventDestroy_v2(entry.event);
+  lock.lock();
   for (const DeferredFree& entry : freed) {
-    state.driver.cuEventDestroy_v2(entry.event);
     state.deferred_addresses.erase(entry.address);
     freeQuiet(state, entry.address, lock);  // releases the mutex
   }

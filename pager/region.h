@@ -171,7 +171,9 @@ struct alignas(64) Region {
   uint64_t base = 0;  // set before the page map names the region
   uint64_t pages = 0;
   uint32_t slot_bytes = 0;  // of a slab: an allocation ends where its slot does. Set with `base`
-  bool divisible = false;   // it is an arena, or can become one: which address of it is named matters. Set with `base`
+  CUdevice device = 0;      // likewise
+  Engine* engine = nullptr;
+  bool divisible = false;  // it is an arena, or can become one: which address of it is named matters. Set with `base`
 
   // --- under PoolState::mutex ---
   uint32_t id = 0;
@@ -201,8 +203,6 @@ struct alignas(64) Region {
   uint64_t requested_bytes = 0;
   uint64_t buffer_id = 0;
   CUcontext context = nullptr;
-  CUdevice device = 0;
-  Engine* engine = nullptr;
   std::vector<std::unique_ptr<Extent>> extents;  // ascending by address
   std::vector<uint32_t> edges;                   // other regions that pointers in its pages name, as of the last scan
   std::vector<uint64_t> piece_edges;             // of arenas by pieces: pages that those pointers lie in, ascending

@@ -23,6 +23,7 @@
 #include "gpunode/worker/describe.h"
 #include "gpunode/worker/reporter.h"
 #include "gpunode/worker/setup.h"
+#include "gpunode/worker/text.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/forward/peer_keys.h"
 #include "interpose/forward/session_protocol.h"
@@ -248,6 +249,7 @@ int main() {
     base::logError("olgpunode-worker: %s", error.what());
   }
   std::fflush(stderr);
+  gpunode::keepLastWords();
   // Threads may be in the driver: memory goes with the process.
   _exit(status);
 }

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <thread>
 
+#include "base/format.h"
+
 // Of sanitizers' runtimes: where their reports go.
 extern "C" __attribute__((weak)) void __sanitizer_set_report_fd(void* descriptor);
 
@@ -77,6 +79,12 @@ void Text::drain() {
 void Text::drainAll() {
   drain();
   if (pipe_) take();
+}
+
+int Text::another() const {
+  if (!pipe_) return -1;
+  // Opened anew, as duplicates share their flags.
+  return open(base::format("/proc/self/fd/{}", descriptor_).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
 }
 
 void Text::give(std::string_view bytes) {

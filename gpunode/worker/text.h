@@ -21,6 +21,8 @@ class Text {
   void drain();
   /// What was written to the descriptor too.
   void drainAll();
+  /// A descriptor for what is to go there too, but for what does not fit now (O_NONBLOCK). It stays open. -1: there is none.
+  int another() const;
 
  private:
   void take();

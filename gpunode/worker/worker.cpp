@@ -111,12 +111,14 @@ Status Worker::start() {
   const int log = keepLog();
   if (log < 0) return {};
   base::setLogDescriptor(log);
-  const auto log_there = reinterpret_cast<decltype(&olpager_set_log)>(symbol("olpager_set_log"));
-  if (log_there != nullptr) log_there(log, STDERR_FILENO, "at the gpunode: ");
   errors_.start([this, log](std::string_view bytes) {
     (void)!write(log, bytes.data(), bytes.size());
     tell(Answer::kText, STDERR_FILENO, CUDA_SUCCESS, std::as_bytes(std::span(bytes.data(), bytes.size())), true);
   });
+  // The pager's threads don't wait for a client that takes nothing.
+  const int told = errors_.another();
+  const auto log_there = reinterpret_cast<decltype(&olpager_set_log)>(symbol("olpager_set_log"));
+  if (log_there != nullptr) log_there(log, told, told >= 0 ? "at the gpunode: " : "");
   return {};
 }
 

@@ -232,7 +232,11 @@ CUresult withRanges(const char* name, Touches touches, Key key, Add add, Argumen
   const Runtime& runtime = localRuntime();
   const auto call = runtime.driver->*kFunction;
   if (call == nullptr) return CUDA_ERROR_NOT_SUPPORTED;  // the driver is older than the function
-  if (runtime.pool == nullptr || !touches(*runtime.pool)) return call(arguments...);
+  if (runtime.pool == nullptr) return call(arguments...);
+  if (!touches(*runtime.pool)) {{
+    const CUresult ended = contextsEnded() ? endedIn(key()) : CUDA_SUCCESS;
+    return ended == CUDA_SUCCESS ? call(arguments...) : ended;
+  }}
   try {{
     const pager::StreamKey stream = key();
     Access access(*runtime.pool, stream);

@@ -44,6 +44,11 @@ enum class HostRead : uint8_t {
 /// Asks the driver what the address is (some 100 ns).
 bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept;
 
+/// Whether any context has ended over memory that was lost with a memserver. A load.
+bool contextsEnded() noexcept;
+/// What an operation in `stream` answers then that uses nothing of the pool's: CUDA_ERROR_ECC_UNCORRECTABLE in such a context, else CUDA_SUCCESS.
+CUresult endedIn(const pager::StreamKey& stream) noexcept;
+
 /// Before the driver's call: makes what `access` names resident; when `stream` is capturing, adds it to the capture's
 /// reach instead (the operation runs when the graph does). CUDA_SUCCESS, or what the program is to see.
 CUresult enter(pager::Access& access, const pager::StreamKey& stream);

@@ -9,7 +9,6 @@
 #include "interpose/local/captures.h"
 #include "interpose/local/contexts.h"
 #include "interpose/local/hook.h"
-#include "interpose/local/lost_memory.h"
 #include "interpose/local/relief.h"
 #include "interpose/local/root.h"
 #include "interpose/local/runtime.h"
@@ -95,7 +94,6 @@ OLPAGER_HOOK(cuGreenCtxDestroy)(CUgreenCtx green) {
   if (going.context == nullptr) return driver().cuGreenCtxDestroy(green);
   const CUstream hold = holdStreamGone(going.context);
   running->greenContextGone(going.context);
-  lostContextGone(going.context);
   if (hold != nullptr) static_cast<void>(driver().cuStreamDestroy_v2(hold));  // streams go before a green context does
   capturesOfContextGone(going.context);
   loansOfContextGone(going.context);

@@ -17,6 +17,7 @@
 //       Greens::mutex        green_contexts.cpp  green contexts, and whose their memory is (taken with no other)
 //   10  LegacyParameters::mutex  launch.cpp        parameter blocks of the launches of CUDA 2
 //   11  HoldStreams::mutex       runtime.cpp       streams that hold memory for captured calls
+//       LostContexts::mutex  lost_memory.cpp   contexts that lost memory at memservers (taken with no other)
 //   12  Loans::mutex            relief.cpp        what the pager gave up for objects of the driver
 // clang-format on
 //

@@ -1,6 +1,10 @@
 #include "interpose/local/lost_memory.h"
 
+#include <algorithm>
 #include <array>
+#include <mutex>
+
+#include "interpose/local/green_contexts.h"
 
 namespace olpager::local {
 
@@ -8,37 +12,48 @@ std::atomic<bool> g_any_lost{false};
 
 namespace {
 
-// More than any program has. Beyond them every context counts as lost: that ends programs, never makes a result wrong.
-std::array<std::atomic<CUcontext>, 64> g_lost;
-std::atomic<bool> g_all_lost{false};
+struct LostContexts {
+  std::mutex mutex;
+  std::array<CUcontext, 64> all{};  // more than any program has
+  bool more = false;                // and then every context counts as lost, for good: that makes no result wrong
+};
+
+LostContexts& lostContexts() {
+  static auto* instance = new LostContexts;
+  return *instance;
+}
 
 }  // namespace
 
 void memoryLostIn(CUcontext context) noexcept {
-  if (isAmongLost(context)) return;
-  bool noted = false;
-  for (auto& place : g_lost) {
-    CUcontext expected = nullptr;
-    noted = place.compare_exchange_strong(expected, context) || expected == context;
-    if (noted) break;
+  const CUcontext owner = memoryOwner(context);
+  LostContexts& lost = lostContexts();
+  const std::lock_guard lock(lost.mutex);
+  if (std::find(lost.all.begin(), lost.all.end(), owner) == lost.all.end()) {
+    const auto free = std::find(lost.all.begin(), lost.all.end(), nullptr);
+    if (free != lost.all.end())
+      *free = owner;
+    else
+      lost.more = true;
   }
-  if (!noted) g_all_lost.store(true);
   g_any_lost.store(true, std::memory_order_release);
 }
 
 void lostContextGone(CUcontext context) noexcept {
-  for (auto& place : g_lost) {
-    CUcontext expected = context;
-    place.compare_exchange_strong(expected, nullptr);
-  }
+  if (!anyLost()) return;
+  LostContexts& lost = lostContexts();
+  const std::lock_guard lock(lost.mutex);
+  std::replace(lost.all.begin(), lost.all.end(), context, CUcontext{nullptr});
+  const bool none = std::all_of(lost.all.begin(), lost.all.end(), [](CUcontext one) { return one == nullptr; });
+  g_any_lost.store(lost.more || !none, std::memory_order_release);
 }
 
 bool isAmongLost(CUcontext context) noexcept {
   if (context == nullptr) return false;
-  if (g_all_lost.load()) return true;
-  for (const auto& place : g_lost)
-    if (place.load() == context) return true;
-  return false;
+  const CUcontext owner = memoryOwner(context);
+  LostContexts& lost = lostContexts();
+  const std::lock_guard lock(lost.mutex);
+  return lost.more || std::find(lost.all.begin(), lost.all.end(), owner) != lost.all.end();
 }
 
 }  // namespace olpager::local

@@ -42,8 +42,7 @@ CUresult contextError() {
   if (const CUresult lost = lostIn(currentContext()); lost != CUDA_SUCCESS) return lost;
   if (anyCapture()) return CUDA_SUCCESS;
   const CUresult result = driver().cuStreamQuery(CU_STREAM_LEGACY);
-  const bool ended = olpager::base::isKernelFault(result) || result == CUDA_ERROR_ECC_UNCORRECTABLE ||
-                     result == CUDA_ERROR_DEINITIALIZED;
+  const bool ended = olpager::base::isKernelFault(result) || result == CUDA_ERROR_DEINITIALIZED;
   return ended ? result : CUDA_SUCCESS;
 }
 

@@ -134,6 +134,9 @@ bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept {
   return known == CUDA_ERROR_INVALID_VALUE && (read == HostRead::kNow || !devicesReadPageable());
 }
 
+bool contextsEnded() noexcept { return anyLost(); }
+CUresult endedIn(const pager::StreamKey& stream) noexcept { return lostIn(stream.context); }
+
 CUresult enter(pager::Access& access, const pager::StreamKey& stream) {
   if (stream.context == nullptr) return CUDA_SUCCESS;
   if (!anyCapture()) return acquire(access, stream);

@@ -1,4 +1,5 @@
-// Waits for work, and questions whether it is done: the driver's, but that they tell of memory which was lost (lost_memory.h).
+// Waits for work, and questions whether it is done: the driver's, but that they tell of memory which was lost (lost_memory.h). What is still
+// under way is said to be so: programs take back what its copies use when they hear that it is over.
 #include "interpose/local/context.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/lost_memory.h"
@@ -8,20 +9,22 @@ using namespace olpager::local;  // NOLINT(google-build-using-namespace): the fu
 
 namespace {
 
-// What the driver answered of work in `context`, unless the work was not all made. `result` first: what an error of the driver's own
-// says is older than a loss that another thread meets meanwhile.
+constexpr CUresult kLost = CUDA_ERROR_ECC_UNCORRECTABLE;
+
+// What the driver answered of work in a context: that all is done is not so where some of it could not be made.
 template <typename ContextOf>
 CUresult told(CUresult result, ContextOf context) {
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) return result;
-  if (!g_any_lost.load(std::memory_order_acquire)) [[likely]]
-    return result;
-  if (pool() == nullptr) return result;
-  const CUresult lost = lostIn(context());
-  return lost != CUDA_SUCCESS ? lost : result;
+  if (result != CUDA_SUCCESS || !anyLost() || pool() == nullptr) return result;
+  return lostIn(context());
 }
 
 CUresult toldOfStream(CUresult result, CUstream stream, bool per_thread) {
   return told(result, [&] { return streamKey(stream, per_thread).context; });
+}
+
+// The driver does not say whose an event is, and it may be waited for in any context.
+CUresult toldOfEvent(CUresult result) {
+  return result == CUDA_SUCCESS && anyLost() && pool() != nullptr ? kLost : result;
 }
 
 }  // namespace
@@ -42,12 +45,11 @@ OLPAGER_HOOK(cuStreamQuery_ptsz)(CUstream stream) {
   return toldOfStream(driver().cuStreamQuery_ptsz(stream), stream, true);
 }
 
-// The driver does not say which context an event belongs to: a program looks at one where it is current.
-OLPAGER_HOOK(cuEventSynchronize)(CUevent event) { return told(driver().cuEventSynchronize(event), currentContext); }
-OLPAGER_HOOK(cuEventQuery)(CUevent event) { return told(driver().cuEventQuery(event), currentContext); }
+OLPAGER_HOOK(cuEventSynchronize)(CUevent event) { return toldOfEvent(driver().cuEventSynchronize(event)); }
+OLPAGER_HOOK(cuEventQuery)(CUevent event) { return toldOfEvent(driver().cuEventQuery(event)); }
 OLPAGER_HOOK(cuEventElapsedTime)(float* milliseconds, CUevent start, CUevent end) {
-  return told(driver().cuEventElapsedTime(milliseconds, start, end), currentContext);
+  return toldOfEvent(driver().cuEventElapsedTime(milliseconds, start, end));
 }
 OLPAGER_HOOK(cuEventElapsedTime_v2)(float* milliseconds, CUevent start, CUevent end) {
-  return told(driver().cuEventElapsedTime_v2(milliseconds, start, end), currentContext);
+  return toldOfEvent(driver().cuEventElapsedTime_v2(milliseconds, start, end));
 }

@@ -1,6 +1,8 @@
 // Launches whose own results nobody looks at, as most programs make them: what went wrong with one is told by every way of waiting for it,
 // and by all that is asked of the context afterwards, until the device is reset; then everything works again.
-// "OK unchecked: right": nothing went wrong. "OK unchecked: told": something did (it takes a memserver that is lost), and was told.
+// "filled", then: "OK unchecked: right": nothing went wrong. "OK unchecked: told": something did (it takes a memserver that is lost), and was told.
+#include <thread>
+
 #include "common.h"
 
 constexpr size_t kPiece = size_t{4} << 20;
@@ -28,6 +30,12 @@ int main(int argc, char** argv) {
   cudaEvent_t event;
   RUNTIME_OK(cudaStreamCreate(&stream));
   RUNTIME_OK(cudaEventCreate(&event));
+  cudaArray_t array;
+  const cudaChannelFormatDesc words = cudaCreateChannelDesc<uint32_t>();
+  RUNTIME_OK(cudaMallocArray(&array, &words, 16, 16));
+  RUNTIME_OK(cudaDeviceSynchronize());
+  std::printf("filled\n");
+  std::fflush(stdout);
   for (uint32_t round = 0; round < kRounds; ++round)
     for (void* piece : pieces) addTo(piece, stream);
   (void)cudaEventRecord(event, stream);
@@ -53,6 +61,10 @@ int main(int argc, char** argv) {
   again("cudaMalloc", cudaMalloc(&more, kPiece));
   again("cudaMemGetInfo", cudaMemGetInfo(&is_free, &total));
   for (void* piece : pieces) again("cudaMemcpy", cudaMemcpy(&word, piece, sizeof(word), cudaMemcpyDeviceToHost));
+  again("a copy from an array",
+        cudaMemcpy2DFromArray(&word, sizeof(word), array, 0, 0, sizeof(word), 1, cudaMemcpyDeviceToHost));
+  again("cudaMallocAsync", cudaMallocAsync(&more, kPiece, stream));
+  std::thread([&] { again("cudaDeviceSynchronize of another thread", cudaDeviceSynchronize()); }).join();
   addTo(pieces[0], stream);
   again("a launch", cudaGetLastError());
 

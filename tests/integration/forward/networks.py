@@ -151,8 +151,7 @@ def memserver_lost(bench):
     """Likewise, and it is killed: a program that looks at none of its launches is told by its waits, and by a line that says who lost what."""
     _, at, server = memserver_of(bench, "--lease-time", "6s")
     program = bench.program(bench.options.unchecked, "--bytes", str(128 << 20))
-    bench.node.wait_log("session .* is ready")
-    time.sleep(1)
+    assert program.line() == "filled", program.log
     server.process.kill()
     said = program.line()
     assert said == "OK unchecked: told", (said, program.log, bench.node.log[-10:])

@@ -263,7 +263,7 @@ def loopback_case(run, case):
             server.kill()
     end = program.finish()
     if case == "unchecked":
-        return (end is not None and end[:2] == (0, "OK unchecked: told\n")
+        return (end is not None and end[:2] == (0, "filled\nOK unchecked: told\n")
                 and any(f"memserver {server.address}" in end[2] for server in run.servers))
     if case in ("spread", "shared") and is_right(end):
         chosen = re.search(r"^  memservers +(\d) by tcp, (\d) by shm, ", end[2], re.MULTILINE)

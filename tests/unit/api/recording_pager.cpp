@@ -7,6 +7,7 @@ Record g_record;
 CUresult g_enter_result = CUDA_SUCCESS;
 CUresult g_driver_result = CUDA_SUCCESS;
 void (*g_enter_throws)() = nullptr;
+CUcontext g_ended = nullptr;
 
 namespace {
 bool g_use_pool = true;
@@ -69,6 +70,11 @@ pager::StreamKey streamKey(CUstream stream, bool per_thread_default) noexcept {
 }
 
 bool readableNow(const void*, uint64_t, HostRead read) noexcept { return read == HostRead::kNow; }
+
+bool contextsEnded() noexcept { return g_ended != nullptr; }
+CUresult endedIn(const pager::StreamKey& stream) noexcept {
+  return stream.context == g_ended ? CUDA_ERROR_ECC_UNCORRECTABLE : CUDA_SUCCESS;
+}
 
 CUresult enter(pager::Access&, const pager::StreamKey&) {
   g_record.steps += 'e';

@@ -45,6 +45,8 @@ extern CUresult g_enter_result;
 extern CUresult g_driver_result;
 /// Called by enter(), to throw.
 extern void (*g_enter_throws)();
+/// A context that has ended over lost memory; nullptr: there is none.
+extern CUcontext g_ended;
 
 olpager::api::DriverTable& recordingDriver();
 void usePool(bool on);

@@ -232,6 +232,17 @@ TEST_CASE("what enter refuses is not called, and what the driver answers is told
   g_driver_result = CUDA_SUCCESS;
 }
 
+TEST_CASE("in a context that has ended nothing is copied, also outside the pool") {
+  const auto copies = [] { return call(ol_local_cuMemcpyDtoHAsync_v2, kHost, kOutside, size_t{8}, kStream); };
+  for (CUcontext ended : {reinterpret_cast<CUcontext>(0x99), kContext}) {
+    g_ended = ended;
+    const bool here = ended == kContext;
+    CHECK(copies() == (here ? CUDA_ERROR_ECC_UNCORRECTABLE : CUDA_SUCCESS));
+    CHECK(g_record.steps == (here ? "" : "d"));
+  }
+  g_ended = nullptr;
+}
+
 TEST_CASE("without a pager every call goes straight to the driver") {
   usePool(false);
   CHECK(call(&ol_local_cuMemcpyDtoD_v2, kA, kB, 64) == CUDA_SUCCESS);
