@@ -44,9 +44,7 @@ std::vector<std::string> argumentsFor(With with, const std::string& measurement,
                                         "--passes",
                                         std::to_string(options.passes),
                                         "--rounds",
-                                        std::to_string(options.rounds),
-                                        "--processor",
-                                        std::to_string(options.processor)};
+                                        std::to_string(options.rounds)};
   if (options.write) arguments.emplace_back("--write");
   // The driver alone holds everything: there is no budget to go beyond.
   if (options.paging && with == With::kPager)

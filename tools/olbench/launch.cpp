@@ -1,25 +1,10 @@
 #include <algorithm>
 #include <chrono>
 
-#include <sched.h>
-
 #include "tools/olbench/driver.h"
 #include "tools/olbench/measure.h"
 
 namespace olpager::tools::bench {
-
-namespace {
-
-// The calling thread alone: those of the driver and of the pager stay where they are.
-void stayOn(int processor) {
-  if (processor < 0) return;
-  cpu_set_t one;
-  CPU_ZERO(&one);
-  CPU_SET(static_cast<unsigned>(processor), &one);
-  if (sched_setaffinity(0, sizeof one, &one) != 0) throw std::runtime_error("the thread can't be bound to a processor");
-}
-
-}  // namespace
 
 nlohmann::json measureLaunch(const Options& options) {
   using Clock = std::chrono::steady_clock;
@@ -47,7 +32,6 @@ nlohmann::json measureLaunch(const Options& options) {
       driver.check(driver.cuMemsetD8(other, 1, options.allocation), "cuMemsetD8");
     }
   }
-  stayOn(options.processor);
   std::vector<void*> parameters(most);
   for (unsigned i = 0; i < most; ++i) parameters[i] = &buffers[i];
   // Launches take the first `used` streams in turns.

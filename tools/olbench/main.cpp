@@ -1,7 +1,5 @@
 // olbench: how fast each path is, beside the limit of the hardware under it. See docs/performance.md.
 
-#include <sched.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
@@ -28,29 +26,12 @@ double medianOf(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// For each round one of the processors that the caller may use, from all over the machine: how far it is from the GPU makes more of a launch than the
-/// pager does.
-std::vector<int> processorsFor(unsigned rounds) {
-  cpu_set_t allowed;
-  std::vector<int> all;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
-    for (int processor = 0; processor < CPU_SETSIZE; ++processor)
-      if (CPU_ISSET(static_cast<unsigned>(processor), &allowed)) all.push_back(processor);
-  std::vector<int> chosen;
-  for (unsigned round = 0; round < rounds; ++round)
-    chosen.push_back(all.empty() ? -1 : all[all.size() * round / rounds]);
-  return chosen;
-}
-
-/// Native and pager take turns, so that a drift of the machine meets both, on the same processor each time; what is added is the median of the
-/// rounds' differences.
+/// Native and pager take turns, so that a drift of the machine meets both; what is added is the median of the rounds' differences.
 json launch(const Options& options) {
   std::vector<json> native, paged;
-  for (const int processor : processorsFor(options.rounds)) {
-    Options here = options;
-    here.processor = processor;
-    native.push_back(runChild(With::kNative, "launch", here));
-    paged.push_back(runChild(With::kPager, "launch", here));
+  for (unsigned round = 0; round < options.rounds; ++round) {
+    native.push_back(runChild(With::kNative, "launch", options));
+    paged.push_back(runChild(With::kPager, "launch", options));
   }
   json rows = json::array();
   for (const LaunchRow& row : launchRows(options)) {
@@ -184,7 +165,6 @@ int run(int argc, char** argv) {
   app.add_option("--rounds", options.rounds, "Times that native and pager take turns")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  app.add_option("--processor", options.processor, "Of a child, on which launches are timed")->group("");
   app.add_option("--launches", options.launches, "Timed launches for each row")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);

@@ -25,7 +25,6 @@ struct Options {
   bool pack = true;                          // pages cross the bus packed where they pack
   std::string memservers;                    // addresses with commas between; "": none
   unsigned replicas = 1;                     // at them
-  int processor = -1;                        // on which launches are timed; -1: on any
   std::string gpunode;                       // of a forwarded child
   std::string transport = "auto";            // to it
 };

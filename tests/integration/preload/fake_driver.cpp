@@ -30,9 +30,11 @@ struct Kernel {
 
 // Parameter sizes in bytes. `scatter` takes a struct with two pointers at 4-byte steps behind an int.
 const Kernel kKernels[] = {
-    {"fill", {8, 8, 4}},                       // address, count of words, value
-    {"add", {8, 8, 8, 8}}, {"chase", {8, 8}},  // address of a pointer, where to put what it points to
-    {"empty", {}},         {"hidden", {4, 24}},
+    {"fill", {8, 8, 4}},  // address, count of words, value
+    {"add", {8, 8, 8, 8}},
+    {"chase", {8, 8}},  // address of a pointer, where to put what it points to
+    {"empty", {}},
+    {"hidden", {4, 24}},
     {"eight", {8, 8, 8, 8, 8, 8, 8, 8}},  // addresses, which it does nothing with
 };
 

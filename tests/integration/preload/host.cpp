@@ -279,6 +279,7 @@ void graphs() {
 // All threads at once through first use; then allocate, launch and free.
 void threads() {
   std::vector<std::thread> all;
+  all.reserve(8);
   for (int i = 0; i < 8; ++i) {
     all.emplace_back([] {
       for (int round = 0; round < 20; ++round) basic(false);

@@ -98,6 +98,7 @@ TEST_CASE("lines of many threads stay whole", "[base][log]") {
   Level level(LogLevel::kWarn);
   const std::string text = captured([] {
     std::vector<std::thread> threads;
+    threads.reserve(4);
     for (int t = 0; t < 4; t++) {
       threads.emplace_back([] {
         for (int i = 0; i < 50; i++) logWarn("abcdefghij");
