@@ -1,6 +1,5 @@
 // The path of a launch while everything is in VRAM (`slow` is false): no lock, no system call. Else acquire.cpp.
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "pager/counters/trace.h"
@@ -105,13 +104,6 @@ CUresult Access::acquire() {
       const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_acq_rel) + 1;
       bool clear = true;
       Region* last = nullptr;
-      // First all is looked at, then the stamps are raised: each of those holds up the loads behind it.
-      std::array<Region*, kInlineUses> named_regions;
-      size_t looked_at = 0;
-      const auto raiseAll = [&] {
-        for (size_t i = 0; i < looked_at; ++i) raise(named_regions[i]->stamp, number);
-        looked_at = 0;
-      };
       for (unsigned i = 0; i < count_ && clear; ++i) {
         const Use& named = use(i);
         Region* region = state.find(named.address);
@@ -122,10 +114,9 @@ CUresult Access::acquire() {
         if (region == last) continue;
         clear =
             region->blocked.load(std::memory_order_seq_cst) == 0 && (named.bytes == 0 || !crosses(*stream, *region));
-        if (looked_at == named_regions.size()) raiseAll();
-        named_regions[looked_at++] = last = region;
+        raise(region->stamp, number);
+        last = region;
       }
-      if (clear) raiseAll();
       if (clear) {
         number_ = number;
         stream_state_ = stream;
