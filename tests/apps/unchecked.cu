@@ -1,6 +1,7 @@
 // Launches whose own results nobody looks at, as most programs make them: what went wrong with one is told by every way of waiting for it,
 // and by all that is asked of the context afterwards, until the device is reset; then everything works again.
 // "filled", then: "OK unchecked: right": nothing went wrong. "OK unchecked: told": something did (it takes a memserver that is lost), and was told.
+// With an even seed the launches run in a green context's stream, which shares its fate with the primary context that all else is asked of.
 #include <thread>
 
 #include "common.h"
@@ -21,6 +22,17 @@ static void addTo(void* piece, cudaStream_t stream) {
   apps::addKernel<<<apps::blocks(kPiece / 16), 256, 0, stream>>>(static_cast<uint4*>(piece), kPiece / 16, 3);
 }
 
+// All of the device, as a green context. nullptr: there are none here.
+static CUgreenCtx makeGreen() {
+  CUdevResource all{};
+  CUdevResourceDesc description = nullptr;
+  CUgreenCtx green = nullptr;
+  if (cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS) return nullptr;
+  DRIVER_OK(cuDevResourceGenerateDesc(&description, &all, 1));
+  DRIVER_OK(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM));
+  return green;
+}
+
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const size_t count = options.bytes / kPiece;
@@ -28,7 +40,11 @@ int main(int argc, char** argv) {
   const std::vector<void*> pieces = filled(count, seed);
   cudaStream_t stream;
   cudaEvent_t event;
-  RUNTIME_OK(cudaStreamCreate(&stream));
+  const CUgreenCtx green = seed % 2 == 0 ? makeGreen() : nullptr;
+  if (green != nullptr)
+    DRIVER_OK(cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0));
+  else
+    RUNTIME_OK(cudaStreamCreate(&stream));
   RUNTIME_OK(cudaEventCreate(&event));
   cudaArray_t array;
   const cudaChannelFormatDesc words = cudaCreateChannelDesc<uint32_t>();
@@ -68,7 +84,13 @@ int main(int argc, char** argv) {
   addTo(pieces[0], stream);
   again("a launch", cudaGetLastError());
 
+  if (green != nullptr) {  // it has kept the primary context, and nothing of what was lost
+    (void)cudaStreamDestroy(stream);
+    (void)cuGreenCtxDestroy(green);
+    again("cudaDeviceSynchronize without the green context", cudaDeviceSynchronize());
+  }
   RUNTIME_OK(cudaDeviceReset());
+  (void)cudaGetLastError();
   const size_t few = 4;
   const std::vector<void*> fresh = filled(few, seed);
   for (size_t i = 0; i < few; ++i) apps::verify(fresh[i], kPiece, uint32_t(seed + i), 0, "a piece after the reset");
