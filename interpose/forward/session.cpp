@@ -660,7 +660,8 @@ void Session::attend() {
       continue;
     }
     std::unique_lock lock(attend_mutex_);
-    if (comes) {
+    // Somebody else receives, and sends what finds room by that.
+    if (comes || channel_.unsent()) {
       attend_.wait_for(lock, 1ms);
       continue;
     }

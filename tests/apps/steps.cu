@@ -9,6 +9,7 @@
 //   functions N  N host functions in a stream, counted
 //   frees N      N allocations that are freed again
 //   slow N       launches that take N seconds, and a free behind them
+//   behind N     likewise, and 100000 launches behind that
 //   dirty N      N MiB that are kept, full of a word; scan N: N MiB as they come, of which none may have that word
 // "ok COUNT", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its input.
 #include "common.h"
@@ -132,7 +133,7 @@ static bool frees(int count) {
   return fine;
 }
 
-static bool slow(int seconds) {
+static bool slow(int seconds, int behind) {
   uint32_t* words = nullptr;
   void* freed = nullptr;
   bool fine = good(cudaMalloc(&words, 4096)) && good(cudaMalloc(&freed, 4096)) && good(cudaMemset(words, 0, 4096)) &&
@@ -152,7 +153,9 @@ static bool slow(int seconds) {
   for (double left = seconds; fine && left > 0; left -= took) fine = launch(turns);
   std::printf("queued\n");
   std::fflush(stdout);
-  return fine && good(cudaFree(freed)) && good(cudaDeviceSynchronize()) && good(cudaFree(words));
+  fine = fine && good(cudaFree(freed));
+  for (int i = 0; fine && i < behind; ++i) fine = launch(1);
+  return fine && good(cudaDeviceSynchronize()) && good(cudaFree(words));
 }
 
 int main(int argc, char** argv) {
@@ -214,7 +217,9 @@ int main(int argc, char** argv) {
     } else if (said.rfind("scan", 0) == 0) {
       fine = scan(count);
     } else if (said.rfind("slow", 0) == 0) {
-      fine = slow(count);
+      fine = slow(count, 0);
+    } else if (said.rfind("behind", 0) == 0) {
+      fine = slow(count, 100000);
     } else if (said.rfind("frees", 0) == 0) {
       fine = frees(count);
     } else if (said.rfind("bad", 0) == 0) {

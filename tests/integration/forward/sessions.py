@@ -846,6 +846,24 @@ def leftovers(bench):
             assert more < 20, (what, trips)
 
 
+def quiet(bench):
+    """A program that waits, with more calls made than the worker takes for now, needs no processor for it."""
+    client = bench.client()
+    begun, before = time.monotonic(), spent(client.process.pid)
+    client.tell("behind 3")
+    assert client.line(LONG) == "queued", client.log
+    assert client.line(LONG).startswith("ok "), client.log
+    took, used = time.monotonic() - begun, spent(client.process.pid) - before
+    assert took > 2.5 and used < took / 3, f"{used:.2f} s of processor time in {took:.2f} s"
+
+
+def spent(pid):
+    """Seconds of processor time that a process has had."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def idle(bench):
     """Functions of graphs that do not run are waited for by nobody."""
     said = subprocess.run(leftovers_of(bench, "idle"), env=bench.env, capture_output=True, text=True, timeout=LONG)
@@ -1092,7 +1110,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, random_supervisor_kills, cut, cut_bulk, cut_idle, cut_half, rough, cut_free, cut_for_good, waits_for_place, one_port, unix_socket, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, leftovers, idle, callbacks_lost, driver_environment, deaf, deaf_socket, deaf_bulk, nonsense, flood, stranger, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, random_supervisor_kills, cut, cut_bulk, cut_idle, cut_half, rough, cut_free, cut_for_good, waits_for_place, one_port, unix_socket, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, leftovers, idle, quiet, callbacks_lost, driver_environment, deaf, deaf_socket, deaf_bulk, nonsense, flood, stranger, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):
