@@ -242,6 +242,9 @@ class Listener {
   virtual ~Listener() = default;
   /// The address in the form that connect() takes, with the port that was chosen; "" of one that listens behind another's.
   virtual const std::string& address() const = 0;
+  /// Removes the file of its Unix socket, which goes with the listener otherwise: for a process that ends without ending it. Nobody new comes to
+  /// shared memory from then on. Any thread.
+  virtual void removeSocketFile() const noexcept = 0;
 };
 
 /// A node's part in the network: its threads, its keys, its links.

@@ -107,6 +107,9 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
   void openBehind(base::UniqueFd socket);
   void close();
   const std::string& address() const override { return address_; }
+  void removeSocketFile() const noexcept override {
+    if (!unix_path_.empty()) unlink(unix_path_.c_str());
+  }
   void onTick(bool late) override;
 
  private:
@@ -268,7 +271,7 @@ void Acceptor::close() {
     done.set_value();
   });
   done.get_future().wait();
-  if (!unix_path_.empty()) unlink(unix_path_.c_str());
+  removeSocketFile();
   listeners_.clear();
   handover_.reset();
 }
@@ -720,6 +723,7 @@ class ListenerHandle final : public Listener {
   explicit ListenerHandle(std::shared_ptr<Acceptor> acceptor) : acceptor_(std::move(acceptor)) {}
   ~ListenerHandle() override { acceptor_->close(); }
   const std::string& address() const override { return acceptor_->address(); }
+  void removeSocketFile() const noexcept override { acceptor_->removeSocketFile(); }
 
  private:
   const std::shared_ptr<Acceptor> acceptor_;

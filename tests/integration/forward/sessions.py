@@ -287,6 +287,8 @@ def seeded():
 
 def several(bench):
     """Eight clients at once, with work of their own; all right, none left."""
+    folder = os.path.join(bench.scratch.name, "olpager")
+    before = set(os.listdir(folder)) if os.path.isdir(folder) else set()
     clients = [bench.client() for _ in range(8)]
     for client in clients:
         client.tell("step 100")
@@ -298,12 +300,11 @@ def several(bench):
         assert client.process.wait(LONG) == 0
     for number in range(8):
         bench.gone(bench.worker(number), 5)
-    # Nothing is left of them, the counters that they had neither.
-    folder = os.path.join(bench.scratch.name, "olpager")
+    # Nothing is left of them: counters, sockets.
     end = time.monotonic() + 5
-    while (left := [n for n in os.listdir(folder) if n.endswith(".counters")] if os.path.isdir(folder) else []) and time.monotonic() < end:
+    while (left := set(os.listdir(folder)) - before if os.path.isdir(folder) else set()) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not left, f"counters of workers that have ended: {left}"
+    assert not left, f"files of workers that have ended: {left}"
 
 
 def crash(bench):
