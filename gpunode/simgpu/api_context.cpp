@@ -7,6 +7,7 @@
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
 #include "gpunode/simgpu/event.h"
+#include "gpunode/simgpu/green.h"
 
 using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
 
@@ -111,10 +112,16 @@ CUresult primarySetFlags(CUdevice ordinal, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
+// Of a primary context's green ones too, which share its memory.
 CUresult synchronize(const std::shared_ptr<Context>& context) {
   if (anyCapture() && context->capturing(true)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (const CUresult result = unsafeInCapture()) return result;
-  return context->synchronize();
+  CUresult result = context->synchronize();
+  for (const auto& green : greenContexts().all()) {
+    if (!context->primary() || &green->context->memoryOwner() != context.get()) continue;
+    if (const CUresult of_green = green->context->synchronize(); result == CUDA_SUCCESS) result = of_green;
+  }
+  return result;
 }
 
 }  // namespace
