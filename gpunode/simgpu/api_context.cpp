@@ -118,7 +118,7 @@ CUresult synchronize(const std::shared_ptr<Context>& context) {
   if (const CUresult result = unsafeInCapture()) return result;
   CUresult result = context->synchronize();
   for (const auto& green : greenContexts().all()) {
-    if (!context->primary() || &green->context->memoryOwner() != context.get()) continue;
+    if (&green->context->memoryOwner() != context.get()) continue;
     if (const CUresult of_green = green->context->synchronize(); result == CUDA_SUCCESS) result = of_green;
   }
   return result;

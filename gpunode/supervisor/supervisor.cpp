@@ -527,9 +527,9 @@ void Supervisor::reap() {
       // A worker ends without its exit handlers, or is killed: nobody else may ever look for its counters.
       for (const std::string& folder : pager::countersFolders())
         pager::removeCountersFile(folder, static_cast<uint64_t>(pid), session.start_ticks);
-      // Nor for its socket, where it was killed.
-      if (const auto folder = transport::socketFolder(); WIFSIGNALED(status) && folder.ok())
-        transport::removeDeadSockets(folder.value());
+      if (WIFSIGNALED(status)) {  // nor for its socket
+        if (const auto folder = transport::socketFolder(); folder.ok()) transport::removeDeadSockets(folder.value());
+      }
       session.pid = 0;
       session.since = std::chrono::steady_clock::now();
       if (session.starting) ready(session);

@@ -153,7 +153,7 @@ void Worker::endNow(const std::string& why) {
 }
 
 void Worker::leave(int status) {
-  if (last_) last_();
+  if (at_leave_) at_leave_();
   constexpr auto kMost = 2s;
   constexpr auto kTick = 5ms;
   if (auto* const stop = reinterpret_cast<decltype(&olpager_stop)>(symbol("olpager_stop"));

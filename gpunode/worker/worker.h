@@ -71,8 +71,8 @@ class Worker {
   bool clientDead() const { return client_dead_.load(); }
   /// Tells the client that the session ends, and why, and ends the process when it has heard or has had its time.
   [[noreturn]] void endNow(const std::string& why);
-  /// What the process does last, whichever thread ends it: it must not wait. Before serve().
-  void atLeave(std::function<void()> last) { last_ = std::move(last); }
+  /// What leave() begins with, on whichever thread: it must not wait. Before serve().
+  void atLeave(std::function<void()> call) { at_leave_ = std::move(call); }
   /// Ends the process, whatever its threads are in: memory goes with it. Memservers are told first, as far as that takes no longer than a moment.
   [[noreturn]] void leave(int status);
 
@@ -167,7 +167,7 @@ class Worker {
   Peers peers_;
   LogListener log_listener_;
   Exports exports_;
-  std::function<void()> last_;
+  std::function<void()> at_leave_;
   Text text_{STDOUT_FILENO};
   Text errors_{STDERR_FILENO};
 

@@ -9,8 +9,6 @@ using namespace olpager::local;  // NOLINT(google-build-using-namespace): the fu
 
 namespace {
 
-constexpr CUresult kLost = CUDA_ERROR_ECC_UNCORRECTABLE;
-
 // What the driver answered of work in a context: that all is done is not so where some of it could not be made.
 template <typename ContextOf>
 CUresult told(CUresult result, ContextOf context) {
@@ -24,7 +22,7 @@ CUresult toldOfStream(CUresult result, CUstream stream, bool per_thread) {
 
 // The driver does not say whose an event is, and it may be waited for in any context.
 CUresult toldOfEvent(CUresult result) {
-  return result == CUDA_SUCCESS && anyLost() && pool() != nullptr ? kLost : result;
+  return result == CUDA_SUCCESS && anyLost() && pool() != nullptr ? CUDA_ERROR_ECC_UNCORRECTABLE : result;
 }
 
 }  // namespace

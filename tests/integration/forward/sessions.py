@@ -848,7 +848,7 @@ def leftovers(bench):
 
 
 def quiet(bench):
-    """A program that waits, with more calls made than the worker takes for now, needs no processor for it."""
+    """A program that waits, with more calls made than there is room for, needs no processor for it."""
     client = bench.client()
     begun, before = time.monotonic(), spent(client.process.pid)
     client.tell("behind 3")

@@ -261,10 +261,10 @@ def loopback_case(run, case):
         program.await_operation(run.moment(40, 150))  # of 288; it has all its memory by then
         for server in run.servers:
             server.kill()
-    end = program.finish()
-    if case == "unchecked":
+        end = program.finish()
         return (end is not None and end[:2] == (0, "filled\nOK unchecked: told\n")
                 and any(f"memserver {server.address}" in end[2] for server in run.servers))
+    end = program.finish()
     if case in ("spread", "shared") and is_right(end):
         chosen = re.search(r"^  memservers +(\d) by tcp, (\d) by shm, ", end[2], re.MULTILINE)
         return chosen is not None and chosen.groups() == (("3", "0") if case == "spread" else ("0", "3"))
