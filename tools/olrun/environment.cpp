@@ -1,6 +1,8 @@
 #include "tools/olrun/environment.h"
 
+#include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "base/format.h"
 
@@ -46,11 +48,29 @@ std::string Environment::get(const std::string& name) const {
   return {};
 }
 
+bool Environment::has(const std::string& name) const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&](const std::string& entry) { return entry.starts_with(name + "="); });
+}
+
 void Environment::set(const std::string& name, const std::string& value) {
   std::erase_if(entries_, [&](const std::string& entry) {
     return entry.size() > name.size() && entry[name.size()] == '=' && entry.starts_with(name);
   });
   entries_.push_back(name + "=" + value);
+}
+
+std::vector<std::string> addAllocators(Environment& environment) {
+  constexpr std::pair<const char*, const char*> kAsNeeded[] = {{"XLA_PYTHON_CLIENT_PREALLOCATE", "false"},
+                                                               {"XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async"},
+                                                               {"TF_FORCE_GPU_ALLOW_GROWTH", "true"}};
+  std::vector<std::string> added;
+  for (const auto& [name, value] : kAsNeeded) {
+    if (environment.has(name)) continue;
+    environment.set(name, value);
+    added.push_back(std::string(name) + "=" + value);
+  }
+  return added;
 }
 
 Status addPreload(Environment& environment, const std::string& library) {

@@ -309,6 +309,10 @@ int run(int argc, char** argv) {
     if (auto status = tools::addLibraryFolder(environment, nvml); !status.ok()) return refuse(status.error().message);
   }
   environment.set("TRITON_LIBCUDA_PATH", link_folder);
+  std::string allocators;
+  for (const std::string& variable : tools::addAllocators(environment)) allocators += " " + variable;
+  if (settings.log >= base::LogLevel::kInfo && !allocators.empty())
+    base::print(stderr, "olrun: frameworks allocate as they need:{} (a variable that you set stays)\n", allocators);
   return line.stats ? tools::runWithStats(program.path, line.program, environment)
                     : tools::replaceBy(program.path, line.program, environment);
 }

@@ -1,6 +1,7 @@
 #include "tests/catch.h"
 #include "tools/olrun/environment.h"
 
+using olpager::tools::addAllocators;
 using olpager::tools::addLibraryFolder;
 using olpager::tools::addPreload;
 using olpager::tools::Environment;
@@ -32,4 +33,15 @@ TEST_CASE("paths that the variables can't hold are refused", "[olrun]") {
   Environment environment({});
   CHECK_FALSE(addPreload(environment, "/my libs/libolpager.so").ok());
   CHECK_FALSE(addLibraryFolder(environment, "/a:b").ok());
+}
+
+TEST_CASE("frameworks allocate as they need, unless the user has said how", "[olrun]") {
+  Environment environment({"XLA_PYTHON_CLIENT_PREALLOCATE=true", "TF_FORCE_GPU_ALLOW_GROWTH=", "PATH=/bin"});
+  const std::vector<std::string> added = addAllocators(environment);
+  CHECK(added == std::vector<std::string>{"XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async"});
+  CHECK(environment.get("XLA_PYTHON_CLIENT_PREALLOCATE") == "true");
+  CHECK(environment.has("TF_FORCE_GPU_ALLOW_GROWTH"));
+  CHECK(environment.get("TF_FORCE_GPU_ALLOW_GROWTH").empty());
+  CHECK(environment.get("XLA_PYTHON_CLIENT_ALLOCATOR") == "cuda_async");
+  CHECK(addAllocators(environment).empty());
 }
