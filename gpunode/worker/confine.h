@@ -13,7 +13,8 @@ struct Confinement {
 };
 
 /// Before there is a second thread: root's capability to look into any process is given up for good, where this process has it, so that
-/// keepFromOthers() (base/process.h) of its supervisor and of other workers holds for it as well.
+/// keepFromOthers() (base/process.h) of its supervisor and of other workers holds for it as well: for their memory and descriptors. What else root
+/// may do stays.
 void giveUpTracing();
 
 /// Calls of the kernel that are not allowed fail with EPERM.

@@ -659,7 +659,7 @@ def exported_nowhere(bench):
     paged.wait_log("olrun --exportable driver")
 
 
-SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_ram, fair_idle, hung_driver, limits, state, metrics, cache, confined, settings, exported, exported_nowhere]
+SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_ram, fair_idle, hung_driver, limits, state, metrics, cache, confined, unprivileged, settings, exported, exported_nowhere]
 
 
 if __name__ == "__main__":

@@ -150,7 +150,9 @@ TEST_CASE("a worker can't look into a process that is kept from others", "[confi
     INFO("as user " << (user != 0 ? user : geteuid()));
     // Where nothing keeps it, there is something to find out: else this tests nothing.
     if (user != 0 || geteuid() != 0) CHECK((foundOut(Kept(user, false), user) & 1) == 1);
-    CHECK(foundOut(Kept(user, true), user) == 0);
+    // Newer kernels show root the environment by other capabilities as well.
+    const int hidden = user != 0 || geteuid() != 0 ? ~0 : ~1;
+    CHECK((foundOut(Kept(user, true), user) & hidden) == 0);
   }
 }
 
