@@ -1,5 +1,6 @@
 #include "base/process.h"
 
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,5 +13,7 @@ uint64_t processNamespace() {
 }
 
 UniqueFd watchProcess(pid_t pid) { return UniqueFd(pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1); }
+
+void keepFromOthers() { (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); }
 
 }  // namespace olpager::base

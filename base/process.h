@@ -1,4 +1,4 @@
-// Other processes of this machine. Thread-safety: any thread.
+// This process beside the others of its machine. Thread-safety: any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -14,5 +14,10 @@ uint64_t processNamespace();
 
 /// A descriptor that is readable (poll) once the process has ended; empty where there is no such process or the kernel has none.
 UniqueFd watchProcess(pid_t pid);
+
+/// From now on no process of the same user can look into this one (memory, descriptors, environment), take its descriptors or trace it, and it
+/// leaves no core. Who has CAP_SYS_PTRACE still can. /proc/PID belongs to root then: of its files there, this process opens those that
+/// everybody may read. A program that it starts (exec) is not kept so.
+void keepFromOthers();
 
 }  // namespace olpager::base

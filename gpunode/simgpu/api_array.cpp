@@ -109,6 +109,36 @@ CUresult CUDAAPI cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR* out, CUarray
   return CUDA_SUCCESS;
 }
 
+// As CUDA 2 to 3.1 had them: 32 bits for lengths.
+CUresult CUDAAPI cuArrayCreate(CUarray* out, const CUDA_ARRAY_DESCRIPTOR_v1* given) {
+  if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUDA_ARRAY_DESCRIPTOR descriptor{given->Width, given->Height, given->Format, given->NumChannels};
+  return cuArrayCreate_v2(out, &descriptor);
+}
+CUresult CUDAAPI cuArray3DCreate(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR_v1* given) {
+  if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUDA_ARRAY3D_DESCRIPTOR descriptor{given->Width,  given->Height,      given->Depth,
+                                           given->Format, given->NumChannels, given->Flags};
+  return cuArray3DCreate_v2(out, &descriptor);
+}
+CUresult CUDAAPI cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1* out, CUarray handle) {
+  CUDA_ARRAY_DESCRIPTOR found{};
+  if (const CUresult result = cuArrayGetDescriptor_v2(out != nullptr ? &found : nullptr, handle)) return result;
+  *out = {static_cast<unsigned>(found.Width), static_cast<unsigned>(found.Height), found.Format, found.NumChannels};
+  return CUDA_SUCCESS;
+}
+CUresult CUDAAPI cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1* out, CUarray handle) {
+  CUDA_ARRAY3D_DESCRIPTOR found{};
+  if (const CUresult result = cuArray3DGetDescriptor_v2(out != nullptr ? &found : nullptr, handle)) return result;
+  *out = {static_cast<unsigned>(found.Width),
+          static_cast<unsigned>(found.Height),
+          static_cast<unsigned>(found.Depth),
+          found.Format,
+          found.NumChannels,
+          found.Flags};
+  return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS* out, CUarray handle, CUdevice) {
   std::shared_ptr<Array> array;
   if (const CUresult result = find(handle, out, &array)) return result;

@@ -250,6 +250,23 @@ OLSIM_STREAM_FUNCTION(cuMemcpyAtoA_v2, _ptds,
                         return submitCopy(copy, nullptr, kPerThread, kSync);
                       })
 
+// As CUDA 2 to 3.1 had them: 32 bits for lengths.
+CUresult CUDAAPI cuMemcpyHtoA(CUarray dst, unsigned offset, const void* src, unsigned bytes) {
+  return cuMemcpyHtoA_v2(dst, offset, src, bytes);
+}
+CUresult CUDAAPI cuMemcpyAtoH(void* dst, CUarray src, unsigned offset, unsigned bytes) {
+  return cuMemcpyAtoH_v2(dst, src, offset, bytes);
+}
+CUresult CUDAAPI cuMemcpyHtoAAsync(CUarray dst, unsigned offset, const void* src, unsigned bytes, CUstream stream) {
+  return cuMemcpyHtoAAsync_v2(dst, offset, src, bytes, stream);
+}
+CUresult CUDAAPI cuMemcpyAtoHAsync(void* dst, CUarray src, unsigned offset, unsigned bytes, CUstream stream) {
+  return cuMemcpyAtoHAsync_v2(dst, src, offset, bytes, stream);
+}
+CUresult CUDAAPI cuMemcpyAtoA(CUarray dst, unsigned dst_offset, CUarray src, unsigned src_offset, unsigned bytes) {
+  return cuMemcpyAtoA_v2(dst, dst_offset, src, src_offset, bytes);
+}
+
 // --- two and three dimensions
 // -----------------------------------------------------------------------------------------
 

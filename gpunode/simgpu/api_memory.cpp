@@ -134,8 +134,10 @@ CUmemAccess_flags accessOf(const VmmMapping& mapping) {
 uint64_t pagesDown(uint64_t value) { return value / kPageBytes * kPageBytes; }
 uint64_t pagesUp(uint64_t value) { return pagesDown(value + kPageBytes - 1); }
 
+// Booleans are four bytes.
 template <typename T>
 CUresult answer(void* data, T value) {
+  static_assert(sizeof value >= sizeof(int));
   std::memcpy(data, &value, sizeof value);
   return CUDA_SUCCESS;
 }
@@ -185,7 +187,7 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
-      return answer(data, false);
+      return answer(data, 0u);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       return answer(data, static_cast<CUdeviceptr>(range.base));
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
@@ -197,7 +199,7 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
                                               : host      ? pagesUp(range.bytes)
                                                           : range.bytes));
     case CU_POINTER_ATTRIBUTE_MAPPED:
-      return answer(data, true);
+      return answer(data, 1u);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return answer(data, static_cast<unsigned long long>(
                               allocation != nullptr ? 0 : range.mapping.physical->properties.requestedHandleTypes));
@@ -231,7 +233,7 @@ void unknownAttribute(CUpointer_attribute attribute, bool known, uint64_t addres
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
-      (void)answer(data, false);
+      (void)answer(data, 0u);
       break;
     default:
       (void)answer(data, static_cast<uint64_t>(0));
@@ -249,6 +251,14 @@ CUresult CUDAAPI cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   if (const CUresult result = requireContext(&context)) return result;
   if (free_bytes != nullptr) *free_bytes = context->device().vram.freeBytes();
   if (total != nullptr) *total = context->device().vram.totalBytes();
+  return CUDA_SUCCESS;
+}
+CUresult CUDAAPI cuMemGetInfo(unsigned int* free_bytes, unsigned int* total) {
+  if (free_bytes == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  size_t free_now = 0, all = 0;
+  if (const CUresult result = cuMemGetInfo_v2(&free_now, &all)) return result;
+  *free_bytes = static_cast<unsigned>(std::min<size_t>(free_now, ~0u));
+  *total = static_cast<unsigned>(std::min<size_t>(all, ~0u));
   return CUDA_SUCCESS;
 }
 

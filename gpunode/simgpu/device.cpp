@@ -1,5 +1,6 @@
 #include "gpunode/simgpu/device.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <unordered_map>
 
@@ -99,7 +100,6 @@ const std::unordered_map<int, int>& attributes() {
       {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1, 1},
       {CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1, 1},
       {CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1},
-      {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 232448},
       {CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, 0},
       {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
       {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, 0},
@@ -157,13 +157,13 @@ bool KernelAddressSpace::translate(std::uint64_t va, bool write, ptx::Translatio
   return true;
 }
 
-// Repeatable and distinct: "olsim", the seed, the number.
+// Repeatable and distinct, also without the last digit: "olsim", the seed, the number twice.
 std::array<uint8_t, 16> Device::uuidOf(const Settings& settings, int device_number) {
   std::array<uint8_t, 16> uuid{};
   const char tag[] = "olsim";
   for (int i = 0; i < 5; ++i) uuid[i] = static_cast<uint8_t>(tag[i]);
   for (int i = 0; i < 8; ++i) uuid[5 + i] = static_cast<uint8_t>(settings.seed >> (8 * i));
-  uuid[15] = static_cast<uint8_t>(device_number);
+  uuid[14] = uuid[15] = static_cast<uint8_t>(device_number);
   return uuid;
 }
 
@@ -196,6 +196,11 @@ CUresult Device::attribute(CUdevice_attribute attribute, int* value) const {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
       *value = Driver::get().settings.capability % 10;
       return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: {
+      const auto& each = Driver::get().settings.shared_memory;
+      *value = each[std::min<size_t>(static_cast<size_t>(number), each.size() - 1)];
+      return CUDA_SUCCESS;
+    }
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
       *value = Driver::get().settings.host_numa ? 1 : 0;
       return CUDA_SUCCESS;

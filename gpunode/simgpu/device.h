@@ -37,7 +37,9 @@ struct Settings {
   bool context_lock = false;
   bool host_numa = true;
   bool param_info = true;
-  int capability = 90;             // compute capability, 10 * major + minor
+  int capability = 90;  // compute capability, 10 * major + minor
+  // Most shared memory of a block, in bytes, when a kernel has opted in: of each of the machine's devices, the last of all others.
+  std::vector<int> shared_memory = {232448};
   unsigned shared_pins = 1;        // of memory that is mapped shared: 0 none can be registered, 1 all, 2 every second
   unsigned connections = 0;        // queues that the streams of a device share; 0: one each
   double bandwidth = 0;            // bytes per second of one copy; 0: as fast as the host

@@ -1,5 +1,6 @@
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <set>
@@ -29,26 +30,37 @@ std::string uuidText(const Settings& settings, int number) {
   return text;
 }
 
-// CUDA_VISIBLE_DEVICES: numbers or UUIDs with commas between them; the first that is neither ends the list.
+// The device that a word of CUDA_VISIBLE_DEVICES names: a number, or a beginning of one UUID. -1: none, or several.
+int deviceNamed(const Settings& settings, const std::string& word) {
+  if (word.empty()) return -1;
+  char* end = nullptr;
+  const long number = std::strtol(word.c_str(), &end, 10);
+  if (*end == '\0') return number >= 0 && number < settings.devices ? static_cast<int>(number) : -1;
+  int found = -1;
+  for (int i = 0; i < settings.devices && word.size() > 4; ++i) {
+    if (uuidText(settings, i).compare(0, word.size(), word) != 0) continue;
+    if (found >= 0) return -1;
+    found = i;
+  }
+  return found;
+}
+
+// CUDA_VISIBLE_DEVICES: what it names, in its order. The first word that names no device ends the list; a device that is named twice leaves
+// none.
 std::vector<int> visibleDevices(const Settings& settings) {
-  std::vector<int> all;
-  all.reserve(static_cast<size_t>(settings.devices));
-  for (int i = 0; i < settings.devices; ++i) all.push_back(i);
-  const char* const wanted = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (wanted == nullptr) return all;
   std::vector<int> visible;
+  const char* const wanted = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (wanted == nullptr) {
+    for (int i = 0; i < settings.devices; ++i) visible.push_back(i);
+    return visible;
+  }
   std::stringstream words(wanted);
   for (std::string word; std::getline(words, word, ',');) {
-    char* end = nullptr;
-    long number = std::strtol(word.c_str(), &end, 10);
-    if (word.empty() || *end != '\0') {
-      number = -1;
-      for (const int i : all) {
-        if (uuidText(settings, i) == word) number = i;
-      }
-    }
-    if (number < 0 || number >= settings.devices) break;
-    visible.push_back(static_cast<int>(number));
+    const size_t first = word.find_first_not_of(' '), last = word.find_last_not_of(' ');
+    const int device = first != std::string::npos ? deviceNamed(settings, word.substr(first, last - first + 1)) : -1;
+    if (device < 0) break;
+    if (std::find(visible.begin(), visible.end(), device) != visible.end()) return {};
+    visible.push_back(device);
   }
   return visible;
 }

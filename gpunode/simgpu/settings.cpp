@@ -1,5 +1,6 @@
 #include "gpunode/simgpu/settings.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -7,6 +8,8 @@
 namespace olpager::simgpu {
 
 namespace {
+
+constexpr uint64_t kSharedMemory = 49152, kMostSharedMemory = 232448;  // of a block: without opting in, and at most
 
 Error bad(const char* variable, const char* value, const char* takes) {
   return Error{std::string("olsimcuda: ") + variable + "=" + value + " is not valid: it takes " + takes};
@@ -112,6 +115,17 @@ Result<Settings> readSettings() {
         !parseInteger(text.substr(dot + 1).c_str(), 0, 9, &minor))
       return bad("OL_SIM_CAPABILITY", v, "a compute capability from 7.0 to 12.9");
     s.capability = static_cast<int>(10 * major + minor);
+  }
+  if (const char* v = variable("OL_SIM_SHARED_MEMORY")) {
+    s.shared_memory.clear();
+    const std::string words = v;
+    for (size_t at = 0; at <= words.size();) {
+      const size_t comma = std::min(words.find(',', at), words.size());
+      if (!parseInteger(words.substr(at, comma - at).c_str(), kSharedMemory, kMostSharedMemory, &number))
+        return bad("OL_SIM_SHARED_MEMORY", v, "numbers of bytes from 49152 to 232448, separated by commas");
+      s.shared_memory.push_back(static_cast<int>(number));
+      at = comma + 1;
+    }
   }
   if (const char* v = variable("OL_SIM_SHARED_PINS")) {
     if (!parseInteger(v, 0, 2, &number)) return bad("OL_SIM_SHARED_PINS", v, "0, 1 or 2");

@@ -9,6 +9,7 @@
 #include "base/format.h"
 #include "base/locate.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "base/settings.h"
 #include "base/text.h"
 #include "gpunode/supervisor/options.h"
@@ -27,6 +28,7 @@ int refuse(const std::string& why) {
 }
 
 int run(int argc, char** argv) {
+  base::keepFromOthers();  // before it has a key: its workers run what clients say
   // Before there is a second thread: signals are waited for, in one place.
   sigset_t mine;
   sigemptyset(&mine);

@@ -424,7 +424,9 @@ Status Supervisor::spawn(Session& session) {
   }
   if (options_.vram.given()) environment.push_back("OL_VRAM=" + base::exactBudget(options_.vram));
   environment.push_back("OL_HOST=" + base::exactBudget({most_ram_, 0}));
-  if (session.devices.size() != devices_.size() || !options_.devices.empty()) {
+  // Some of them, or in another order than the driver's.
+  if (session.devices.size() != devices_.size() || !std::is_sorted(session.devices.begin(), session.devices.end()) ||
+      !options_.devices.empty()) {
     std::erase_if(environment, [](const std::string& entry) { return entry.starts_with("CUDA_VISIBLE_DEVICES="); });
     std::string visible;
     for (const uint32_t index : session.devices) visible += (visible.empty() ? "" : ",") + devices_.at(index).uuid;

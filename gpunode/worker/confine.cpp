@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sched.h>
@@ -134,6 +135,19 @@ std::vector<sock_filter> filterFor(const Confinement& allowed) {
 }
 
 }  // namespace
+
+void giveUpTracing() {
+  // From the bounding set first, which needs a capability itself: what no program that is started by this one gets either.
+  (void)prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0);
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3] = {};
+  if (syscall(SYS_capget, &header, sets) != 0) return;
+  auto& set = sets[CAP_TO_INDEX(CAP_SYS_PTRACE)];
+  set.effective &= ~CAP_TO_MASK(CAP_SYS_PTRACE);
+  set.permitted &= ~CAP_TO_MASK(CAP_SYS_PTRACE);
+  set.inheritable &= ~CAP_TO_MASK(CAP_SYS_PTRACE);
+  (void)syscall(SYS_capset, &header, sets);  // less is always allowed
+}
 
 Status confine(const Confinement& allowed) {
   const rlimit none{0, 0};

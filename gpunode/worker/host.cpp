@@ -7,7 +7,7 @@
 #include "gpunode/worker/relaxed.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/forward/pinned.h"
+#include "interpose/api/attribute_bytes.h"
 
 namespace olpager::gpunode {
 
@@ -193,6 +193,7 @@ CUresult pointerAttribute(Invocation& in) {
   void* data[kMost];
   for (uint32_t i = 0; in.ok() && i < count; ++i) {
     attributes[i] = static_cast<CUpointer_attribute>(in.value<int32_t>());
+    if (api::pointerAttributeBytes(attributes[i]) == 0) in.refuseValue();
     data[i] = values[i];
   }
   if (!in.ok()) return in.refusal();
@@ -203,7 +204,7 @@ CUresult pointerAttribute(Invocation& in) {
     if (attributes[i] == CU_POINTER_ATTRIBUTE_CONTEXT) values[i][0] = in.numberFor(handleFrom<CUcontext>(values[i][0]));
     if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
       values[i][0] = in.numberFor(handleFrom<CUmemoryPool>(values[i][0]));
-    in.results().raw(values[i], forward::attributeBytes(attributes[i]));
+    in.results().raw(values[i], api::pointerAttributeBytes(attributes[i]));
   }
   return CUDA_SUCCESS;
 }

@@ -15,6 +15,7 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "base/process.h"
 #include "base/sanitizer.h"
 #include "base/settings.h"
 #include "coherence/calls/greeting.h"
@@ -236,6 +237,9 @@ int run() {
 }  // namespace
 
 int main() {
+  // Before it has a key, and before the driver has threads.
+  base::keepFromOthers();
+  gpunode::giveUpTracing();
   // Whoever started it may be gone already.
   (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
   (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);

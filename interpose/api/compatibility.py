@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes compatibility.md: each function of the driver API with how it behaves in local and in forwarded mode, and the tests that
-name it. From the specification, from what is written by hand (its names in the sources) and from the tests' sources.
+"""Writes compatibility.md: each form of each function of the driver API with how it behaves in local and in forwarded mode, and the tests
+that name it. From the specification, from what is written by hand (its names in the sources) and from the tests' sources. Everything is
+counted by symbol: an older version of a function, or the variant for the per-thread default stream, is one of its own.
 
 usage: compatibility.py --root REPOSITORY --out FILE file.api...
 """
@@ -14,7 +15,8 @@ import emit_forward
 import specification
 
 WRITTEN = re.compile(r"CUresult ol_forward_(cu\w+?)(##suffix)?\(")
-VERSIONED = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
+# A name, and the version behind it where it is looked up by one: cuGetProcAddress("cuThing", ..., 10000).
+NAMED = re.compile(r"\b(cu[A-Z]\w+)(?:\"[^;\n\"]*?\b(\d{4,5})\b)?")
 
 
 def written_by_hand(root):
@@ -29,29 +31,41 @@ def written_by_hand(root):
     return found
 
 
-def tests_by_function(root):
-    """Names of functions -> files of tests that name them."""
+def looked_up(function, version):
+    """The symbol that cuGetProcAddress gives for a version; None: it has none."""
+    found = [s for s in function.symbols() if not s.per_thread and s.version <= version]
+    return max(found, key=lambda s: s.version, default=None)
+
+
+def tests_by_symbol(root, spec):
+    """Names of symbols -> files of tests that name them. The plain name of a function is its newest version, as cuda.h has it."""
+    functions = {f.name: f for f in spec.functions}
+    symbols = {s.name for s in spec.symbols()}
     found = {}
     for folder in ("apps", "conformance", "integration", "unit"):
         for extension in ("cpp", "cu", "py"):
             for path in glob.glob(os.path.join(root, "tests", folder, "**", "*." + extension), recursive=True):
                 with open(path, encoding="utf-8", errors="replace") as stream:
-                    names = {VERSIONED.sub("", n) for n in re.findall(r"\bcu[A-Z]\w+", stream.read())}
+                    named = set(NAMED.findall(stream.read()))
                 short = os.path.relpath(path, os.path.join(root, "tests"))
-                for name in names:
-                    found.setdefault(name, set()).add(short)
+                for name, version in named:
+                    if name in functions:
+                        symbol = looked_up(functions[name], int(version)) if version else functions[name].symbols()[0]
+                        name = symbol.name if symbol else ""
+                    if name in symbols:
+                        found.setdefault(name, set()).add(short)
     return found
 
 
-def forwarded(function, hand):
-    """What forwarded mode does with it, by the newest form."""
-    symbol = function.forms[0].symbols[0]
+def forwarded(symbol, hand):
+    """What forwarded mode does with it."""
+    if symbol.form.forward == "refuse":
+        return "no"
     if symbol.name in hand:
-        return "yes" if symbol.form.function.forward != "refuse" else "no"
-    why = emit_forward.why_not(symbol)
-    if why is None:
-        return {"oneWay": "yes, one way", "cached": "yes, remembered", "sync": "yes, a round trip"}[emit_forward.how(symbol)]
-    return "no" if why == "refused" else "not yet"
+        return "yes"
+    if emit_forward.why_not(symbol) is not None:
+        return "not yet"
+    return {"oneWay": "yes, one way", "cached": "yes, remembered", "sync": "yes, a round trip"}[emit_forward.how(symbol)]
 
 
 def main():
@@ -61,29 +75,37 @@ def main():
     parser.add_argument("files", nargs="+")
     options = parser.parse_args()
     spec = specification.read_files(options.files)
-    hand, tests = written_by_hand(options.root), tests_by_function(options.root)
+    hand, tests = written_by_hand(options.root), tests_by_symbol(options.root, spec)
     rows, counts = "", {}
     for function in spec.functions:
-        local = {"pass": "the driver's", "wrap": "resident first", "own": "own"}[function.forms[0].local]
-        how = forwarded(function, hand)
-        counts[how.split(",")[0]] = counts.get(how.split(",")[0], 0) + 1
-        named = sorted(tests.get(function.name, ()))
-        shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-        rows += f"| {function.name} | {local} | {how} | {shown} |\n"
+        for form in function.forms:
+            local = {"pass": "the driver's", "wrap": "resident first", "own": "own"}[form.local]
+            hows = [forwarded(symbol, hand) for symbol in form.symbols]
+            for how in hows:
+                counts[how.split(",")[0]] = counts.get(how.split(",")[0], 0) + 1
+            shown_how = hows[0] if len(set(hows)) == 1 else "; ".join(f"{s.name}: {h}" for s, h in zip(form.symbols, hows))
+            names = ", ".join(f"{s.name} ({s.version})" for s in form.symbols)
+            named = sorted(set().union(*(tests.get(symbol.name, set()) for symbol in form.symbols)))
+            shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+            rows += f"| {function.name} | {names} | {local} | {shown_how} | {shown} |\n"
+    old = sorted(s.name for s in spec.symbols() if s.form.short_addresses)
     with open(options.out, "w", encoding="utf-8") as stream:
         stream.write(f"""# Compatibility
 
-Generated by `interpose/api/compatibility.py`. Each function of `cuda.h` and `cudaProfiler.h` (CUDA 13.0) in its newest form.
+Generated by `interpose/api/compatibility.py`. Each version of each function of `cuda.h` and `cudaProfiler.h` (CUDA 13.0), the newest first,
+with its symbols: programs call the versions that they were built with.
 
 - Local mode: the function itself is the driver's; or the memory that it uses is made resident before the driver is called; or it is
   olpager's own.
-- Forwarded mode: {counts.get("yes", 0)} functions work, {counts.get("not yet", 0)} are not there yet and
+- Forwarded mode: {counts.get("yes", 0)} of {len(spec.symbols())} symbols work, {counts.get("not yet", 0)} are not there yet and
   {counts.get("no", 0)} will not be: both return `CUDA_ERROR_NOT_SUPPORTED`, with a line once. Pinned host memory is one
   memory where program and gpunode are on one host; else what kernels name of it is exchanged at launches and behind them, not shared while they run (`docs/forwarding.md`).
-- Tests: files below `tests/` that name the function. Programs that use the runtime (`tests/apps/*.cu`) call many more than they name.
+- {len(old)} of those that will not be are versions of CUDA 3.1 and before, whose addresses have 32 bits: nothing of the GPU's memory can be
+  named by them. Their newer versions work. In local mode they are the driver's.
+- Tests: files below `tests/` that name the version. Programs that use the runtime (`tests/apps/*.cu`) call many more than they name.
 
-| function | local | forwarded | tests |
-|---|---|---|---|
+| function | symbols (version) | local | forwarded | tests |
+|---|---|---|---|---|
 {rows}""")
 
 

@@ -54,6 +54,9 @@ NAMES_FILES = re.compile(r"^cuCoredumpSet")
 # Copies that a driver makes between whatever memory has the addresses. An address of nothing would be the worker's own memory.
 TAKE_ANY_MEMORY = frozenset(("cuMemcpyPeer", "cuMemcpyPeerAsync"))
 
+# Sizes of untyped values that are numbers, whatever the attribute. Other such values may be handles, addresses or descriptors.
+PLAIN_VALUES = ("graphMemoryAttributeBytes", "poolAttributeBytes")
+
 NOT_GENERIC = ("nested", "kernel", "callback", "opaque", "host", "each")
 
 
@@ -71,7 +74,7 @@ def is_value(parameter):
 def why_not(symbol):
     """Why the code of a symbol can't be generated; None when it can."""
     form = symbol.form
-    if form.function.forward == "refuse":
+    if form.forward == "refuse":
         return "refused"
     if NAMES_FILES.match(form.function.name):
         return "it names a file"
@@ -81,7 +84,7 @@ def why_not(symbol):
         for word in NOT_GENERIC:
             if parameter.get(word):
                 return f"{parameter.name} is {word}"
-        if parameter.base_type in DEEP_TYPES or parameter.base_type.endswith("_v1"):
+        if parameter.base_type in DEEP_TYPES:
             return f"{parameter.name} is a {parameter.base_type}"
         direction = parameter.get("in") or parameter.get("out") or parameter.get("inout")
         if not is_value(parameter) and direction is None:
@@ -92,8 +95,9 @@ def why_not(symbol):
             return f"{parameter.name} is a pointer to pointers"
         for annotation in parameter.annotations:
             for expression in (annotation.bracket, annotation.parenthesis):
-                if expression is not None and annotation.word != "ranges" and expression.calls():
-                    return f"{parameter.name} has a size that only the caller's memory tells"
+                if expression is not None and annotation.word != "ranges" and \
+                        any(name not in PLAIN_VALUES for name, _ in expression.calls()):
+                    return f"{parameter.name} has a size that only the caller's memory tells, or may be a handle"
     if form.function.name == "cuMemcpyBatchAsync":
         return "either side may be host memory"
     if len([p for p in form.parameters if p.base_type == "CUdeviceptr" and (p.get("read") or p.get("write"))]) > 1 and \
@@ -133,6 +137,12 @@ def _dereferenced(node):
                 yield from _dereferenced(one)
 
 
+def follows_attribute(parameter):
+    """What lies behind the pointer is as long as an attribute says: 0 bytes, and it is not known."""
+    count = count_of(parameter)
+    return parameter.is_pointer and count is not None and any(name in PLAIN_VALUES for name, _ in count.calls())
+
+
 def encoded_order(form):
     """The parameters in the order in which they travel."""
     values = [p for p in form.parameters if is_value(p)]
@@ -147,11 +157,11 @@ def outs(form):
 
 def is_numbered(form, parameter):
     """A handle that the client numbers by itself."""
-    return form.function.forward == "async" and parameter.get("new") and parameter.get("out") and is_translated(parameter)
+    return form.forward == "async" and parameter.get("new") and parameter.get("out") and is_translated(parameter)
 
 
 def is_one_way(form):
-    return form.function.forward == "async" and not form.function.blocking and \
+    return form.forward == "async" and not form.function.blocking and \
         all(is_numbered(form, p) for p in outs(form))
 
 
@@ -159,7 +169,7 @@ def how(symbol):
     form = symbol.form
     if is_one_way(form):
         return "oneWay"
-    if form.function.forward == "cached" and not CHANGING.match(form.function.name):
+    if form.forward == "cached" and not CHANGING.match(form.function.name):
         return "cached"
     return "sync"
 
@@ -211,6 +221,8 @@ def _client_function(symbol):
     for p in encoded_order(form):
         count = count_of(p)
         number = guarded(count) if count else "1"
+        if follows_attribute(p):
+            out += f"  if ({p.name} != nullptr && {number} == 0) return CUDA_ERROR_INVALID_VALUE;\n"
         if is_value(p):
             kind = "devices" if p.base_type in DEVICE_TYPES else "handle" if is_translated(p) else "value"
             out += f"  call.{kind}({p.name});\n"
@@ -263,7 +275,7 @@ def _client_function(symbol):
         elif p.get("static"):
             out += f"  call.takeKept({p.name});\n"
         else:
-            take = "takeDevices" if p.base_type in DEVICE_TYPES else "take"
+            take = "takeDevices" if p.base_type in DEVICE_TYPES else "takeString" if p.get("string") else "take"
             out += f"  call.{take}({p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
     return out + "  return result;\n}\n"
 
@@ -311,6 +323,8 @@ def _worker_function(symbol):
             out += f"  auto* {p.name} = in.wanted<{inner}>(1);\n"
         else:
             out += f"  auto* {p.name} = in.wanted<{_element(p)}>({number});\n"
+        if follows_attribute(p):
+            out += f"  if ({p.name} != nullptr && {number} == 0) in.refuseValue();\n"
     out += "  if (!in.ok()) return in.refusal();\n"
     results = outs(form)
     for p in results:
@@ -347,6 +361,10 @@ def _worker_function(symbol):
                 out += f"  unsettleEach(in, {p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
             out += f"  in.{kind}({p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
     return out + "  return result;\n}\n"
+
+
+def _using_sizes():
+    return "".join(f"using olpager::api::{name};\n" for name in PLAIN_VALUES)
 
 
 def generic_symbols(spec):
@@ -400,18 +418,19 @@ def forward_client_cpp(spec):
             guards += f"CUresult otherwise_{name.name}({signature}) {{\n"
             guards += f"  return guarded(\"{name.name}\", [&] {{ return ol_forward_generated_{name.name}({names}); }});\n}}\n"
         else:
-            never = "true" if name.function.forward == "refuse" else "false"
+            never = "true" if name.form.forward == "refuse" else "false"
             guards += f"CUresult otherwise_{name.name}() {{ return refused(\"{name.name}\", {never}); }}\n"
         rows += f"      choose(&ol_forward_{name.name}, &guarded_{name.name}, &otherwise_{name.name}),\n"
     return f"""{NOTE}// The client's side of forwarded mode.
 #define __CUDA_API_VERSION_INTERNAL
 #include "interpose/forward/call.h"
+#include "interpose/api/attribute_bytes.h"
 #include "interpose/api/forward_functions.h"
 
 {weak}
 using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions are C functions
 using olpager::api::Symbol;
-using olpager::api::extract::saturatingProduct;
+{_using_sizes()}using olpager::api::extract::saturatingProduct;
 namespace api = olpager::api;
 
 #pragma GCC visibility push(hidden)
@@ -448,11 +467,12 @@ def forward_worker_cpp(spec):
 #define __CUDA_API_VERSION_INTERNAL
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/structures.h"
+#include "interpose/api/attribute_bytes.h"
 
 namespace olpager::gpunode {{
 namespace {{
 
-using api::extract::saturatingProduct;
+{_using_sizes()}using api::extract::saturatingProduct;
 
 {functions}
 constexpr Serve kServe[api::kSymbolCount] = {{
@@ -498,11 +518,12 @@ def forward_samples_cpp(spec):
     return f"""{NOTE}// Arguments of calls as clients send them, drawn from a Sampler: for the fuzzing of the worker.
 #define __CUDA_API_VERSION_INTERNAL
 #include "tests/fuzz/rig/sampler.h"
+#include "interpose/api/attribute_bytes.h"
 
 namespace olpager::fuzz {{
 namespace {{
 
-using api::extract::saturatingProduct;
+{_using_sizes()}using api::extract::saturatingProduct;
 
 {functions}
 constexpr Sample kSamples[api::kSymbolCount] = {{

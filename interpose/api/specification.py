@@ -17,11 +17,14 @@ HANDLE_TYPES = frozenset(
     CUmemoryPool CUuserObject CUgreenCtx CUdevResourceDesc CUlinkState CUmemGenericAllocationHandle
     CUgraphConditionalHandle CUasyncCallbackHandle CUlogsCallbackHandle CUlogIterator""".split())
 
-# What a size may call, with the number of arguments: interpose/api/range_extractors.h says what each of them computes.
+# What a size may call, with the number of arguments: interpose/api/attribute_bytes.h has those that follow from an attribute or a type. What
+# an image has tells the caller's memory alone.
 SIZE_HELPERS = {
+    "graphMemoryAttributeBytes": 1,
     "pointerAttributeBytes": 1,
-    "shareableHandleBytes": 1,
+    "poolAttributeBytes": 1,
     "rangeHandleBytes": 1,
+    "shareableHandleBytes": 1,
     "moduleImageBytes": 1,
 }
 
@@ -266,6 +269,10 @@ class Symbol:
         return self.form.local
 
 
+# Addresses of 32 bits, as CUDA 3.1 and before had them: no address of the range fits.
+SHORT_ADDRESSES = frozenset(("CUdeviceptr_v1", "CUDA_MEMCPY2D_v1", "CUDA_MEMCPY3D_v1"))
+
+
 class Form:
     """One signature of a function, with the symbols that have it."""
 
@@ -275,6 +282,15 @@ class Form:
         self.line = line
         self.symbols = []
         self.parameters = []
+
+    @property
+    def short_addresses(self):
+        return any(p.base_type in SHORT_ADDRESSES for p in self.parameters)
+
+    @property
+    def forward(self):
+        """How it is forwarded: as the function, or not at all, as its addresses have no room."""
+        return "refuse" if self.short_addresses else self.function.forward
 
     def signature(self):
         return ", ".join(f"{p.type} {p.name}" for p in self.parameters)
@@ -468,8 +484,7 @@ def _check_form(form, file):
                     raise SpecificationError(*where, f"'{annotation}' must call an extractor")
     if form.local == "wrap" and not form.accesses():
         raise SpecificationError(file, form.line, "'wrap' needs a parameter with read, write, readwrite or ranges")
-    # CUdeviceptr_v1 has 32 bits: no address of the range fits in it.
-    if form.local == "pass" and form.accesses() and not any(p.base_type == "CUdeviceptr_v1" for p in form.parameters):
+    if form.local == "pass" and form.accesses() and not form.short_addresses:
         raise SpecificationError(file, form.line, "a form that reads or writes device memory can't be 'pass'")
 
 

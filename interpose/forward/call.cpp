@@ -1,5 +1,7 @@
 #include "interpose/forward/call.h"
 
+#include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
@@ -187,6 +189,13 @@ CUresult Call::oneWay(bool flush) {
   }
   forget();
   return session_->post(out_.bytes, bulk_, flush);
+}
+
+void Call::takeString(char* into, uint64_t count) {
+  if (into == nullptr || count == 0) return;
+  const auto found = reply_.raw(count);
+  const auto* const text = reinterpret_cast<const char*>(found.data());
+  if (!found.empty()) std::memcpy(into, text, std::min<size_t>(strnlen(text, count) + 1, count));
 }
 
 void Call::takeText(const char** into) {

@@ -128,6 +128,8 @@ class Call {
     const uint64_t bytes = api::extract::saturatingProduct(count, kElement<T>);
     if (const auto found = reply_.raw(bytes); !found.empty()) std::memcpy(into, found.data(), bytes);
   }
+  /// A text into room of the caller's for `count` characters; what lies behind its end stays as it was.
+  void takeString(char* into, uint64_t count);
   template <typename T>
   void takeDevices(T* into, uint64_t count) {
     take(into, count);

@@ -13,6 +13,7 @@
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/streams.h"
 #include "interpose/forward/threads.h"
 
 namespace olpager::forward {
@@ -94,7 +95,9 @@ bool mayEnd(CUstream stream, bool per_thread) {
 
 // A stream that is destroyed takes its capture with it.
 CUresult destroyed(CUresult result, CUstream stream) {
-  if (result == CUDA_SUCCESS) forget([&](const Capture& one) { return !one.per_thread && one.stream == stream; });
+  if (result != CUDA_SUCCESS) return result;
+  forget([&](const Capture& one) { return !one.per_thread && one.stream == stream; });
+  forgetStream(stream);
   return result;
 }
 

@@ -16,6 +16,7 @@
 #include "interpose/forward/device_memory.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/per_thread.h"
+#include "interpose/forward/streams.h"
 #include "interpose/forward/symbols.h"
 #include "interpose/forward/variables.h"
 
@@ -113,6 +114,7 @@ void destroyed(uint64_t context) {
     all.device_of.erase(context);
     all.forget(context);
   }
+  forgetStreamsIn(context);
   if (!stack().empty() && stack().back() == context) stack().pop_back();
   if (Session* const session = sessionOfHandle(context); session != nullptr) session->contextGone(context);
 }
@@ -144,6 +146,7 @@ void primaryEnded(uint64_t primary) {
   Session* const session = sessionOfHandle(primary);
   if (session == nullptr) return;
   session->contextGone(primary);
+  forgetStreamsIn(primary);
   Contexts& all = contexts();
   std::lock_guard lock(all.mutex);
   all.forget(primary);

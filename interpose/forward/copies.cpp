@@ -598,6 +598,21 @@ CUresult copy3d(const CUDA_MEMCPY3D* copy, const Where& where) {
   return copy != nullptr ? copyBox(*copy, CopyShape::kBox3d, where) : CUDA_ERROR_INVALID_VALUE;
 }
 
+// One row. The driver has no copies of rows between arrays and device memory that say their stream, but of boxes.
+CUresult copyRow(CUDA_MEMCPY3D row, uint64_t bytes, const Where& where) {
+  row.WidthInBytes = bytes;
+  row.Height = row.Depth = 1;
+  return bytes != 0 ? copyBox(row, CopyShape::kBox2d, where) : CUDA_SUCCESS;
+}
+void setSource(CUDA_MEMCPY3D& row, CUdeviceptr from) { row.srcMemoryType = CU_MEMORYTYPE_DEVICE, row.srcDevice = from; }
+void setSource(CUDA_MEMCPY3D& row, CUarray from, size_t offset) {
+  row.srcMemoryType = CU_MEMORYTYPE_ARRAY, row.srcArray = from, row.srcXInBytes = offset;
+}
+void setTarget(CUDA_MEMCPY3D& row, CUdeviceptr to) { row.dstMemoryType = CU_MEMORYTYPE_DEVICE, row.dstDevice = to; }
+void setTarget(CUDA_MEMCPY3D& row, CUarray to, size_t offset) {
+  row.dstMemoryType = CU_MEMORYTYPE_ARRAY, row.dstArray = to, row.dstXInBytes = offset;
+}
+
 Far arrayAt(CUarray array, size_t offset) { return {reinterpret_cast<uint64_t>(array), true, offset}; }
 
 }  // namespace
@@ -646,6 +661,39 @@ extern "C" {
 OL_COPY(, false)
 OL_COPY(_ptds, true)
 #undef OL_COPY
+
+CUresult ol_forward_cuMemcpyAtoA_v2_ptds(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes) {
+  CUDA_MEMCPY3D row{};
+  setSource(row, from, from_offset);
+  setTarget(row, to, to_offset);
+  return copyRow(row, bytes, {nullptr, true, false});
+}
+CUresult ol_forward_cuMemcpyAtoD_v2_ptds(CUdeviceptr to, CUarray from, size_t offset, size_t bytes) {
+  CUDA_MEMCPY3D row{};
+  setSource(row, from, offset);
+  setTarget(row, to);
+  return copyRow(row, bytes, {nullptr, true, false});
+}
+CUresult ol_forward_cuMemcpyDtoA_v2_ptds(CUarray to, size_t offset, CUdeviceptr from, size_t bytes) {
+  CUDA_MEMCPY3D row{};
+  setSource(row, from);
+  setTarget(row, to, offset);
+  return copyRow(row, bytes, {nullptr, true, false});
+}
+
+// As CUDA 2 to 3.1 had them: 32 bits for lengths.
+CUresult ol_forward_cuMemcpyHtoA(CUarray to, unsigned offset, const void* from, unsigned bytes) {
+  return ol_forward_cuMemcpyHtoA_v2(to, offset, from, bytes);
+}
+CUresult ol_forward_cuMemcpyAtoH(void* to, CUarray from, unsigned offset, unsigned bytes) {
+  return ol_forward_cuMemcpyAtoH_v2(to, from, offset, bytes);
+}
+CUresult ol_forward_cuMemcpyHtoAAsync(CUarray to, unsigned offset, const void* from, unsigned bytes, CUstream stream) {
+  return ol_forward_cuMemcpyHtoAAsync_v2(to, offset, from, bytes, stream);
+}
+CUresult ol_forward_cuMemcpyAtoHAsync(void* to, CUarray from, unsigned offset, unsigned bytes, CUstream stream) {
+  return ol_forward_cuMemcpyAtoHAsync_v2(to, from, offset, bytes, stream);
+}
 
 #define OL_COPY(suffix, per_thread)                                                                                   \
   CUresult ol_forward_cuMemcpyAsync##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {        \

@@ -1,5 +1,6 @@
 // Nodes that a program adds to a graph by hand, as far as their parameters name memory or code of the program.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -231,6 +232,13 @@ CUresult kernelAttribute(CUgraphNode node, CUkernelNodeAttrID attribute, const C
   return result;
 }
 
+// The form of CUDA 10 and 11: its bytes are those that the newer one begins with, and nothing behind them is the program's to give.
+CUDA_KERNEL_NODE_PARAMS paramsOf(const CUDA_KERNEL_NODE_PARAMS_v1& from) {
+  CUDA_KERNEL_NODE_PARAMS params{};
+  static_assert(sizeof from == offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
+  std::memcpy(&params, &from, sizeof from);
+  return params;
+}
 CUDA_KERNEL_NODE_PARAMS paramsOf(const CUDA_KERNEL_NODE_PARAMS_v3& from) {
   CUDA_KERNEL_NODE_PARAMS params{};
   params.func = from.func;
@@ -281,6 +289,23 @@ CUresult ol_forward_cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphN
                                                       const CUDA_KERNEL_NODE_PARAMS* given) {
   return kernelNode({NodeCall::kSetExec, nullptr, nullptr, 0, node, exec}, given, nullptr);
 }
+CUresult ol_forward_cuGraphAddKernelNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                                         size_t count, const CUDA_KERNEL_NODE_PARAMS_v1* given) {
+  if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUDA_KERNEL_NODE_PARAMS params = paramsOf(*given);
+  return ol_forward_cuGraphAddKernelNode_v2(node, graph, dependencies, count, &params);
+}
+CUresult ol_forward_cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* given) {
+  if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUDA_KERNEL_NODE_PARAMS params = paramsOf(*given);
+  return ol_forward_cuGraphKernelNodeSetParams_v2(node, &params);
+}
+CUresult ol_forward_cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                   const CUDA_KERNEL_NODE_PARAMS_v1* given) {
+  if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUDA_KERNEL_NODE_PARAMS params = paramsOf(*given);
+  return ol_forward_cuGraphExecKernelNodeSetParams_v2(exec, node, &params);
+}
 
 CUresult ol_forward_cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                                          size_t count, const CUDA_MEMCPY3D* given, CUcontext context) {
@@ -321,7 +346,7 @@ CUresult ol_forward_cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NOD
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   CUDA_KERNEL_NODE_PARAMS params{};
   if (const CUresult error = kernelParameters(node, &params); error != CUDA_SUCCESS) return error;
-  static_assert(sizeof *out <= sizeof params);  // the newer one has two members more, at its end
+  static_assert(sizeof *out == offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
   std::memcpy(out, &params, sizeof *out);
   return CUDA_SUCCESS;
 }

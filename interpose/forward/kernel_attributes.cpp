@@ -10,6 +10,7 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/contexts.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/variables.h"
 
@@ -180,8 +181,11 @@ CUresult ol_forward_cuFuncGetModule(CUmodule* module, CUfunction function) {
 }
 
 CUresult ol_forward_cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+  // A kernel may stand for its function in the current context.
+  CUdevice device = CU_DEVICE_INVALID;
+  (void)deviceOf(currentContext(), &device);
   return set(
-      {Kind::kFunction, attribute, reinterpret_cast<uint64_t>(function), 0}, value,
+      {Kind::kFunction, attribute, reinterpret_cast<uint64_t>(function), device}, value,
       [&] { return ol_forward_generated_cuFuncSetAttribute(function, attribute, value); },
       [&] {
         Call call(olpager::api::Symbol::kCuFuncSetAttribute, Route().handle(function));

@@ -20,6 +20,7 @@
 #include "interpose/forward/launch.h"
 #include "interpose/forward/launch_wire.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/streams.h"
 #include "interpose/forward/trips.h"
 
 namespace olpager::forward {
@@ -54,7 +55,7 @@ CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* 
   return result;
 }
 
-// What the driver has taken before: its answer to the same again, but for the grid, is known.
+// What the driver has taken before: its answer to the same again, in the same context and but for the grid, is known.
 struct Taken {
   struct Launch {
     uint64_t function;
@@ -77,13 +78,14 @@ Taken& taken() {
   return *instance;
 }
 
-// A launch without its grid, its streams and what its parameters hold. Of a cooperative one the grid has to fit as well.
-uint64_t hashOf(LaunchHead head, const CUlaunchAttribute* attributes) {
+// A launch without its grid, its streams and what its parameters hold, in `context`: one kernel of a library runs on all devices, whose limits and
+// settings of it are their own. Of a cooperative one the grid has to fit as well.
+uint64_t hashOf(LaunchHead head, const CUlaunchAttribute* attributes, uint64_t context) {
   head.stream = 0;
   head.per_thread = 0;
   head.pinned = 0;
   bool grid = head.kind == LaunchKind::kCooperative;
-  uint64_t seed = 0;
+  uint64_t seed = context;
   // Programs leave what an attribute has no use for as it happens to be.
   for (uint32_t i = 0; i < head.attributes; ++i) {
     uint32_t means[4] = {static_cast<uint32_t>(attributes[i].id)};
@@ -134,7 +136,8 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
   for (uint32_t i = 0; i < head.attributes; ++i) call.value(attributes[i]);
   call.raw(block.data(), block.bytes());
   call.raw(pinned.data(), pinned.size() * sizeof pinned[0]);
-  const uint64_t hash = hashOf(head, attributes);
+  const uint64_t hash =
+      hashOf(head, attributes, contextOfStream(reinterpret_cast<CUstream>(head.stream), contextIn(session)));
   if (taken().has(hash) && !capturing()) return sent(call.oneWay());
   // The program hears of what can't be launched from the launch itself.
   call.mayWait();

@@ -2,11 +2,11 @@
 // put right here.
 #include <cstring>
 
+#include "interpose/api/attribute_bytes.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/memory.h"
-#include "interpose/forward/pinned.h"
 
 namespace olpager::forward {
 namespace {
@@ -53,7 +53,7 @@ CUresult answerHere(const BlockInfo& block, uint64_t address, CUpointer_attribut
       put(data, static_cast<unsigned>(CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
       return CUDA_SUCCESS;
     default:
-      std::memset(data, 0, attributeBytes(attribute));
+      std::memset(data, 0, api::pointerAttributeBytes(attribute));
       return CUDA_ERROR_INVALID_VALUE;
   }
 }
@@ -105,6 +105,8 @@ void countAsProgram(const Session& session, void* data) {
 
 CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes, void* const* data,
              CUdeviceptr address) {
+  for (unsigned i = 0; i < count; ++i)
+    if (api::pointerAttributeBytes(attributes[i]) == 0) return CUDA_ERROR_INVALID_VALUE;
   BlockInfo block;
   const bool known = blockAt(address, &block);
   const bool mirror = known && block.registered && address - block.there < block.bytes;
@@ -119,7 +121,7 @@ CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes,
   const CUresult result = call.sync();
   if (!call.answered()) return result;
   for (unsigned i = 0; i < count; ++i) {
-    const auto value = call.reply().raw(attributeBytes(attributes[i]));
+    const auto value = call.reply().raw(api::pointerAttributeBytes(attributes[i]));
     if (data[i] == nullptr || value.empty()) continue;
     std::memcpy(data[i], value.data(), value.size());
     if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) countAsProgram(*call.session(), data[i]);

@@ -116,6 +116,14 @@ CUresult ol_forward_cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdevicep
   return reaching({{to, from}},
                   [&] { return ol_forward_generated_cuMemcpyPeer(to, to_context, from, from_context, bytes); });
 }
+// Of the calling thread's default stream, which is waited for: the driver has none that says its stream.
+CUresult ol_forward_cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                                      size_t bytes) {
+  if (ofTwoSessions(to, from)) return copyBetween({to, to_context}, {from, from_context}, bytes, true);
+  const CUresult result =
+      ol_forward_cuMemcpyPeerAsync_ptsz(to, to_context, from, from_context, bytes, CU_STREAM_PER_THREAD);
+  return result == CUDA_SUCCESS ? ol_forward_generated_cuStreamSynchronize_ptsz(CU_STREAM_PER_THREAD) : result;
+}
 CUresult ol_forward_cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t bytes) {
   return reaching({{from}}, [&] { return ol_forward_generated_cuMemcpyDtoA_v2(to, offset, from, bytes); });
 }

@@ -5,6 +5,13 @@
 
 namespace olpager::forward {
 
+/// The context that a stream was made in: `current` for a default stream, whoever's it is; for one that is not known (those of green contexts) a
+/// number that is its own.
+uint64_t contextOfStream(CUstream stream, uint64_t current);
+/// A stream is gone, or all of a context.
+void forgetStream(CUstream stream);
+void forgetStreamsIn(uint64_t context);
+
 /// Waits for all that is in the stream. What has failed before is for the program's own calls to tell. `per_thread`: what NULL stands for.
 inline CUresult finishStream(CUstream stream, bool per_thread) {
   Call call(per_thread ? api::Symbol::kCuStreamSynchronize_ptsz : api::Symbol::kCuStreamSynchronize,

@@ -332,10 +332,10 @@ CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attri
 }
 
 CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute attribute, void* value) {
-  if (value == nullptr || *static_cast<cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (attribute != CU_GRAPH_MEM_ATTR_USED_MEM_HIGH && attribute != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) {
+  if (value == nullptr ||
+      (attribute != CU_GRAPH_MEM_ATTR_USED_MEM_HIGH && attribute != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) ||
+      *static_cast<cuuint64_t*>(value) != 0)
     return CUDA_ERROR_INVALID_VALUE;
-  }
   if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
   if (Driver::get().device(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   GraphMemory::resetHigh(ordinal);

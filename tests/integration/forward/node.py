@@ -547,6 +547,44 @@ def confined(bench):
         with open(f"/proc/{pid}/limits", encoding="utf-8") as limits:
             core = next(line.split() for line in limits if line.startswith("Max core file size"))
         assert options or core[4:6] == ["0", "0"], core
+        # Root's capability to look into others (number 19) is not a worker's.
+        assert int(told["CapPrm"], 16) >> 19 & 1 == 0 and int(told["CapEff"], 16) >> 19 & 1 == 0, told["CapPrm"]
+        for process in (pid, node.process.pid):
+            hidden(process)
+
+
+def hidden(pid):
+    """Others of its user can't look into a process: its files in /proc are root's."""
+    assert os.stat(f"/proc/{pid}/environ").st_uid == 0
+    if os.geteuid() != 0:
+        for name in ("environ", "mem", "fd"):
+            assert not os.access(f"/proc/{pid}/{name}", os.R_OK), name
+
+
+def unprivileged(bench):
+    """The same where the daemon's user is not root: it works, and nobody else of that user can look into it or its workers."""
+    if os.geteuid() != 0:
+        return confined(bench)
+    nobody = 65534
+    home = os.path.join(bench.scratch.name, "nobody")
+    os.chmod(bench.scratch.name, 0o711)
+    os.mkdir(home, 0o700)
+    os.chown(home, nobody, nobody)
+    as_nobody = ["setpriv", f"--reuid={nobody}", f"--regid={nobody}", "--clear-groups"]
+    try:
+        subprocess.run([*as_nobody, bench.options.olgpunode, "--version"], check=True, capture_output=True, timeout=LONG)
+    except (OSError, subprocess.CalledProcessError):
+        print("SKIPPED: no setpriv, or another user can't run what was built")
+        sys.exit(77)
+    folders = {name: home for name in ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")}
+    node = bench.start([*as_nobody, bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim"], **folders)
+    client = bench.program(bench.options.steps, node.wait_log(r"listening at (\S+)").group(1))
+    assert client.ask("step 20") == "ok 20" and client.ask("copy 2") == "ok 20"
+    look = "import os, sys; sys.exit(sum(os.access(f'/proc/{sys.argv[1]}/{name}', os.R_OK) for name in ('environ', 'mem', 'fd')))"
+    for process in (int(node.wait_log(r"worker (\d+)$").group(1)), node.process.pid):
+        assert os.stat(f"/proc/{process}").st_uid == nobody
+        hidden(process)
+        subprocess.run([*as_nobody, sys.executable, "-c", look, str(process)], check=True, timeout=LONG)
 
 
 def settings(bench):
@@ -621,7 +659,7 @@ def exported_nowhere(bench):
     paged.wait_log("olrun --exportable driver")
 
 
-SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_ram, fair_idle, hung_driver, limits, state, metrics, cache, confined, settings, exported, exported_nowhere]
+SCENARIOS = [nvml, nvml_measured, nvml_gone, nvml_local, devices, pinned, fair, fair_late, fair_stopped, fair_ram, fair_idle, hung_driver, limits, state, metrics, cache, confined, unprivileged, settings, exported, exported_nowhere]
 
 
 if __name__ == "__main__":

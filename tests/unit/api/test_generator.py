@@ -13,7 +13,8 @@ import unittest
 
 FOLDER, CUDA_INCLUDE = sys.argv[1:3]
 sys.path.insert(0, FOLDER)
-import emit_forward  # noqa: E402  (found through FOLDER)
+import compatibility  # noqa: E402  (found through FOLDER)
+import emit_forward  # noqa: E402
 import specification  # noqa: E402
 
 GOOD = """
@@ -63,6 +64,43 @@ class RealFiles(unittest.TestCase):
             with self.subTest(function.name):
                 self.assertEqual(read(alone.text()).text(), alone.text())
         self.assertEqual(read(self.spec.text()).text(), self.spec.text())
+
+    def test_every_symbol_is_forwarded_or_never_will_be(self):
+        # By symbol, not by function: a program has the versions of its toolkit.
+        hand = compatibility.written_by_hand(os.path.join(FOLDER, "..", ".."))
+        self.assertGreater(len(hand), 200)
+        self.assertEqual([s.name for s in self.spec.symbols() if compatibility.forwarded(s, hand) == "not yet"], [])
+
+    def test_an_older_version_is_refused_for_its_addresses_alone(self):
+        for symbol in self.spec.symbols():
+            with self.subTest(symbol.name):
+                refused = symbol.form.forward == "refuse" and symbol.function.forward != "refuse"
+                self.assertEqual(refused, symbol.function.forward != "refuse" and symbol.form.short_addresses)
+        short = {s.name for s in self.spec.symbols() if s.form.short_addresses}
+        self.assertEqual(len(short), 29)
+        self.assertIn("cuMemcpyHtoD", short)
+        self.assertNotIn("cuArrayCreate", short)
+
+    def test_versions_are_found_as_programs_name_them(self):
+        functions = {f.name: f for f in self.spec.functions}
+        found = lambda name, version: compatibility.looked_up(functions[name], version)
+        self.assertEqual(found("cuGraphKernelNodeSetParams", 11080).name, "cuGraphKernelNodeSetParams")
+        self.assertEqual(found("cuGraphKernelNodeSetParams", 12000).name, "cuGraphKernelNodeSetParams_v2")
+        self.assertIsNone(found("cuGraphKernelNodeSetParams", 9000))
+        tests = compatibility.tests_by_symbol(os.path.join(FOLDER, "..", ".."), self.spec)
+        for name in ("cuGraphKernelNodeSetParams", "cuGraphExecKernelNodeSetParams", "cuArrayCreate", "cuArrayCreate_v2"):
+            self.assertTrue(tests[name], name)
+        self.assertIn("apps/old_versions.cpp", tests["cuGraphKernelNodeSetParams"])
+        self.assertNotIn("apps/old_versions.cpp", tests.get("cuGraphKernelNodeSetParams_v2", ()))
+
+    def test_untyped_values_are_as_long_as_their_attributes_say(self):
+        # No void* with a number for its size, whatever the attribute.
+        for symbol in self.spec.symbols():
+            for parameter in symbol.form.parameters:
+                note = parameter.get("in") or parameter.get("out") or parameter.get("inout")
+                if parameter.base_type == "void" and note and note.bracket:
+                    with self.subTest(f"{symbol.name}: {parameter.name}"):
+                        self.assertNotEqual(note.bracket.tree[0], "int")
 
     def test_no_decoder_takes_the_name_of_a_file(self):
         # Whoever adds a text decides here whether a client may send it.

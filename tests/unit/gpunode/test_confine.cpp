@@ -1,16 +1,23 @@
 // What a confined process can't do, and what it still can. In a child: there is no way back.
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <string>
 #include <thread>
 
+#include "base/fd.h"
+#include "base/process.h"
 #include "gpunode/worker/confine.h"
 #include "tests/catch.h"
 
@@ -73,7 +80,81 @@ bool noCore() {
   return getrlimit(RLIMIT_CORE, &limit) == 0 && limit.rlim_cur == 0 && limit.rlim_max == 0;
 }
 
+// A process that has a key, and one of the same user that wants it.
+uint64_t g_key = 0;
+
+// Who is kept: a process of `user` (root: as it is), which waits until the other one has looked.
+class Kept {
+ public:
+  Kept(uid_t user, bool kept) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return;
+    child_ = fork();
+    if (child_ == 0) {
+      g_key = 0x5ec2e7;
+      if (user != 0 && setresuid(user, user, user) != 0) _exit(1);
+      (void)prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // a change of the user ends that
+      if (kept) olpager::base::keepFromOthers();
+      (void)!write(ends[1], "k", 1);
+      for (;;) pause();
+    }
+    char ready = 0;
+    (void)!read(ends[0], &ready, 1);
+    close(ends[0]);
+    close(ends[1]);
+  }
+  ~Kept() {
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+
+  std::string file(const char* name) const { return "/proc/" + std::to_string(child_) + "/" + name; }
+  pid_t pid() const { return child_; }
+
+ private:
+  pid_t child_ = -1;
+};
+
+// What a process of the same user finds out: bit 0 a file of /proc that shows memory, bit 1 memory itself, bit 2 descriptors, bit 3 a
+// descriptor for itself.
+int foundOut(const Kept& other, uid_t user) {
+  const pid_t child = fork();
+  if (child == 0) {
+    olpager::gpunode::giveUpTracing();
+    if (user != 0 && setresuid(user, user, user) != 0) _exit(100);
+    int found = 0;
+    if (olpager::base::UniqueFd(open(other.file("environ").c_str(), O_RDONLY | O_CLOEXEC))) found |= 1;
+    uint64_t key = 0;
+    const iovec own{&key, sizeof key}, its{&g_key, sizeof g_key};
+    if (process_vm_readv(other.pid(), &own, 1, &its, 1, 0) > 0) found |= 2;
+    char target[64];
+    if (readlink(other.file("fd/0").c_str(), target, sizeof target) > 0) found |= 4;
+    const olpager::base::UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, other.pid(), 0)));
+    if (olpager::base::UniqueFd(static_cast<int>(syscall(SYS_pidfd_getfd, process.get(), 0, 0)))) found |= 8;
+    _exit(found);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 200;
+}
+
 }  // namespace
+
+TEST_CASE("a worker can't look into a process that is kept from others", "[confine]") {
+  constexpr uid_t kNobody = 65534;
+  // As who runs the test; where that is root, as somebody else too.
+  for (const uid_t user : {uid_t{0}, kNobody}) {
+    if (user != 0 && geteuid() != 0) continue;
+    INFO("as user " << (user != 0 ? user : geteuid()));
+    // Where nothing keeps it, there is something to find out: else this tests nothing.
+    if (user != 0 || geteuid() != 0) CHECK((foundOut(Kept(user, false), user) & 1) == 1);
+    // Newer kernels show root the environment by other capabilities as well.
+    const int hidden = user != 0 || geteuid() != 0 ? ~0 : ~1;
+    CHECK((foundOut(Kept(user, true), user) & hidden) == 0);
+  }
+}
 
 TEST_CASE("a confined worker starts nothing, looks into nobody and goes nowhere", "[confine]") {
   CHECK(inChild(false, noProgram, noProcess, noTracing, noRights, noConnections, noCore) == 0);
