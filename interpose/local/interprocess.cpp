@@ -83,7 +83,8 @@ OLPAGER_HOOK(cuMemPoolSetAccess)(CUmemoryPool memory_pool, const CUmemAccessDesc
   RelaxedCapture relaxed;
   for (size_t i = 0; i < count; ++i) {
     const CUmemAccessDesc& given = descriptors[i];
-    if (given.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE || given.location.type != CU_MEM_LOCATION_TYPE_DEVICE) continue;
+    const bool to_device = given.location.type == CU_MEM_LOCATION_TYPE_DEVICE && given.location.id != owner;
+    if (!to_device || given.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
     if (const CUresult mapped = running->peerEnabled(given.location.id, owner); mapped != CUDA_SUCCESS) return mapped;
   }
   return CUDA_SUCCESS;

@@ -92,6 +92,7 @@ class Buffer {
     CUdeviceptr base = 0;
     size_t bytes = 0;
     CUmemGenericAllocationHandle again = 0;
+    RUNTIME_OK(cudaSetDevice(device_));
     DRIVER_OK(cuMemGetAddressRange(&base, &bytes, address_ + kData));
     CHECK(base == address_ && bytes == kBytes, "a buffer at %#llx of %zu is told to be at %#llx, of %zu", address_,
           kBytes, base, bytes);
