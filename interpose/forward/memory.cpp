@@ -953,7 +953,7 @@ CUresult ol_forward_cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* poin
   if (!blockAt(address, &block) || block.managed) return CUDA_ERROR_INVALID_VALUE;
   if (block.registered && isMappedShared(block.base, block.bytes)) {
     // What another process writes while a kernel waits for it would never come: the kernel would wait for ever.
-    base::warnOnce(
+    olpager::base::warnOnce(
         "shared memory of processes",
         "cuMemHostGetDevicePointer: forwarded, kernels can't use registered memory that other processes "
         "share: CUDA_ERROR_NOT_SUPPORTED; copies can (NCCL: NCCL_P2P_LEVEL=SYS lets GPUs of one gpunode reach "
