@@ -403,10 +403,13 @@ CUresult ol_forward_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   return releaseInOrder(address, stream, true);
 }
 
-// The memory is the gpunode's: the program's CPU can't have it. Memory of the gpunode's host would be of use to nobody.
+// The memory is the gpunode's: the program's CPU can't have it. Who creates host memory to share it with other processes (NCCL) means their
+// CPUs, and has another way if told at once.
 CUresult ol_forward_cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties,
                                 unsigned long long flags) {
-  if (properties != nullptr && isOfHost(properties->location)) return refused("cuMemCreate of host memory", false);
+  if (properties != nullptr && isOfHost(properties->location) &&
+      properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE)
+    return refused("cuMemCreate of exportable host memory", false);
   return ol_forward_generated_cuMemCreate(out, bytes, properties, flags);
 }
 CUresult ol_forward_cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* properties) {

@@ -290,6 +290,27 @@ int runRank(uint32_t rank, int socket, const std::string& segment_name, size_t p
   return host_flags ? 0 : 3;
 }
 
+/// Host memory that processes could share: where it can be made, the CPU can use it.
+void hostMemory() {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+  properties.requestedHandleTypes = kDescriptor;
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult made = cuMemCreate(&handle, kBytes, &properties, 0);
+  CHECK(made == CUDA_SUCCESS || made == CUDA_ERROR_NOT_SUPPORTED, "exportable host memory: CUresult %d", int(made));
+  if (made != CUDA_SUCCESS) return;
+  CUdeviceptr address = 0;
+  DRIVER_OK(cuMemAddressReserve(&address, kBytes, 0, 0, 0));
+  DRIVER_OK(cuMemMap(address, kBytes, 0, handle, 0));
+  const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  DRIVER_OK(cuMemSetAccess(address, kBytes, &access, 1));
+  std::memset(reinterpret_cast<void*>(address), 1, kBytes);
+  DRIVER_OK(cuMemUnmap(address, kBytes));
+  DRIVER_OK(cuMemRelease(handle));
+  DRIVER_OK(cuMemAddressFree(address, kBytes));
+}
+
 /// One process with both devices: each has the other's memory mapped once more, for itself.
 int bothInOne() {
   int can = 0;
@@ -297,6 +318,7 @@ int bothInOne() {
   if (can == 0) return 77;
   RUNTIME_OK(cudaSetDevice(1));
   RUNTIME_OK(cudaFree(nullptr));
+  hostMemory();
   const Buffer theirs(1);
   RUNTIME_OK(cudaMemset(theirs.data(), 0, kBytes));
   RUNTIME_OK(cudaDeviceSynchronize());
