@@ -25,9 +25,10 @@ namespace olpager::base {
 enum class ReachSetting : uint8_t { kTraced, kAll, kLearned };
 /// What the program is told of its memory: this node's, or the whole pool's.
 enum class ReportSetting : uint8_t { kNode, kPool };
-/// Whose the physical memory is that the program creates as exportable (cuMemCreate): the pager's, which then can't be
-/// exported, or the driver's, which never leaves VRAM.
-enum class ExportableSetting : uint8_t { kPager, kDriver };
+/// Whose the physical memory is that the program creates as exportable (cuMemCreate): the driver's as long as VRAM has room for
+/// it, which never leaves VRAM, or the pager's, which can't be exported. What nobody has set is the driver's; with a gpunode, what
+/// that has set.
+enum class ExportableSetting : uint8_t { kUnset, kDriver, kPager };
 
 /// What goes to memservers and gpunodes encrypted.
 enum class TlsSetting : uint8_t { kAll, kControl, kOff };
@@ -46,7 +47,7 @@ struct Settings {
   Budget host;  // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
   ReachSetting reach = ReachSetting::kTraced;
   ReportSetting report = ReportSetting::kNode;
-  ExportableSetting exportable = ExportableSetting::kPager;
+  ExportableSetting exportable = ExportableSetting::kUnset;
   bool pack = true;      // what streams through VRAM crosses the bus packed, where it packs
   uint64_t va_base = 0;  // 0: the built-in base
   uint64_t va_size = 0;  // 0: 16 TiB

@@ -93,16 +93,23 @@ struct VmmHandle {
   CUcontext context = nullptr;
   uint32_t references = 0;
   uint32_t mappings = 0;
-  uint64_t primary = 0;  // where its extents are mapped and move; 0: they rest here
-  uint32_t fixed = 0;    // further mappings: while there are any the extents stay in VRAM
+  uint64_t primary = 0;     // where its extents are mapped and move; 0: they rest here
+  uint32_t fixed = 0;       // further mappings: while there are any the extents stay in VRAM
+  Region* aside = nullptr;  // a reservation of the pager's own, for a primary mapping where the program's can't be one
   std::vector<std::unique_ptr<Extent>> extents;
 };
 
 struct VmmMapping {
   VmmHandle* handle = nullptr;
   Region* region = nullptr;
-  CUmemAccess_flags access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-  bool fixed = false;  // the driver has it mapped, beside the handle's primary mapping
+  std::map<CUdevice, CUmemAccess_flags> access;  // of the devices that have any, as the program gave it
+  bool fixed = false;                            // the driver has it mapped, beside the handle's primary mapping
+
+  /// No device may write. Where one may, all that have access can: an extent is mapped alike for all devices.
+  bool isReadOnly() const {
+    return std::none_of(access.begin(), access.end(),
+                        [](const auto& entry) { return entry.second == CU_MEM_ACCESS_FLAGS_PROT_READWRITE; });
+  }
 };
 
 /// Kernels that were launched of late, for the report of a context that was lost.

@@ -5,9 +5,13 @@
 // that gets access is the handle's primary one: the extents belong to the reservation and move like any others. Without
 // it they rest in the handle (kDetached), in whatever chunk they had. A handle that is mapped with access at a second
 // address at the same time stays in VRAM for as long: that mapping is a fixed one.
+//
+// A reservation moves the memory of one device, that of its first mapping. Memory of another device in it (stripes over
+// several devices) is a fixed mapping as well: the handle's primary mapping is then in a reservation of the pager's own.
 #include <algorithm>
 #include <bit>
 #include <thread>
+#include <utility>
 
 #include "base/log.h"
 #include "pager/pool_state.h"
@@ -251,7 +255,84 @@ void withdraw(PoolState& state, uint64_t base, VmmMapping& mapping, Lock& lock) 
   } else if (mapping.handle->primary == base) {
     takeOut(state, *mapping.handle, *mapping.region, lock);
   }
-  mapping.access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  mapping.access.clear();
+}
+
+// A range of addresses for mappings; nullptr: there is none left.
+Region* reserve(PoolState& state, uint64_t bytes, uint64_t alignment, uint64_t hint) {
+  const auto address = state.addresses->allocate(bytes / kPageBytes, alignment, hint);
+  if (!address) return nullptr;
+  Region* region = state.regions.take();
+  if (region == nullptr) {
+    state.addresses->release(*address);
+    return nullptr;
+  }
+  resetRegion(*region);
+  region->base = *address;
+  region->pages = bytes / kPageBytes;
+  region->kind = RegionKind::kReservation;
+  region->allocation_kind = AllocationKind::kVmm;
+  region->requested_bytes = bytes;
+  region->buffer_id = state.next_buffer_id++;
+  region->divisible = true;
+  region->published = true;
+  state.addresses->publish(region->base, region->id);
+  return region;
+}
+
+// Of one in which nothing is mapped.
+void releaseReservation(PoolState& state, Region& region, Lock& lock) {
+  region.dead = true;
+  while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  region.published = false;
+  state.predictor.forget(unitOf(region));
+  state.addresses->release(region.base);
+  region.edges.clear();
+  region.piece_edges.clear();
+  region.arena.reset();
+  state.regions.give(&region);
+}
+
+// Lets a device's kernels use the memory of another one, as all of that device's.
+CUresult letReach(PoolState& state, CUdevice device, const VmmHandle& handle, Lock& lock) {
+  Engine& owner = *handle.engine;
+  if (device == owner.device() || owner.chunks().hasPeer(device)) return CUDA_SUCCESS;
+  int can = 0;
+  if (state.driver.cuDeviceCanAccessPeer(&can, device, owner.device()) != CUDA_SUCCESS || can == 0)
+    return CUDA_ERROR_INVALID_DEVICE;
+  return owner.addPeer(device, lock);
+}
+
+void adoptReservation(Region& region, const VmmHandle& handle) {
+  region.engine = handle.engine;
+  region.device = handle.engine->device();
+  region.context = handle.context;
+}
+
+// Gives the handle a primary mapping in a reservation of the pager's own.
+CUresult setAside(PoolState& state, VmmHandle& handle, Lock& lock) {
+  if (handle.bytes > handle.engine->largestRegion()) return CUDA_ERROR_OUT_OF_MEMORY;
+  Region* const region = reserve(state, handle.bytes, kPageBytes, 0);
+  if (region == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  adoptReservation(*region, handle);
+  handle.aside = region;
+  VmmMapping mapping{&handle, region, {}, false};
+  mapping.access[region->device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  state.vmm_mappings[region->base] = std::move(mapping);
+  ++handle.mappings;
+  putIn(state, region->base, handle, *region, false, lock);
+  return CUDA_SUCCESS;
+}
+
+// The last fixed mapping is gone.
+void bringBack(PoolState& state, VmmHandle& handle, Lock& lock) {
+  if (handle.aside == nullptr || handle.fixed > 0) return;
+  Region& region = *std::exchange(handle.aside, nullptr);
+  const uint64_t base = region.base;
+  waitQuiet(state, region, lock);
+  if (handle.primary == base) takeOut(state, handle, region, lock);
+  if (state.vmm_mappings.erase(base) > 0) --handle.mappings;
+  releaseReservation(state, region, lock);
 }
 
 }  // namespace
@@ -260,7 +341,7 @@ CUresult protectFixed(PoolState& state, Engine& engine, Lock& lock) {
   std::vector<std::pair<std::vector<FixedPiece>, bool>> fixed;
   for (const auto& [base, mapping] : state.vmm_mappings)
     if (mapping.fixed && mapping.handle->engine == &engine)
-      fixed.emplace_back(piecesOf(state, base, *mapping.handle), mapping.access == CU_MEM_ACCESS_FLAGS_PROT_READ);
+      fixed.emplace_back(piecesOf(state, base, *mapping.handle), mapping.isReadOnly());
   CUresult result = CUDA_SUCCESS;
   for (const auto& [pieces, read_only] : fixed)
     if (result == CUDA_SUCCESS) result = protectPieces(engine, pieces, read_only, lock);
@@ -275,8 +356,8 @@ void dropHandles(PoolState& state, Engine& engine, Lock& lock) {
       const uint64_t at = base;
       VmmHandle& handle = *mapping.handle;
       withdraw(state, at, mapping, lock);
-      state.vmm_mappings.erase(at);
-      --handle.mappings;
+      if (state.vmm_mappings.erase(at) > 0) --handle.mappings;
+      bringBack(state, handle, lock);
       again = true;  // the list may have changed while the mutex was released
       break;
     }
@@ -306,24 +387,8 @@ CUresult Pool::reserveAddress(uint64_t bytes, uint64_t alignment, uint64_t hint,
   if (out == nullptr || bytes == 0 || !wholePages(bytes) || (alignment & (alignment - 1)) != 0)
     return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
-  const auto address =
-      state.addresses->allocate(bytes / kPageBytes, std::max(alignment, kPageBytes), contains(hint) ? hint : 0);
-  if (!address) return CUDA_ERROR_OUT_OF_MEMORY;
-  Region* region = state.regions.take();
-  if (region == nullptr) {
-    state.addresses->release(*address);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  resetRegion(*region);
-  region->base = *address;
-  region->pages = bytes / kPageBytes;
-  region->kind = RegionKind::kReservation;
-  region->allocation_kind = AllocationKind::kVmm;
-  region->requested_bytes = bytes;
-  region->buffer_id = state.next_buffer_id++;
-  region->divisible = true;
-  region->published = true;
-  state.addresses->publish(region->base, region->id);
+  const Region* const region = reserve(state, bytes, std::max(alignment, kPageBytes), contains(hint) ? hint : 0);
+  if (region == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = region->base;
   return CUDA_SUCCESS;
 }
@@ -339,15 +404,7 @@ CUresult Pool::releaseAddress(CUdeviceptr address, uint64_t bytes) {
     return CUDA_ERROR_INVALID_VALUE;
   const auto mapped = state.vmm_mappings.lower_bound(address);
   if (mapped != state.vmm_mappings.end() && mapped->first < region->end()) return CUDA_ERROR_INVALID_VALUE;
-  region->dead = true;
-  while (region->wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
-  region->published = false;
-  state.predictor.forget(unitOf(*region));
-  state.addresses->release(address);
-  region->edges.clear();
-  region->piece_edges.clear();
-  region->arena.reset();
-  state.regions.give(region);
+  releaseReservation(state, *region, lock);
   return CUDA_SUCCESS;
 }
 
@@ -427,17 +484,13 @@ CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGe
     return CUDA_ERROR_INVALID_VALUE;
   // As native: a handle is mapped whole.
   if (offset != 0 || bytes != it->second->bytes) return CUDA_ERROR_NOT_SUPPORTED;
-  if (region->engine != nullptr && region->engine != it->second->engine && !region->extents.empty())
-    return CUDA_ERROR_NOT_SUPPORTED;  // one reservation over the memory of two devices
   const auto next = state.vmm_mappings.lower_bound(address);
   if (mappingAt(state, address) != nullptr || (next != state.vmm_mappings.end() && next->first < address + bytes))
     return CUDA_ERROR_INVALID_VALUE;
-  if (region->extents.empty()) {
-    region->engine = it->second->engine;
-    region->device = it->second->engine->device();
-    region->context = it->second->context;
-  }
-  state.vmm_mappings[address] = {it->second.get(), region, CU_MEM_ACCESS_FLAGS_PROT_NONE, false};
+  const auto first = state.vmm_mappings.lower_bound(region->base);
+  const bool empty = first == state.vmm_mappings.end() || first->first >= region->end();
+  if (empty || region->engine == nullptr) adoptReservation(*region, *it->second);
+  state.vmm_mappings[address] = {it->second.get(), region, {}, false};
   ++it->second->mappings;
   return CUDA_SUCCESS;
 }
@@ -461,36 +514,50 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
     if (found == state.vmm_mappings.end()) return CUDA_ERROR_INVALID_VALUE;  // unmapped meanwhile
     VmmMapping& mapping = found->second;
     VmmHandle& handle = *mapping.handle;
-    CUmemAccess_flags access = mapping.access;
+    std::map<CUdevice, CUmemAccess_flags> access = mapping.access;
     for (size_t i = 0; i < count; ++i) {
-      if (descriptors[i].location.id == handle.engine->device()) {
-        access = descriptors[i].flags;
-      } else if (descriptors[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
-        const CUresult added = handle.engine->addPeer(descriptors[i].location.id, lock);
-        if (added != CUDA_SUCCESS) return added;
-      }
+      if (descriptors[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        access.erase(descriptors[i].location.id);
+      else
+        access[descriptors[i].location.id] = descriptors[i].flags;
     }
+    for (const auto& [device, flags] : access)
+      if (const CUresult added = letReach(state, device, handle, lock); added != CUDA_SUCCESS) return added;
+    if (const auto still = state.vmm_mappings.find(at);
+        still == state.vmm_mappings.end() || still->second.handle != &handle)
+      return CUDA_ERROR_INVALID_VALUE;
     const uint64_t base = at;
     at += handle.bytes;
+    const bool was_read_only = mapping.isReadOnly();
     const bool placed = mapping.fixed || handle.primary == base;
-    if (access == mapping.access && placed == (access != CU_MEM_ACCESS_FLAGS_PROT_NONE)) continue;
-    const bool read_only = access == CU_MEM_ACCESS_FLAGS_PROT_READ;
+    const std::map<CUdevice, CUmemAccess_flags> before = std::exchange(mapping.access, std::move(access));
+    const bool read_only = mapping.isReadOnly();
     CUresult result = CUDA_SUCCESS;
-    if (access == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+    if (mapping.access.empty()) {
+      if (!placed) continue;
       waitQuiet(state, *mapping.region, lock);
       withdraw(state, base, mapping, lock);
+      bringBack(state, handle, lock);
+    } else if (placed && read_only == was_read_only) {
+      continue;
     } else if (mapping.fixed) {
       result = protectPieces(*handle.engine, piecesOf(state, base, handle), read_only, lock);
     } else if (handle.primary == base) {
       result = protect(state, handle, *mapping.region, read_only, lock);
-    } else if (handle.primary == 0) {
-      if (mappedBytes(*mapping.region) + handle.bytes > handle.engine->largestRegion()) return CUDA_ERROR_OUT_OF_MEMORY;
-      putIn(state, base, handle, *mapping.region, read_only, lock);
+    } else if (handle.primary == 0 && mapping.region->engine == handle.engine) {
+      if (mappedBytes(*mapping.region) + handle.bytes > handle.engine->largestRegion())
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+      else
+        putIn(state, base, handle, *mapping.region, read_only, lock);
     } else {
-      result = mapFixed(state, base, mapping, read_only, lock);
+      if (handle.primary == 0) result = setAside(state, handle, lock);
+      if (result == CUDA_SUCCESS) result = mapFixed(state, base, mapping, read_only, lock);
+      if (result != CUDA_SUCCESS) bringBack(state, handle, lock);
     }
-    if (result != CUDA_SUCCESS) return result;
-    mapping.access = access;
+    if (result != CUDA_SUCCESS) {
+      mapping.access = before;
+      return result;
+    }
   }
   return CUDA_SUCCESS;
 }
@@ -521,6 +588,7 @@ CUresult Pool::unmap(CUdeviceptr address, uint64_t bytes) {
     withdraw(state, base, it->second, lock);
     state.vmm_mappings.erase(base);
     --handle.mappings;
+    bringBack(state, handle, lock);
     dropHandleIfUnused(state, handle, lock);
   }
   return CUDA_SUCCESS;
@@ -531,10 +599,9 @@ CUresult Pool::getAccess(CUdeviceptr address, const CUmemLocation& location, uns
   Lock lock(state_->mutex);
   const VmmMapping* mapping = mappingAt(*state_, address);
   if (mapping == nullptr || flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const bool own = location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == mapping->handle->engine->device();
-  const bool peer =
-      location.type == CU_MEM_LOCATION_TYPE_DEVICE && mapping->handle->engine->chunks().hasPeer(location.id);
-  *flags = own || peer ? mapping->access : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  const auto given =
+      location.type == CU_MEM_LOCATION_TYPE_DEVICE ? mapping->access.find(location.id) : mapping->access.end();
+  *flags = given != mapping->access.end() ? given->second : CU_MEM_ACCESS_FLAGS_PROT_NONE;
   return CUDA_SUCCESS;
 }
 

@@ -335,7 +335,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.process = request.process;
   session.slot = request.slot;
   session.slots = request.slots;
-  session.exportable_is_drivers = request.exportable_is_drivers != 0;
+  session.exportable = request.exportable;
   session.driver = request.driver;
   session.program = printable(request.program, sizeof request.program);
   session.peer = client->peer().address;
@@ -418,9 +418,10 @@ Status Supervisor::spawn(Session& session) {
   forward::setDriverEnvironment(environment, session.driver);
   if (!options_.driver.empty())
     environment.push_back("OL_DRIVER=" + (options_.driver == "sim" ? sim_ : options_.driver));
-  if (session.exportable_is_drivers) {
+  if (session.exportable != base::ExportableSetting::kUnset) {
     std::erase_if(environment, [](const std::string& entry) { return entry.starts_with("OL_EXPORTABLE="); });
-    environment.emplace_back("OL_EXPORTABLE=driver");
+    environment.emplace_back(session.exportable == base::ExportableSetting::kPager ? "OL_EXPORTABLE=pager"
+                                                                                   : "OL_EXPORTABLE=driver");
   }
   if (options_.vram.given()) environment.push_back("OL_VRAM=" + base::exactBudget(options_.vram));
   environment.push_back("OL_HOST=" + base::exactBudget({most_ram_, 0}));

@@ -53,11 +53,11 @@ class Supervisor {
     uint64_t id = 0;      // as its client names it; the route to its worker
     uint64_t number = 0;  // from 1
     pid_t pid = 0;
-    uint64_t start_ticks = 0;            // of it
-    uint32_t process = 0;                // the client's
-    bool exportable_is_drivers = false;  // as its program wants it (OL_EXPORTABLE)
-    uint32_t slot = 0, slots = 1;        // which of its program's sessions it is, of how many
-    forward::DriverEnvironment driver;   // what its program says to the driver
+    uint64_t start_ticks = 0;                                              // of it
+    uint32_t process = 0;                                                  // the client's
+    base::ExportableSetting exportable = base::ExportableSetting::kUnset;  // as its program wants it (OL_EXPORTABLE)
+    uint32_t slot = 0, slots = 1;       // which of its program's sessions it is, of how many
+    forward::DriverEnvironment driver;  // what its program says to the driver
     std::string program, peer, node, key_name;
     bool left = false;              // the client has, before the worker was ready
     bool starting = true;           // the worker is not ready

@@ -39,7 +39,7 @@ Status Connection::open(calls::Channel& channel) {
   std::strncpy(request.program, program_invocation_short_name, sizeof request.program - 1);
   request.slot = slot_;
   request.slots = slots_;
-  request.exportable_is_drivers = settings_.exportable == base::ExportableSetting::kDriver ? 1 : 0;
+  request.exportable = settings_.exportable;
   request.driver = driverEnvironment();
   // Of several gpunodes' devices the program's side chooses (devices.h).
   if (const char* const visible = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr; visible != nullptr) {

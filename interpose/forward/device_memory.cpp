@@ -310,6 +310,11 @@ std::optional<uint64_t> leftInKnown(CUdeviceptr address) {
   return offset < after->second ? std::optional(after->second - offset) : std::nullopt;
 }
 
+bool isOfHost(const CUmemLocation& location) {
+  return location.type == CU_MEM_LOCATION_TYPE_HOST || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+         location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+}
+
 }  // namespace
 
 void noteCall(const Session& session, uint16_t function) {
@@ -398,7 +403,19 @@ CUresult ol_forward_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   return releaseInOrder(address, stream, true);
 }
 
-// The memory is the gpunode's: the program's CPU can't have it.
+// The memory is the gpunode's: the program's CPU can't have it. Who creates host memory to share it with other processes (NCCL) means their
+// CPUs, and has another way if told at once.
+CUresult ol_forward_cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties,
+                                unsigned long long flags) {
+  if (properties != nullptr && isOfHost(properties->location) &&
+      properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE)
+    return refused("cuMemCreate of exportable host memory", false);
+  return ol_forward_generated_cuMemCreate(out, bytes, properties, flags);
+}
+CUresult ol_forward_cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* properties) {
+  if (properties != nullptr && isOfHost(properties->location)) return refused("cuMemPoolCreate of host memory", false);
+  return ol_forward_generated_cuMemPoolCreate(out, properties);
+}
 CUresult ol_forward_cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptions,
                                    size_t count) {
   for (size_t i = 0; descriptions != nullptr && i < count; ++i) {

@@ -24,10 +24,11 @@ CUresult exportMemory(void* out, CUmemGenericAllocationHandle handle, CUmemAlloc
   call.handle(handle);
   const CUresult result = call.sync();
   if (result == CUDA_ERROR_NOT_SUPPORTED)
-    base::warnOnce(
-        "cuMemExportToShareableHandle",
-        "cuMemExportToShareableHandle: memory that the gpunode's pager moves can't be exported; "
-        "OL_EXPORTABLE=driver (olrun --exportable driver) leaves exportable memory in VRAM and to the driver");
+    base::warnOnce("cuMemExportToShareableHandle",
+                   "cuMemExportToShareableHandle: memory that the gpunode's pager moves can't be exported: exportable "
+                   "memory is the pager's under "
+                   "OL_EXPORTABLE=pager (here, or at the gpunode; olrun --exportable driver says otherwise) and where "
+                   "VRAM has no room for it");
   if (!call.answered()) return result;
   const auto token = call.reply().value<ExportToken>();
   const int descriptor = exportDescriptor(session, token);

@@ -26,6 +26,7 @@
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/pinned.h"
 #include "interpose/forward/runs.h"
+#include "interpose/forward/shared_mappings.h"
 
 namespace olpager::forward {
 namespace {
@@ -950,6 +951,15 @@ CUresult ol_forward_cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* poin
   BlockInfo block;
   const auto address = reinterpret_cast<uint64_t>(pointer);
   if (!blockAt(address, &block) || block.managed) return CUDA_ERROR_INVALID_VALUE;
+  if (block.registered && isMappedShared(block.base, block.bytes)) {
+    // What another process writes while a kernel waits for it would never come: the kernel would wait for ever.
+    olpager::base::warnOnce(
+        "shared memory of processes",
+        "cuMemHostGetDevicePointer: forwarded, kernels can't use registered memory that other processes "
+        "share: CUDA_ERROR_NOT_SUPPORTED; copies can (NCCL: NCCL_P2P_LEVEL=SYS lets GPUs of one gpunode reach "
+        "each other, NCCL_SHM_DISABLE=1 does without such memory)");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   if (block.registered) return mirrored(address, device);
   *device = address;
   return CUDA_SUCCESS;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <thread>
 
+#include "base/settings.h"
 #include "coherence/transport/options.h"
 #include "interpose/forward/driver_environment.h"
 
@@ -13,7 +14,7 @@ namespace olpager::forward {
 
 inline constexpr uint32_t kMostSlots = 16;
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 9;
+inline constexpr uint32_t kSessionVersion = 10;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,
@@ -32,9 +33,9 @@ struct SessionRequest {
   char program[40] = {};       // kOpen: printable, NUL-terminated
   uint32_t sees_some = 0;      // kOpen: `visible` is the program's CUDA_VISIBLE_DEVICES; else it sees all devices
   char visible[508] = {};      // NUL-terminated
-  uint32_t exportable_is_drivers =
-      0;  // kOpen: memory that the program creates as exportable stays in VRAM (OL_EXPORTABLE)
-  uint32_t reserved = 0;
+  base::ExportableSetting exportable =
+      base::ExportableSetting::kUnset;  // kOpen: whose memory is that the program creates as exportable (OL_EXPORTABLE)
+  uint8_t reserved[7] = {};
   uint32_t slot = 0;         // kOpen: which of the program's sessions it is, below `slots`
   uint32_t slots = 1;        // kOpen: how many the program has, at most kMostSlots
   uint64_t processes = 0;    // kOpen: the name space that `process` is a number of (base::processNamespace); 0: unknown

@@ -1,9 +1,11 @@
-// Handles by which other processes and devices would reach pool memory.
+// By what other processes and devices reach pool memory.
+#include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/ipc_exports.h"
 #include "interpose/local/ipc_imports.h"
+#include "interpose/local/memory_pools.h"
 #include "interpose/local/pinned_users.h"
 #include "interpose/local/root.h"
 
@@ -70,6 +72,22 @@ OLPAGER_HOOK(cuMemGetHandleForAddressRange)
     if (pinned != CUDA_SUCCESS) return pinned;
   }
   return driver().cuMemGetHandleForAddressRange(handle, address, bytes, type, flags);
+}
+
+// What the pager serves from a pool lies among all memory of its device, and the other device gets access to that.
+OLPAGER_HOOK(cuMemPoolSetAccess)(CUmemoryPool memory_pool, const CUmemAccessDesc* descriptors, size_t count) {
+  const CUresult result = driver().cuMemPoolSetAccess(memory_pool, descriptors, count);
+  Pool* const running = pool();
+  CUdevice owner = 0;
+  if (result != CUDA_SUCCESS || running == nullptr || !poolDevice(memory_pool, &owner)) return result;
+  RelaxedCapture relaxed;
+  for (size_t i = 0; i < count; ++i) {
+    const CUmemAccessDesc& given = descriptors[i];
+    const bool to_device = given.location.type == CU_MEM_LOCATION_TYPE_DEVICE && given.location.id != owner;
+    if (!to_device || given.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
+    if (const CUresult mapped = running->peerEnabled(given.location.id, owner); mapped != CUDA_SUCCESS) return mapped;
+  }
+  return CUDA_SUCCESS;
 }
 
 OLPAGER_HOOK(cuMemPoolExportPointer)(CUmemPoolPtrExportData* out, CUdeviceptr address) {

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "base/fd.h"
@@ -32,6 +33,7 @@ struct Import {
   uint64_t base = 0;  // of the allocation in them: what the program got
   uint64_t bytes = 0;
   unsigned opened = 0;
+  std::set<CUdevice> devices;  // that have access
   struct Piece {
     CUmemGenericAllocationHandle handle;
     uint64_t bytes;
@@ -134,6 +136,16 @@ void unmapAll(const Import& import) {
   if (import.start != 0) (void)driver().cuMemAddressFree(import.start, import.reserved);
 }
 
+CUresult giveAccess(Import& import, CUdevice device) {
+  if (import.devices.contains(device)) return CUDA_SUCCESS;
+  CUmemAccessDesc access{};
+  access.location = memoryOf(device);
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const CUresult result = driver().cuMemSetAccess(import.start, import.reserved, &access, 1);
+  if (result == CUDA_SUCCESS) import.devices.insert(device);
+  return result;
+}
+
 CUresult mapAll(Received& received, CUdevice device, Import& import) {
   for (const uint64_t bytes : received.sizes) {
     if (bytes == 0 || bytes % pager::kPageBytes != 0 || bytes > (1ull << 40)) return CUDA_ERROR_INVALID_VALUE;
@@ -162,10 +174,7 @@ CUresult mapAll(Received& received, CUdevice device, Import& import) {
     at += received.sizes[i];
   }
   if (result != CUDA_SUCCESS) return result;
-  CUmemAccessDesc access{};
-  access.location = memoryOf(device);
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  result = driver().cuMemSetAccess(start, import.reserved, &access, 1);
+  result = giveAccess(import, device);
   if (result != CUDA_SUCCESS) return result;
   import.base = start + received.reply.offset;
   import.bytes = received.reply.bytes;
@@ -194,6 +203,7 @@ CUresult ipcOpen(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned int fl
   std::lock_guard lock(all.mutex);
   for (auto& [base, import] : all.by_base) {
     if (std::memcmp(&import.name, &name, sizeof(name)) != 0) continue;
+    if (const CUresult given = giveAccess(import, place.device); given != CUDA_SUCCESS) return given;
     ++import.opened;
     *out = base;
     return CUDA_SUCCESS;

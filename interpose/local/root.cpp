@@ -281,7 +281,7 @@ CUresult initialize(unsigned int flags) {
 
 base::Budget vramSetting() { return root().settings.vram; }
 
-bool exportableIsDrivers() { return root().settings.exportable == base::ExportableSetting::kDriver; }
+bool exportableIsDrivers() { return root().settings.exportable != base::ExportableSetting::kPager; }
 
 void* driverSymbol(const char* symbol) {
   // The handle is written before g_driver_ready and never again.

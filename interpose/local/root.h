@@ -47,7 +47,7 @@ void* driverSymbol(const char* symbol);
 /// What the settings say of each device's VRAM. Valid once the pool exists.
 base::Budget vramSetting();
 
-/// Physical memory that the program creates as exportable is the driver's (OL_EXPORTABLE=driver). Valid once the pool exists.
+/// Physical memory that the program creates as exportable is the driver's (not OL_EXPORTABLE=pager). Valid once the pool exists.
 bool exportableIsDrivers();
 
 /// True in a child that was forked after cuInit succeeded in its parent.

@@ -1,6 +1,9 @@
-// The program's own virtual memory management. Plain device memory is the pager's, also when the program says that it
-// may export it by a file descriptor: PyTorch's expandable segments always do, and never export. Compressed, fabric and
-// multicast memory, and everything as long as the pager does not serve it, is the driver's.
+// The program's own virtual memory management. Plain device memory is the pager's. Memory that the program may export by a
+// file descriptor is the driver's as long as there is VRAM for it, and then the pager's, which can't be exported:
+// PyTorch's expandable segments are all created so, and never exported. OL_EXPORTABLE=pager makes all of it the pager's.
+// Compressed, fabric and multicast memory, and everything as long as the pager does not serve it, is the driver's.
+#include <algorithm>
+
 #include "base/log.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/contexts.h"
@@ -25,7 +28,7 @@ bool servable(const CUmemAllocationProp* properties) {
   return properties != nullptr && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
          properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
          (properties->requestedHandleTypes == CU_MEM_HANDLE_TYPE_NONE ||
-          (properties->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && !exportableIsDrivers())) &&
+          properties->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) &&
          properties->allocFlags.compressionType == 0 && properties->allocFlags.usage == 0;
 }
 
@@ -42,26 +45,65 @@ CUcontext contextFor(CUdevice device) {
   return retainedPrimary(device);
 }
 
+CUresult createPaged(Pool& running, CUmemGenericAllocationHandle* out, size_t bytes,
+                     const CUmemAllocationProp& properties) {
+  const CUcontext context = contextFor(properties.location.id);
+  if (context == nullptr) return kNotServed;
+  RelaxedCapture relaxed;
+  return running.createHandle(context, properties.location.id, bytes, properties, out);
+}
+
+// [address, + bytes), part after part: `foreign` for the driver's own mappings, several at once where one follows the other,
+// `ours` for what lies between. Each gets an address and bytes; the first error ends it.
+template <typename Foreign, typename Ours>
+CUresult inParts(CUdeviceptr address, size_t bytes, Foreign foreign, Ours ours) {
+  const CUdeviceptr end = address + bytes;
+  CUresult result = CUDA_SUCCESS;
+  const auto make = [&](auto call, CUdeviceptr until) {
+    if (result == CUDA_SUCCESS && until > address) result = call(address, until - address);
+    address = std::max(address, until);
+  };
+  CUdeviceptr foreign_until = address;
+  for (const auto& [first, size] : foreignMapsAt(address, bytes)) {
+    if (first > foreign_until) {
+      make(foreign, foreign_until);
+      make(ours, first);
+    }
+    foreign_until = std::min(end, first + size);
+  }
+  make(foreign, foreign_until);
+  make(ours, end);
+  return result;
+}
+
 CUresult refuse(const char* what) {
   olpager::base::warnOnce(what, "%s is not available for memory that olpager manages", what);
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-// Memory of the driver's own that kernels of a device can use from now on, or no more.
+bool hasAccess(CUdevice device, CUdeviceptr address) {
+  const CUmemLocation location = memoryOf(device);
+  unsigned long long flags = 0;
+  return driver().cuMemGetAccess(&flags, &location, address) == CUDA_SUCCESS && flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+}
+
+// Memory of the driver's own that kernels of a device can use from now on, or no more. A device that can't use it does not look
+// through it either.
 void noteForeignAccess(Pool& running, CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptors,
                        size_t count) {
-  bool of_host = false;
-  for (size_t i = 0; i < count; ++i) of_host |= descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+  bool of_host = false, taken = false;
   for (size_t i = 0; i < count; ++i) {
-    if (descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) continue;
-    for (const auto& [first, size] : foreignMapsAt(address, bytes)) {
-      if (descriptors[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
-        running.removeRoot(first);
-      } else {
-        running.addRoot(contextFor(descriptors[i].location.id), first, size,
-                        of_host ? RootKind::kHost : RootKind::kDevice);
-      }
-    }
+    const bool none = descriptors[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    of_host |= !none && descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+    taken |= none;
+  }
+  int devices = 0;
+  (void)driver().cuDeviceGetCount(&devices);
+  for (const auto& [first, size] : foreignMapsAt(address, bytes)) {
+    if (taken) running.removeRoot(first);
+    for (CUdevice device = 0; device < devices; ++device)
+      if (hasAccess(device, first))
+        running.addRoot(contextFor(device), first, size, of_host ? RootKind::kHost : RootKind::kDevice);
   }
 }
 
@@ -88,19 +130,25 @@ OLPAGER_HOOK(cuMemAddressFree)(CUdeviceptr address, size_t bytes) {
 OLPAGER_HOOK(cuMemCreate)
 (CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties, unsigned long long flags) {
   Pool* running = pool();
-  if (running != nullptr && out != nullptr && flags == 0 && servable(properties)) {
-    const CUcontext context = contextFor(properties->location.id);
-    RelaxedCapture relaxed;
-    const CUresult result = context != nullptr
-                                ? running->createHandle(context, properties->location.id, bytes, *properties, out)
-                                : kNotServed;
+  const bool can_page = running != nullptr && out != nullptr && flags == 0 && servable(properties);
+  const bool drivers_first =
+      can_page && properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE && exportableIsDrivers();
+  if (can_page && !drivers_first) {
+    const CUresult result = createPaged(*running, out, bytes, *properties);
     if (result != kNotServed) return result;
   }
   if (properties == nullptr || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
     return driver().cuMemCreate(out, bytes, properties, flags);
-  return withRelief(
+  const CUresult result = withRelief(
       properties->location.id, {bytes}, [&] { return driver().cuMemCreate(out, bytes, properties, flags); },
       [&] { return *out; });
+  if (!drivers_first || result != CUDA_ERROR_OUT_OF_MEMORY) return result;
+  if (createPaged(*running, out, bytes, *properties) != CUDA_SUCCESS) return result;
+  olpager::base::warnOnce("exportable memory is paged",
+                          "cuMemCreate: VRAM has no room for more exportable memory: from here on such memory is paged "
+                          "and can't be exported; where none is (PyTorch's expandable segments), OL_EXPORTABLE=pager "
+                          "(olrun --exportable pager) pages all of it");
+  return CUDA_SUCCESS;
 }
 
 OLPAGER_HOOK(cuMemRelease)(CUmemGenericAllocationHandle handle) {
@@ -127,25 +175,32 @@ OLPAGER_HOOK(cuMemMap)
 OLPAGER_HOOK(cuMemUnmap)(CUdeviceptr address, size_t bytes) {
   Pool* running = pool();
   if (!ourAddress(running, address)) return driver().cuMemUnmap(address, bytes);
-  if (foreignMapped(address)) {
-    for (const auto& [first, size] : foreignMapsAt(address, bytes)) running->removeRoot(first);
-    const CUresult result = driver().cuMemUnmap(address, bytes);
-    if (result == CUDA_SUCCESS) (void)foreignUnmap(address, bytes);
-    return result;
-  }
-  RelaxedCapture relaxed;
-  return running->unmap(address, bytes);
+  return inParts(
+      address, bytes,
+      [&](CUdeviceptr part, size_t size) {
+        for (const auto& [first, mapped] : foreignMapsAt(part, size)) running->removeRoot(first);
+        const CUresult result = driver().cuMemUnmap(part, size);
+        if (result == CUDA_SUCCESS) (void)foreignUnmap(part, size);
+        return result;
+      },
+      [&](CUdeviceptr part, size_t size) {
+        RelaxedCapture relaxed;
+        return running->unmap(part, size);
+      });
 }
 
 OLPAGER_HOOK(cuMemSetAccess)(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptors, size_t count) {
   Pool* running = pool();
-  if (!ourAddress(running, address) || foreignMapped(address)) {
-    const CUresult result = driver().cuMemSetAccess(address, bytes, descriptors, count);
-    if (result == CUDA_SUCCESS && running != nullptr) noteForeignAccess(*running, address, bytes, descriptors, count);
+  const auto drivers = [&](CUdeviceptr part, size_t size) {
+    const CUresult result = driver().cuMemSetAccess(part, size, descriptors, count);
+    if (result == CUDA_SUCCESS && running != nullptr) noteForeignAccess(*running, part, size, descriptors, count);
     return result;
-  }
-  RelaxedCapture relaxed;
-  return running->setAccess(address, bytes, descriptors, count);
+  };
+  if (!ourAddress(running, address)) return drivers(address, bytes);
+  return inParts(address, bytes, drivers, [&](CUdeviceptr part, size_t size) {
+    RelaxedCapture relaxed;
+    return running->setAccess(part, size, descriptors, count);
+  });
 }
 
 OLPAGER_HOOK(cuMemGetAccess)(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
@@ -185,9 +240,13 @@ OLPAGER_HOOK(cuMemExportToShareableHandle)
     if (out == nullptr || flags != 0 || running->handleProperties(handle, &properties) != CUDA_SUCCESS ||
         type == CU_MEM_HANDLE_TYPE_NONE || (properties.requestedHandleTypes & type) == 0)
       return CUDA_ERROR_INVALID_VALUE;
-    olpager::base::warnOnce("cuMemExportToShareableHandle",
-                            "cuMemExportToShareableHandle: memory that olpager moves can't be exported; set "
-                            "OL_EXPORTABLE=driver to leave exportable memory in VRAM and to the driver");
+    olpager::base::warnOnce(
+        "cuMemExportToShareableHandle",
+        exportableIsDrivers()
+            ? "cuMemExportToShareableHandle: this memory came when VRAM had no room for exportable memory: it is paged "
+              "and can't be exported; have less exportable memory, or export what is made earlier"
+            : "cuMemExportToShareableHandle: memory that olpager moves can't be exported; without OL_EXPORTABLE=pager "
+              "exportable memory is the driver's, in VRAM");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   return driver().cuMemExportToShareableHandle(out, handle, type, flags);

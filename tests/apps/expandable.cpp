@@ -1,6 +1,6 @@
 // Virtual memory as PyTorch's expandable segments use it: one reservation far larger than VRAM, handles of 2 and 20 MiB
 // that could be exported, mapped one after another so that blocks run across them, kernels over all of it, parts
-// unmapped, released and mapped anew. Ends with what such memory does not offer: exporting it, or being written when it
+// unmapped, released and mapped anew. Ends with what such memory does not always offer: exporting it, or being written when it
 // is read only.
 #include <unistd.h>
 
@@ -152,7 +152,7 @@ int main(int argc, char** argv) {
     CHECK(!readable || word == seed + 500, "the contents went with access %d: %#x", int(flags), word);
   }
   check(large.at(0), large.segment(), seed + 500, rounds + 2, "segment after its access changed");
-  // Natively it can be exported; under the pager that is refused, and nothing else happens.
+  // What is the driver's can be exported; what the pager moves is refused, and nothing else happens.
   int descriptor = -1;
   const CUresult exported =
       cuMemExportToShareableHandle(&descriptor, small.handle(0), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);

@@ -145,23 +145,28 @@ void alone(CUdevice device, const apps::Bump& bump) {
   close(ends[0]), close(ends[1]);
 }
 
-// More than there is room for, each gone before the next. That nobody has a descriptor any more may be heard a moment late.
+// More than there is room for, each gone before the next. That nobody has a descriptor any more may be heard a moment late: until
+// then there is no memory, or only such as is paged.
 void inTurn(CUdevice device) {
   size_t free = 0, total = 0;
   DRIVER_OK(cuMemGetInfo(&free, &total));
   const size_t bytes = 64 * kMiB;
   const size_t turns = std::min<size_t>(2 * total / bytes + 1, 128);
   for (size_t turn = 0; turn < turns; ++turn) {
-    CUmemGenericAllocationHandle handle = 0;
-    CUresult result = create(&handle, device, bytes);
-    for (int i = 0; i < 2000 && result == CUDA_ERROR_OUT_OF_MEMORY; ++i) {
-      usleep(5000);
-      result = create(&handle, device, bytes);
-    }
-    CHECK(result == CUDA_SUCCESS, "turn %zu of %zu: CUresult %d", turn, turns, int(result));
     int descriptor = -1;
-    DRIVER_OK(cuMemExportToShareableHandle(&descriptor, handle, kDescriptor, 0));
-    DRIVER_OK(cuMemRelease(handle));
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    for (int i = 0; i < 2000 && descriptor < 0; ++i) {
+      if (i > 0) usleep(5000);
+      CUmemGenericAllocationHandle handle = 0;
+      result = create(&handle, device, bytes);
+      if (result == CUDA_ERROR_OUT_OF_MEMORY) continue;
+      CHECK(result == CUDA_SUCCESS, "turn %zu of %zu: CUresult %d", turn, turns, int(result));
+      result = cuMemExportToShareableHandle(&descriptor, handle, kDescriptor, 0);
+      DRIVER_OK(cuMemRelease(handle));
+      CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_SUPPORTED, "an export in turn %zu: CUresult %d", turn,
+            int(result));
+    }
+    CHECK(descriptor >= 0, "turn %zu of %zu: CUresult %d", turn, turns, int(result));
     close(descriptor);
   }
 }

@@ -81,7 +81,10 @@ struct CommandLine {
       {"--driver", "driver", "OL_DRIVER", "DRIVER",
        "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
       {"--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
-       "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: pager)", Mode::kBoth},
+       "Whose exportable memory of cuMemCreate is: driver, which keeps it in VRAM and exports it, or pager, which "
+       "pages it "
+       "(default: driver)",
+       Mode::kBoth},
       {"--pack", "pack", "OL_PACK", "WHETHER",
        "What streams crosses the bus packed where it packs: on or off (default: on)"},
   };
@@ -313,6 +316,13 @@ int run(int argc, char** argv) {
   for (const std::string& variable : tools::addAllocators(environment)) allocators += " " + variable;
   if (settings.log >= base::LogLevel::kInfo && !allocators.empty())
     base::print(stderr, "olrun: frameworks allocate as they need:{} (a variable that you set stays)\n", allocators);
+  // NCCL judges by this machine's PCI bus which GPUs reach each other's memory, and a gpunode's are on another one: it would take
+  // the way through memory of this machine, which kernels there can't wait for. With this it asks the driver.
+  if (forwarded && environment.get("NCCL_P2P_LEVEL").empty()) {
+    environment.set("NCCL_P2P_LEVEL", "SYS");
+    if (settings.log >= base::LogLevel::kInfo)
+      base::print(stderr, "olrun: NCCL_P2P_LEVEL=SYS is set: GPUs of a gpunode reach each other as its driver says\n");
+  }
   return line.stats ? tools::runWithStats(program.path, line.program, environment)
                     : tools::replaceBy(program.path, line.program, environment);
 }

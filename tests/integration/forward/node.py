@@ -609,7 +609,7 @@ def settings(bench):
 
 
 def exporting(bench, address, *options):
-    return bench.program(bench.options.descriptors, address, options=("--exportable", "driver", *options))
+    return bench.program(bench.options.descriptors, address, options=options)
 
 
 def exported(bench):
@@ -653,7 +653,7 @@ def exported_nowhere(bench):
     assert taker.ask(f"take {path}") == "ok" and giver.line() == "sent"
     assert taker.ask("import") == "error 1"
     taker.wait_log("or is on another gpunode")
-    paged = bench.program(bench.options.descriptors, addresses[0])
+    paged = exporting(bench, addresses[0], "--exportable", "pager")
     assert paged.ask("make 6") == "ok"
     paged.tell(f"send {path}-2")
     paged.wait_log("olrun --exportable driver")
