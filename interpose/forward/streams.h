@@ -5,6 +5,11 @@
 
 namespace olpager::forward {
 
+/// Whether it is the legacy default stream, in which no batch may be. `per_thread`: as below.
+inline bool isLegacy(CUstream stream, bool per_thread) {
+  return stream == CU_STREAM_LEGACY || (stream == nullptr && !per_thread);
+}
+
 /// Waits for all that is in the stream. What has failed before is for the program's own calls to tell. `per_thread`: what NULL stands for.
 inline CUresult finishStream(CUstream stream, bool per_thread) {
   Call call(per_thread ? api::Symbol::kCuStreamSynchronize_ptsz : api::Symbol::kCuStreamSynchronize,

@@ -103,7 +103,7 @@ void withoutContext(const Place& there) {
 void leavesNothing(const Place& there, const char* where, const std::function<void(uint32_t)>& once) {
   for (uint32_t i = 0; i < 2; ++i) once(i);
   const size_t before = there.freeBytes();
-  for (uint32_t i = 2; i < 8; ++i) once(i);
+  for (uint32_t i = 2; i < 5; ++i) once(i);
   const size_t after = there.freeBytes();
   CHECK(after >= before, "%s: %zu bytes are left over", where, before - after);
 }
