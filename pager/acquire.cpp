@@ -180,7 +180,7 @@ CUresult Access::acquireSlow() {
   if (const CUresult result = await(closure, lock, &waited_ns); result != CUDA_SUCCESS) return result;
   commit(closure, waited_ns);
   lock.unlock();
-  if (timed_ != nullptr) timed_->begin(state.driver, stream_.stream);
+  if (timed_ != nullptr) timed_->begin(state.driver, stream_);
   return CUDA_SUCCESS;
 }
 

@@ -80,6 +80,25 @@ constexpr bool refusedByCapture(CUresult result) {
   return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
 }
 
+/// While it lives `context` is the thread's current one, if it can be. `Driver`: a table with the functions for that.
+template <typename Driver>
+class InContext {
+ public:
+  InContext(const Driver& driver, CUcontext context) : driver_(driver), result_(driver.cuCtxPushCurrent_v2(context)) {}
+  ~InContext() {
+    CUcontext popped = nullptr;
+    if (result_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent_v2(&popped);
+  }
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
+  /// CUDA_SUCCESS where it is, else why not.
+  CUresult result() const { return result_; }
+
+ private:
+  const Driver& driver_;
+  const CUresult result_;
+};
+
 /// Fills `api` by `resolve(symbol name)`; returns the first name that could not be resolved, or nullptr.
 template <typename Resolve>
 const char* loadDriverApi(DriverApi& api, Resolve&& resolve) {

@@ -129,25 +129,6 @@ class RelaxedThread {
   bool exchanged_ = false;
 };
 
-/// While it lives `context` is the thread's current one, if it can be.
-class InContext {
- public:
-  InContext(const DriverApi& driver, CUcontext context)
-      : driver_(driver), result_(driver.cuCtxPushCurrent_v2(context)) {}
-  ~InContext() {
-    CUcontext popped = nullptr;
-    if (result_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent_v2(&popped);
-  }
-  InContext(const InContext&) = delete;
-  InContext& operator=(const InContext&) = delete;
-  /// CUDA_SUCCESS where it is, else why not.
-  CUresult result() const { return result_; }
-
- private:
-  const DriverApi& driver_;
-  const CUresult result_;
-};
-
 /// Driver calls are made with the mutex released: one may wait for its context's lock while another context's launches go
 /// on. Whoever takes a stream or a context away waits until no thread is in a call for it.
 class StreamTable {

@@ -198,7 +198,10 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
     lock.unlock();
     int numa = 0;
     if (state.driver.cuDeviceGetAttribute(&numa, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS) numa = 0;
-    const auto [vram, host] = budgetsOf(state, device);
+    const auto [vram, host] = [&] {
+      const InContext current(state.driver, context);  // the caller's may be another device's
+      return budgetsOf(state, device);
+    }();
     lock.lock();
     engine = std::make_shared<Engine>(state, device, context);
     result = engine->start(vram, numa, lock);
@@ -716,6 +719,21 @@ bool Pool::isAllocated(CUdeviceptr address) const {
   return isBase(*state_, address);
 }
 
+namespace {
+
+// An event behind what is in the stream. It has to be of the stream's context, which need not be the caller's.
+CUresult eventBehind(const DriverApi& driver, const StreamKey& stream, CUevent* event) {
+  const InContext current(driver, stream.context);
+  CUresult result = current.result();
+  if (result == CUDA_SUCCESS) result = driver.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
+  if (result != CUDA_SUCCESS) return result;
+  result = driver.cuEventRecord(*event, stream.stream);
+  if (result != CUDA_SUCCESS) driver.cuEventDestroy_v2(*event);
+  return result;
+}
+
+}  // namespace
+
 CUresult Pool::freeAsync(CUdeviceptr address, const StreamKey& stream) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
@@ -725,9 +743,7 @@ CUresult Pool::freeAsync(CUdeviceptr address, const StreamKey& stream) {
     if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
   }
   CUevent event = nullptr;
-  CUresult result = state.driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-  if (result == CUDA_SUCCESS) result = state.driver.cuEventRecord(event, stream.stream);
-  if (result != CUDA_SUCCESS) return result;
+  if (const CUresult result = eventBehind(state.driver, stream, &event); result != CUDA_SUCCESS) return result;
   Lock lock(state.mutex);
   if (!isBase(state, address)) {
     lock.unlock();
@@ -950,15 +966,20 @@ void Pool::contextGone(CUcontext context) {
   endStreams(state, context);
   Lock lock(state.mutex);
   while (state.looking > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  std::vector<CUevent> events;  // of streams of other contexts
   for (auto of_stream = state.deferred.begin(); of_stream != state.deferred.end();) {
     std::erase_if(of_stream->second, [&](const DeferredFree& entry) {
       const Region* region = state.find(entry.address);
       if (region == nullptr || region->context != context) return false;
+      if (of_stream->first.context != context) events.push_back(entry.event);
       state.deferred_addresses.erase(entry.address);
       return true;
     });
     of_stream = of_stream->second.empty() ? state.deferred.erase(of_stream) : std::next(of_stream);
   }
+  lock.unlock();
+  for (const CUevent event : events) state.driver.cuEventDestroy_v2(event);
+  lock.lock();
   for (const auto& [address, small] : state.small) {
     const Region* slab = small.context == context ? state.find(address) : nullptr;
     if (slab == nullptr || slab->engine == nullptr) continue;

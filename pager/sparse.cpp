@@ -1,5 +1,6 @@
 #include "pager/sparse.h"
 
+#include "pager/pool.h"
 #include "pager/region.h"
 
 namespace olpager::pager {
@@ -48,16 +49,25 @@ uint64_t vramBandwidth(const DriverApi& driver, CUdevice device) {
   return 2ull * static_cast<uint64_t>(khz) * 1000 * static_cast<uint64_t>(bits) / 8;  // two transfers a clock
 }
 
-void TimedLaunch::begin(const DriverApi& driver, CUstream stream) {
-  // An event that can't be had or recorded leaves a launch without a time, no more.
-  if (start == nullptr) driver.cuEventCreate(&start, CU_EVENT_DEFAULT);
-  if (end == nullptr) driver.cuEventCreate(&end, CU_EVENT_DEFAULT);
-  if (start != nullptr) driver.cuEventRecord(start, stream);
+void TimedLaunch::begin(const DriverApi& driver, const StreamKey& stream) {
+  const InContext current(driver, stream.context);
+  for (CUevent* event : {&start, &end})
+    if (*event == nullptr && driver.cuEventCreate(event, CU_EVENT_DEFAULT) != CUDA_SUCCESS) *event = nullptr;
+  recorded = start != nullptr && end != nullptr && driver.cuEventRecord(start, stream.stream) == CUDA_SUCCESS;
 }
 
 void TimedLaunch::finish(const DriverApi& driver, CUstream stream) {
-  if (end != nullptr) driver.cuEventRecord(end, stream);
+  recorded = recorded && driver.cuEventRecord(end, stream) == CUDA_SUCCESS;
+  // Of another context of the device than the last launch: the next one gets events of its own.
+  if (!recorded) dropEvents(driver);
   state.store(State::kDone, std::memory_order_release);
+}
+
+void TimedLaunch::dropEvents(const DriverApi& driver) {
+  for (CUevent* event : {&start, &end}) {
+    if (*event != nullptr) driver.cuEventDestroy_v2(*event);
+    *event = nullptr;
+  }
 }
 
 TimedLaunch* LaunchTimer::take(Region& region, bool in_place) {
@@ -73,8 +83,8 @@ TimedLaunch* LaunchTimer::take(Region& region, bool in_place) {
 }
 
 // False while it is under way.
-bool LaunchTimer::elapsed(const DriverApi& driver, TimedLaunch& launch, uint64_t* ns, bool* known) {
-  if (launch.start == nullptr || launch.end == nullptr) return true;
+bool LaunchTimer::elapsed(const DriverApi& driver, const TimedLaunch& launch, uint64_t* ns, bool* known) {
+  if (!launch.recorded) return true;
   float milliseconds = 0;
   const CUresult result = driver.cuEventElapsedTime_v2(&milliseconds, launch.start, launch.end);
   if (result == CUDA_ERROR_NOT_READY) return false;
@@ -93,10 +103,7 @@ void LaunchTimer::drop(const DriverApi& driver) {
   for (TimedLaunch& launch : launches_) {
     // One that is taken is of a launch being made in a context that is being destroyed: its thread sees the errors.
     if (launch.state.load(std::memory_order_acquire) == TimedLaunch::State::kTaken) continue;
-    for (CUevent* event : {&launch.start, &launch.end}) {
-      if (*event != nullptr) driver.cuEventDestroy_v2(*event);
-      *event = nullptr;
-    }
+    launch.dropEvents(driver);
     launch.state.store(TimedLaunch::State::kFree, std::memory_order_release);
   }
 }

@@ -21,6 +21,7 @@
 namespace olpager::pager {
 
 struct Region;
+struct StreamKey;
 
 enum class Density : uint8_t { kUnknown, kSparse, kDense };
 
@@ -55,10 +56,12 @@ struct TimedLaunch {
   Region* region = nullptr;
   uint64_t buffer_id = 0;
   bool in_place = false;
+  bool recorded = false;  // both events are, around this launch: without them it has no time
 
-  /// Before and after the driver call, on the stream that it goes to, with that stream's context current. Neither waits.
-  void begin(const DriverApi& driver, CUstream stream);
+  /// Before and after the driver call, on the stream that it goes to. Neither waits.
+  void begin(const DriverApi& driver, const StreamKey& stream);
   void finish(const DriverApi& driver, CUstream stream);
+  void dropEvents(const DriverApi& driver);
 };
 
 /// The timed launches of one device's engine. Few at a time: what is not timed now is timed the next time.
@@ -74,7 +77,7 @@ class LaunchTimer {
   void drop(const DriverApi& driver);
 
  private:
-  static bool elapsed(const DriverApi& driver, TimedLaunch& launch, uint64_t* ns, bool* known);
+  static bool elapsed(const DriverApi& driver, const TimedLaunch& launch, uint64_t* ns, bool* known);
   std::array<TimedLaunch, 8> launches_;
 };
 

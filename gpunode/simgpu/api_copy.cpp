@@ -107,7 +107,8 @@ CUresult batch(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count
                const size_t* indices, size_t attribute_count, size_t* failed, CUstream stream, bool per_thread) {
   if (failed != nullptr) *failed = SIZE_MAX;
   if (dsts == nullptr || srcs == nullptr || sizes == nullptr || count == 0 || attributes == nullptr ||
-      indices == nullptr || attribute_count == 0 || attribute_count > count || indices[0] != 0 || stream == nullptr)
+      indices == nullptr || attribute_count == 0 || attribute_count > count || indices[0] != 0 ||
+      isLegacy(stream, per_thread))
     return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     const CUresult result = linear(kUnified, dsts[i], kUnified, srcs[i], sizes[i], stream, per_thread, kAsync);
@@ -150,7 +151,7 @@ bool batchOperand(const CUmemcpy3DOperand& operand, size_t element, bool dst, CU
 CUresult batch3D(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, size_t* failed, unsigned long long flags,
                  CUstream stream, bool per_thread) {
   if (failed != nullptr) *failed = SIZE_MAX;
-  if (ops == nullptr || count == 0 || flags != 0 || stream == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (ops == nullptr || count == 0 || flags != 0 || isLegacy(stream, per_thread)) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     // Extents count elements of the arrays that take part, bytes where none does.
     size_t element = 1;

@@ -200,7 +200,6 @@ CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx handle, unsign
   std::shared_ptr<GreenContext> green;
   if (const CUresult result = find(handle, &green)) return result;
   if (out == nullptr || flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-  constexpr int kGreatestPriority = -5;
   *out = green->context->createStream(flags, std::clamp(priority, kGreatestPriority, 0))->handle();
   return CUDA_SUCCESS;
 }

@@ -132,7 +132,7 @@ CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute
 CUresult prefetchBatch(CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* locations, size_t* indices,
                        size_t location_count, unsigned long long flags, CUstream stream, bool per_thread) {
   if (addresses == nullptr || sizes == nullptr || count == 0 || locations == nullptr || indices == nullptr ||
-      location_count == 0 || location_count > count || indices[0] != 0 || flags != 0)
+      location_count == 0 || location_count > count || indices[0] != 0 || flags != 0 || isLegacy(stream, per_thread))
     return CUDA_ERROR_INVALID_VALUE;
   size_t which = 0;
   for (size_t i = 0; i < count; ++i) {

@@ -24,7 +24,7 @@ CUresult allocate(CUdeviceptr* out, size_t bytes, CUmemoryPool pool_handle, bool
                   bool per_thread) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
-  if (const CUresult result = requireStream(stream_handle, per_thread, &context, &stream)) return result;
+  if (const CUresult result = requireOwnStream(stream_handle, per_thread, &context, &stream)) return result;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<MemPool> pool;
   if (from_pool) {
@@ -55,7 +55,7 @@ CUresult allocate(CUdeviceptr* out, size_t bytes, CUmemoryPool pool_handle, bool
 CUresult release(CUdeviceptr address, CUstream stream_handle, bool per_thread) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
-  if (const CUresult result = requireStream(stream_handle, per_thread, &context, &stream)) return result;
+  if (const CUresult result = requireOwnStream(stream_handle, per_thread, &context, &stream)) return result;
   if (stream->inCapture())
     return captureNode(*stream, {CU_GRAPH_NODE_TYPE_MEM_FREE, context->handle(), FreeNode{address}});
   if (address == 0) return CUDA_SUCCESS;

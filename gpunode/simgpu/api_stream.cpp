@@ -15,8 +15,6 @@ namespace {
 using ContextPtr = std::shared_ptr<Context>;
 using StreamPtr = std::shared_ptr<Stream>;
 
-constexpr int kGreatestPriority = -5;
-
 CUresult createStream(CUstream* out, unsigned flags, int priority) {
   ContextPtr context;
   if (const CUresult result = requireContext(&context)) return result;
@@ -41,7 +39,7 @@ template <typename Call>
 CUresult ask(CUstream handle, bool per_thread, const void* out, Call call) {
   ContextPtr context;
   StreamPtr stream;
-  if (const CUresult result = requireStream(handle, per_thread, &context, &stream)) return result;
+  if (const CUresult result = requireOwnStream(handle, per_thread, &context, &stream)) return result;
   return out != nullptr ? call(*context, *stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -159,6 +157,8 @@ CUresult attach(CUstream handle, bool per_thread, CUdeviceptr address, unsigned 
     return CUDA_ERROR_INVALID_VALUE;
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST && flags != CU_MEM_ATTACH_SINGLE)
     return CUDA_ERROR_INVALID_VALUE;
+  // To one stream: the legacy one is none of its own.
+  if (flags == CU_MEM_ATTACH_SINGLE && isLegacy(handle, per_thread)) return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;  // the memory is one for all: who may use it does not change where it is
 }
 
@@ -250,42 +250,15 @@ OLSIM_VALUE_FUNCTION(cuStreamWriteValue64_v2, writeValue, CU_STREAM_MEM_OP_WRITE
 #undef OLSIM_VALUE_FUNCTION
 
 OLSIM_STREAM_FUNCTION(cuStreamGetAttribute, _ptsz, (CUstream handle, CUstreamAttrID id, CUstreamAttrValue* value),
-                      return ask(handle, kPerThread, value, [&](Context&, Stream& stream) {
-                        *value = {};
-                        switch (id) {
-                          case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-                          case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-                          case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-                            return CUDA_SUCCESS;
-                          case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-                            value->syncPolicy =
-                                static_cast<CUsynchronizationPolicy>(stream.synchronization_policy.load());
-                            return CUDA_SUCCESS;
-                          case CU_LAUNCH_ATTRIBUTE_PRIORITY:
-                            value->priority = stream.priority();
-                            return CUDA_SUCCESS;
-                          default:
-                            return CUDA_ERROR_INVALID_VALUE;
-                        }
-                      });)
+                      return ask(handle, kPerThread, value,
+                                 [&](Context&, Stream& stream) { return stream.attributes.get(id, value); });)
 OLSIM_STREAM_FUNCTION(cuStreamSetAttribute, _ptsz, (CUstream handle, CUstreamAttrID id, const CUstreamAttrValue* value),
-                      return ask(handle, kPerThread, value, [&](Context&, Stream& stream) {
-                        switch (id) {
-                          case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-                          case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-                          case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-                            return CUDA_SUCCESS;  // hints about caches, of which there are none
-                          case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-                            stream.synchronization_policy = value->syncPolicy;
-                            return CUDA_SUCCESS;
-                          default:
-                            return CUDA_ERROR_INVALID_VALUE;
-                        }
-                      });)
+                      return ask(handle, kPerThread, value,
+                                 [&](Context&, Stream& stream) { return stream.attributes.set(id, *value); });)
 OLSIM_STREAM_FUNCTION(cuStreamCopyAttributes, _ptsz, (CUstream to, CUstream from),
                       return ask(to, kPerThread, &to, [&](Context& context, Stream& stream) {
                         const auto source = context.stream(from, kPerThread);
                         if (source == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-                        stream.synchronization_policy = source->synchronization_policy.load();
+                        stream.attributes.copyFrom(source->attributes);
                         return CUDA_SUCCESS;
                       });)

@@ -367,6 +367,19 @@ CUresult requireContext(std::shared_ptr<Context>* out) {
   return CUDA_SUCCESS;
 }
 
+CUresult requireOwnStream(CUstream handle, bool per_thread, std::shared_ptr<Context>* context,
+                          std::shared_ptr<Stream>* stream) {
+  if (const CUresult result = requireInit()) return result;
+  if (currentContext() != nullptr || isDefaultStream(handle)) return requireStream(handle, per_thread, context, stream);
+  if (ThreadState::get().in_callback) return CUDA_ERROR_NOT_PERMITTED;
+  *stream = Driver::get().streams.find(handle);
+  if (*stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  *context = (*stream)->context();
+  if (*context != nullptr) (*context)->waitForCallLock();
+  if (*context == nullptr || !(*context)->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  return (*context)->error();
+}
+
 CUresult requireStream(CUstream handle, bool per_thread, std::shared_ptr<Context>* context,
                        std::shared_ptr<Stream>* stream) {
   if (const CUresult result = requireContext(context)) return result;

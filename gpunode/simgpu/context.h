@@ -198,6 +198,17 @@ CUresult requireContext(std::shared_ptr<Context>* out);
 /// requireContext() and the stream that the handle means in it, with its own context (streams carry theirs).
 CUresult requireStream(CUstream handle, bool per_thread, std::shared_ptr<Context>* context,
                        std::shared_ptr<Stream>* stream);
+/// requireStream() for a stream that need not be of the current context: one that the program has made is found without any.
+CUresult requireOwnStream(CUstream handle, bool per_thread, std::shared_ptr<Context>* context,
+                          std::shared_ptr<Stream>* stream);
+/// Whether the handle is none that the program has made.
+inline bool isDefaultStream(CUstream handle) {
+  return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
+}
+/// Whether it means the legacy default stream, which some functions refuse.
+inline bool isLegacy(CUstream handle, bool per_thread) {
+  return handle == CU_STREAM_LEGACY || (handle == nullptr && !per_thread);
+}
 /// CUDA_SUCCESS after cuInit in this process; CUDA_ERROR_NOT_INITIALIZED before it and in a forked child.
 CUresult requireInit();
 

@@ -143,6 +143,13 @@ MemPool::Blocks::iterator MemPool::findFree(const Stream& stream, uint64_t bytes
   return best;
 }
 
+// Under the mutex. 0: the device has no room, or the pool is as large as it may be.
+uint64_t MemPool::takeChunk(uint64_t bytes) {
+  const uint64_t most = roundUp(properties.maxSize, kPageBytes);
+  if (most != 0 && (bytes > most || reserved_ > most - bytes)) return 0;
+  return Driver::get().memory.takePoolMemory(device_, bytes);
+}
+
 CUresult MemPool::allocate(Context& context, Stream& stream, uint64_t bytes, CUdeviceptr* out) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (bytes > device_.vram.totalBytes()) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -159,8 +166,8 @@ CUresult MemPool::allocate(Context& context, Stream& stream, uint64_t bytes, CUd
       }
       if (it == blocks_.end()) {
         const uint64_t size = roundUp(need, kPageBytes);
-        uint64_t base = memory.takePoolMemory(device_, size);
-        if (base == 0 && releaseLocked(0) != 0) base = memory.takePoolMemory(device_, size);
+        uint64_t base = takeChunk(size);
+        if (base == 0 && releaseLocked(0) != 0) base = takeChunk(size);
         if (base != 0) {
           chunks_[base] = size;
           reserved_ += size;
@@ -223,7 +230,9 @@ bool MemPool::giveBack(CUdeviceptr address, StreamPoint after) {
 
 CUresult MemPool::free(Context& context, Stream& stream, CUdeviceptr address) {
   if (!Driver::get().memory.removePoolAllocation(address)) return CUDA_ERROR_INVALID_VALUE;
-  StreamPoint point = context.submit(stream, makeOp("stream-ordered free", [](Context&) { return CUDA_SUCCESS; }));
+  // A pool that has been destroyed goes with its last allocation, but not before the stream has come to that.
+  StreamPoint point = context.submit(
+      stream, makeOp("stream-ordered free", [pool = shared_from_this()](Context&) { return CUDA_SUCCESS; }));
   return giveBack(address, std::move(point)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

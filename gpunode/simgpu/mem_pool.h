@@ -71,6 +71,7 @@ class MemPool : public std::enable_shared_from_this<MemPool> {
   Blocks::iterator findFree(const Stream& stream, uint64_t bytes);
   void joinFree();
   uint64_t releaseLocked(uint64_t keep);
+  uint64_t takeChunk(uint64_t bytes);
 
   Device& device_;
   const CUmemoryPool handle_;

@@ -39,7 +39,7 @@ void StreamPoint::wait() const {
 }
 
 Stream::Stream(std::weak_ptr<Context> context, CUstream handle, uint64_t id, unsigned flags, int priority)
-    : context_(std::move(context)), handle_(handle), id_(id), flags_(flags), priority_(priority) {}
+    : attributes(priority), context_(std::move(context)), handle_(handle), id_(id), flags_(flags) {}
 
 Stream::~Stream() = default;
 

@@ -17,6 +17,8 @@
 #include <mutex>
 #include <vector>
 
+#include "gpunode/simgpu/stream_attributes.h"
+
 namespace olpager::simgpu {
 
 class Context;
@@ -69,6 +71,9 @@ struct StreamPoint {
   void wait() const;
 };
 
+/// Streams' priorities are from here to 0.
+inline constexpr int kGreatestPriority = -5;
+
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   Stream(std::weak_ptr<Context> context, CUstream handle, uint64_t id, unsigned flags, int priority);
@@ -78,7 +83,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   uint64_t id() const { return id_; }
   unsigned flags() const { return flags_; }
   bool nonBlocking() const { return (flags_ & CU_STREAM_NON_BLOCKING) != 0; }
-  int priority() const { return priority_; }
+  int priority() const { return attributes.priority(); }
   std::shared_ptr<Context> context() const { return context_.lock(); }
 
   /// Puts `op` at the end, to run when `dependencies` are complete, and returns its place. Used by Context::submit();
@@ -99,8 +104,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
   /// Destroyed by the program, but kept by its context until it is idle. Under Context::submit_mutex.
   bool forgotten = false;
-  /// cuStreamSetAttribute: CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY.
-  std::atomic<int> synchronization_policy{CU_SYNC_POLICY_AUTO};
+  StreamAttributes attributes;
 
  private:
   friend class Runners;
@@ -115,7 +119,6 @@ class Stream : public std::enable_shared_from_this<Stream> {
   const CUstream handle_;
   const uint64_t id_;
   const unsigned flags_;
-  const int priority_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> queue_;

@@ -26,17 +26,6 @@ Place placeOf(Invocation& in, const CopyHead& head) {
   return place;
 }
 
-// Makes the stream's context current, which need not be the caller's: the client's number of it. What marks a place in the stream has to be of
-// that one.
-uint64_t enterContextOf(Invocation& in, CUstream stream) {
-  if (stream == nullptr || stream == CU_STREAM_LEGACY) return in.head().context;
-  CUcontext context = nullptr;
-  if (in.driver().cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || context == Worker::current())
-    return in.head().context;
-  in.worker().setCurrent(context);
-  return in.numberFor(context);
-}
-
 // Fills in the worker's side of a box: arrays by their handles.
 bool settleArrays(Invocation& in, CUDA_MEMCPY3D& box) {
   const auto side = [&](CUmemorytype type, CUarray& array, CUdeviceptr) {
@@ -136,7 +125,7 @@ bool isBulk(const CopyHead& head) { return head.region.key != 0; }
 BulkCopy bulkOf(Invocation& in, const CopyHead& head, const Place& place) {
   BulkCopy copy;
   copy.stream = place.stream;
-  copy.context = enterContextOf(in, place.stream);
+  copy.context = in.enterContextOf(place.stream);
   copy.in_order = head.in_order != 0;
   if (head.array != 0) copy.array = in.translated<CUarray>(head.device);
   copy.device = head.array != 0 ? 0 : head.device;
@@ -212,7 +201,7 @@ class Between {
   Between(Invocation& in, const CopyHead& head, const Place& place)
       : worker_(in.worker()), number_(head.number), length_(head.bytes) {
     if (number_ != 0 && length_ <= Staging::kPieceBytes)
-      piece_ = worker_.staging().take(in.driver(), enterContextOf(in, place.stream));
+      piece_ = worker_.staging().take(in.driver(), in.enterContextOf(place.stream));
     if (piece_ == nullptr) bytes_.resize(length_);
   }
   Between(const Between&) = delete;

@@ -144,7 +144,7 @@ CUresult gate(Invocation& in) {
     owed.comes();
   }
   if (number == 0) return CUDA_SUCCESS;
-  const CUresult result = in.worker().gates().put(in.driver(), in.head().context, stream, number);
+  const CUresult result = in.worker().gates().put(in.driver(), in.enterContextOf(stream), stream, number);
   in.worker().gatePut();
   return result;
 }
@@ -173,7 +173,7 @@ CUresult hostChanges(Invocation& in) {
   if (!in.ok()) return in.refusal();
   // What is captured comes back behind its graph.
   if (isCapturing(in, stream)) return CUDA_SUCCESS;
-  in.worker().exchange().owe(Worker::current(), stream, std::move(blocks));
+  in.worker().exchange().owe(in.worker().contextOf(stream), stream, std::move(blocks));
   owed.comes();
   return CUDA_SUCCESS;
 }

@@ -75,6 +75,13 @@ void Invocation::putText(const char* const* text) {
   if (*text != nullptr) out_.text(*text);
 }
 
+uint64_t Invocation::enterContextOf(CUstream stream) {
+  const CUcontext context = worker_.contextOf(stream);
+  if (context == Worker::current()) return head_.context;
+  worker_.setCurrent(context);
+  return numberFor(context);
+}
+
 bool Invocation::find(uint64_t number, HandleKind kind, uint64_t* value) const {
   return worker_.handles().find(number, kind, value);
 }

@@ -119,6 +119,10 @@ class Invocation {
   }
   void gone(uint64_t number);
 
+  /// Makes the stream's context current, which need not be the caller's: the client's number of it. What marks a place in the stream, and what
+  /// the stream waits for, has to be of that one.
+  uint64_t enterContextOf(CUstream stream);
+
   const api::DriverTable& driver() const;
   Worker& worker() { return worker_; }
   const forward::CallHead& head() const { return head_; }

@@ -56,11 +56,7 @@ CUresult launchOnDevices(Invocation& in) {
   if (launch == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   const CUresult result = launch(parts.data(), head.count, head.flags);
   if (result != CUDA_SUCCESS || head.pinned == 0) return result;
-  for (const auto& part : parts) {
-    CUcontext context = nullptr;
-    if (in.driver().cuStreamGetCtx(part.hStream, &context) != CUDA_SUCCESS) context = Worker::current();
-    in.worker().exchange().owe(context, part.hStream, pinned);
-  }
+  for (const auto& part : parts) in.worker().exchange().owe(in.worker().contextOf(part.hStream), part.hStream, pinned);
   owed.comes();
   return result;
 }

@@ -129,7 +129,7 @@ CUresult launch(Invocation& in) {
     result = driver.cuLaunchKernelEx(&config, function, parameters.pointers(), parameters.extra());
   }
   if (head.pinned == 0 || result != CUDA_SUCCESS) return result;
-  in.worker().exchange().owe(Worker::current(), stream, std::move(pinned));
+  in.worker().exchange().owe(in.worker().contextOf(stream), stream, std::move(pinned));
   owed.comes();
   return result;
 }

@@ -474,6 +474,14 @@ void Worker::make(const std::vector<std::byte>& record) {
 
 CUcontext Worker::current() { return t_current; }
 
+CUcontext Worker::contextOf(CUstream stream) const {
+  CUcontext context = nullptr;
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || driver_.cuStreamGetCtx == nullptr ||
+      driver_.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
+    return current();
+  return context;
+}
+
 void Worker::setCurrent(CUcontext context) {
   if (const uint64_t gone = g_contexts_gone.load(); gone != t_contexts_gone) {
     t_contexts_gone = gone;

@@ -108,6 +108,8 @@ class Worker {
   void setCurrent(CUcontext context);
   /// The one that is.
   static CUcontext current();
+  /// The context that a stream is in: of a default stream the current one.
+  CUcontext contextOf(CUstream stream) const;
 
   /// The stream that stands for a client thread's default stream.
   CUresult threadStream(uint32_t thread, uint64_t context, CUstream* stream);

@@ -28,11 +28,6 @@ bool isOrder(CUmemcpySrcAccessOrder order) {
          order == CU_MEMCPY_SRC_ACCESS_ORDER_ANY;
 }
 
-// The legacy default stream is none that a batch may be in.
-bool isBatchStream(CUstream stream, bool per_thread) {
-  return stream != CU_STREAM_LEGACY && (stream != nullptr || per_thread);
-}
-
 CUresult refuse(size_t* failed, CUresult why) {
   if (failed != nullptr) *failed = SIZE_MAX;  // none of them: the call itself
   return why;
@@ -53,7 +48,7 @@ bool readsLate(CUmemcpySrcAccessOrder order, CUdeviceptr from) {
 CUresult copyBatch(const Batch& batch, bool per_thread) {
   if (batch.count == 0 || batch.to == nullptr || batch.from == nullptr || batch.sizes == nullptr ||
       batch.attributes == nullptr || batch.starts == nullptr || batch.attribute_count == 0 ||
-      batch.attribute_count > batch.count || batch.starts[0] != 0 || !isBatchStream(batch.stream, per_thread))
+      batch.attribute_count > batch.count || batch.starts[0] != 0 || isLegacy(batch.stream, per_thread))
     return refuse(batch.failed, CUDA_ERROR_INVALID_VALUE);
   for (size_t i = 0; i < batch.attribute_count; ++i) {
     if (!isOrder(batch.attributes[i].srcAccessOrder) || batch.starts[i] >= batch.count ||
@@ -144,7 +139,7 @@ CUresult toBox(const CUDA_MEMCPY3D_BATCH_OP& op, CUDA_MEMCPY3D* box) {
 
 CUresult copyBoxes(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, size_t* failed, unsigned long long flags,
                    CUstream stream, bool per_thread) {
-  if (count == 0 || ops == nullptr || flags != 0 || !isBatchStream(stream, per_thread))
+  if (count == 0 || ops == nullptr || flags != 0 || isLegacy(stream, per_thread))
     return refuse(failed, CUDA_ERROR_INVALID_VALUE);
   std::vector<CUDA_MEMCPY3D> boxes(count);
   for (size_t i = 0; i < count; ++i) {

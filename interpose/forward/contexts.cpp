@@ -247,6 +247,12 @@ uint64_t contextIn(const Session* session) {
   return alive.empty() ? 0 : alive.back();
 }
 
+std::vector<uint64_t> contextsOf(const Session& session) {
+  Contexts& all = contexts();
+  std::lock_guard lock(all.mutex);
+  return all.alive[session.slot()];
+}
+
 uint64_t memoryOwner(uint64_t context) {
   Contexts& all = contexts();
   if (all.greens.load(std::memory_order_relaxed) == 0) return context;
@@ -254,6 +260,24 @@ uint64_t memoryOwner(uint64_t context) {
   for (const auto& [number, green] : all.green)
     if (green.context == context) return primaryOf(green.device);
   return context;
+}
+
+uint64_t memoryOwner(CUstream stream) {
+  const uint64_t current = currentContext();
+  const Session* const session = sessionOfHandle(reinterpret_cast<uint64_t>(stream));
+  if (session == nullptr) return memoryOwner(current);  // a default stream
+  {
+    Contexts& all = contexts();
+    std::lock_guard lock(all.mutex);
+    const auto& alive = all.alive[session->slot()];
+    if (alive.size() == 1 && all.green.empty()) return alive.back();
+  }
+  CUcontext own = nullptr;
+  if (ol_forward_generated_cuStreamGetCtx(stream, &own) != CUDA_SUCCESS) return memoryOwner(current);
+  CUdevice device = 0;
+  if (deviceOf(numberOf(own), &device)) return memoryOwner(numberOf(own));
+  // It stands for a green context, and the program has not asked for it.
+  return ol_forward_generated_cuStreamGetDevice(stream, &device) == CUDA_SUCCESS ? primaryOf(device) : numberOf(own);
 }
 
 WithContext::WithContext(uint64_t context) : pushed_(context != 0) {

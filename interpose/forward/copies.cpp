@@ -74,6 +74,7 @@ CopyHead headBetween(const Where& where, uint64_t to, uint64_t from, uint64_t by
 }
 
 CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& where);
+CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given);
 
 // A copy in a stream that captures: with memory that the worker has as well, or not at all.
 bool isCaptured(const Where& where) { return where.async && capturing() && captures(where.stream, where.per_thread); }
@@ -208,8 +209,9 @@ CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& si
 // Whether what the program gives as memory of the device is an exchanged block: it is the client's as any pinned memory is.
 bool isNear(const Far& far) { return !far.array && isExchanged(far.device); }
 
-// What the program gives as memory of the host may be the device's: a driver takes any address for either.
-bool isAtWorker(const void* near) { return isKnownMemory(reinterpret_cast<CUdeviceptr>(near), 1); }
+// What the program gives as memory of the host may be the device's: a driver takes any address for either. So is a mapping of the program's
+// own there, and what was freed.
+bool isAtWorker(const void* near) { return sessionOfRange(reinterpret_cast<uint64_t>(near)) != nullptr; }
 
 // Whether the driver would refuse the device's side, as far as it is known here.
 bool isRefused(const Far& far, uint64_t bytes) { return !far.array && leavesKnownMemory(far.device, bytes); }
@@ -350,7 +352,11 @@ Rows rowsOf(const void* base, const CUDA_MEMCPY3D& box, bool source) {
 }
 
 // Unified addresses become host or device ones, and those of exchanged blocks always host ones.
-void settle(CUmemorytype& type, const void*& host, CUdeviceptr device) {
+void settle(CUmemorytype& type, const void*& host, CUdeviceptr& device) {
+  if (type == CU_MEMORYTYPE_HOST && isAtWorker(host)) {
+    type = CU_MEMORYTYPE_DEVICE;
+    device = reinterpret_cast<CUdeviceptr>(host);
+  }
   if (type != CU_MEMORYTYPE_UNIFIED && !(type == CU_MEMORYTYPE_DEVICE && isExchanged(device))) return;
   device = hereOf(device);
   type = isDeviceMemory(device) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
@@ -435,8 +441,6 @@ bool leavesDevice(CUmemorytype type, CUdeviceptr device, const CUDA_MEMCPY3D& bo
   const Rows rows = rowsOf(reinterpret_cast<const void*>(device), box, source);
   return rows.isBeyondAddresses() || leavesKnownMemory(reinterpret_cast<CUdeviceptr>(rows.first), rows.extent());
 }
-
-CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given);
 
 // A box that is too large for one call, in two: of layers, rows or bytes.
 CUresult copyHalves(const CUDA_MEMCPY3D& box, CopyShape shape, const Where& given) {

@@ -1,6 +1,6 @@
 #include "interpose/forward/crossings.h"
 
-#include <array>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -14,11 +14,11 @@ namespace {
 
 struct OwnStreams {
   std::mutex mutex;  // alone
-  struct InSlot {
+  struct InContext {
     std::vector<CUstream> idle;
-    uint64_t gone = 0;  // contexts
+    uint64_t gone = 0;  // how often it went: a primary one comes again
   };
-  std::array<InSlot, kMostSessions> slots;
+  std::map<uint64_t, InContext> contexts;
 };
 OwnStreams& ownStreams() {
   static auto* instance = new OwnStreams;
@@ -40,16 +40,16 @@ CUresult putGate(const StreamAt& at, uint32_t notice, uint32_t gate) {
 
 StreamAt streamAt(CUstream stream, bool per_thread) { return {Route().handle(stream).session(), stream, per_thread}; }
 
-OwnStream::OwnStream(Session* session) : session_(session) {
+OwnStream::OwnStream(Session* session) : context_(contextIn(session)) {
   if (session == nullptr) return;
   OwnStreams& all = ownStreams();
   {
     std::lock_guard lock(all.mutex);
-    auto& slot = all.slots[session->slot()];
-    made_ = slot.gone;
-    if (!slot.idle.empty()) {
-      stream_ = slot.idle.back();
-      slot.idle.pop_back();
+    auto& own = all.contexts[context_];
+    made_ = own.gone;
+    if (!own.idle.empty()) {
+      stream_ = own.idle.back();
+      own.idle.pop_back();
       return;
     }
   }
@@ -60,20 +60,22 @@ OwnStream::OwnStream(Session* session) : session_(session) {
   if (call.oneWay() == CUDA_SUCCESS) stream_ = made;
 }
 
-// One that was made before a context went may be that context's: it is not used again.
+// One whose context went meanwhile went with it.
 OwnStream::~OwnStream() {
   if (stream_ == nullptr) return;
   OwnStreams& all = ownStreams();
   std::lock_guard lock(all.mutex);
-  auto& slot = all.slots[session_->slot()];
-  if (slot.gone == made_) slot.idle.push_back(stream_);
+  auto& own = all.contexts[context_];
+  if (context_ != 0 && own.gone == made_) own.idle.push_back(stream_);
 }
 
-void forgetOwnStreams(unsigned slot) {
+void forgetOwnStreams(uint64_t context) {
   OwnStreams& all = ownStreams();
   std::lock_guard lock(all.mutex);
-  all.slots[slot].idle.clear();
-  ++all.slots[slot].gone;
+  const auto found = all.contexts.find(context);
+  if (found == all.contexts.end()) return;
+  found->second.idle.clear();
+  ++found->second.gone;
 }
 
 CUresult waitAcross(const StreamAt& at, Session* other, CUevent event, unsigned flags) {

@@ -42,12 +42,12 @@ class OwnStream {
   CUstream stream() const { return stream_; }
 
  private:
-  Session* const session_;
+  const uint64_t context_;
   CUstream stream_ = nullptr;
-  uint64_t made_ = 0;  // how many contexts of the session were gone by then
+  uint64_t made_ = 0;  // how often the context was gone by then
 };
-/// A context of the session in this slot is gone, and streams of it.
-void forgetOwnStreams(unsigned slot);
+/// The context is gone, and its streams with it.
+void forgetOwnStreams(uint64_t context);
 
 /// The stream waits for what the event, of another session, stands for now.
 CUresult waitAcross(const StreamAt& at, Session* other, CUevent event, unsigned flags);

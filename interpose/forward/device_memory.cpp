@@ -32,7 +32,7 @@ struct Credit {
 };
 
 struct Held {
-  uint64_t context;
+  uint64_t context;  // with which it ends
   uint64_t bytes;
 };
 
@@ -50,7 +50,7 @@ struct Book {
 
   // Plain allocations, also those at the worker's addresses.
   std::shared_mutex known_mutex;  // alone
-  std::map<CUdeviceptr, uint64_t> known;
+  std::map<CUdeviceptr, Held> known;
 };
 // One for each session, by slot.
 Book& book(unsigned slot) {
@@ -149,11 +149,11 @@ void give(Book& all, uint64_t context, uint64_t address, uint64_t bytes) {
   all.credit.bytes += (before - usedPages(all)) * kPageBytes;
 }
 
-void know(CUdeviceptr address, uint64_t bytes) {
+void know(CUdeviceptr address, const Held& memory) {
   Book* const all = bookOf(address);
   if (all == nullptr) return;
   std::unique_lock lock(all->known_mutex);
-  all->known[address] = bytes;
+  all->known[address] = memory;
 }
 void forget(Book& all, CUdeviceptr address) {
   std::unique_lock lock(all.known_mutex);
@@ -173,7 +173,7 @@ CUresult allocateAnywhere(CUdeviceptr* out, uint64_t bytes) {
   if (std::none_of(all.begin(), all.end(), [](const Session* one) { return one->initialized(); }) && !all.empty())
     return CUDA_ERROR_NOT_INITIALIZED;
   const CUresult result = ol_forward_generated_cuMemAlloc_v2(out, bytes);
-  if (result == CUDA_SUCCESS && out != nullptr) know(*out, bytes);
+  if (result == CUDA_SUCCESS && out != nullptr) know(*out, {memoryOwner(currentContext()), bytes});
   return result;
 }
 
@@ -228,7 +228,7 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
   }
   all.held[address] = {context, bytes};
   lock.unlock();
-  know(address, bytes);
+  know(address, {context, bytes});
   *out = address;
   return result;
 }
@@ -287,13 +287,13 @@ CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
 }
 
 // What was allocated outside of the pager's range is known as device memory from now on.
-CUresult noted(const CUdeviceptr* out, uint64_t bytes, const Session* session, CUresult result) {
+CUresult noted(const CUdeviceptr* out, uint64_t bytes, CUstream stream, const Session* session, CUresult result) {
   if (result != CUDA_SUCCESS || session == nullptr || *out == 0) return result;
   const Description& description = session->description();
   if (*out - description.va_base >= description.va_size) {
     noteDeviceMemory(*session, *out, bytes);
   } else if (!capturing()) {  // what a graph allocates comes and goes with it
-    know(*out, bytes);
+    know(*out, {memoryOwner(stream), bytes});
   }
   return result;
 }
@@ -307,7 +307,8 @@ std::optional<uint64_t> leftInKnown(CUdeviceptr address) {
   if (after == all->known.begin()) return std::nullopt;
   --after;
   const uint64_t offset = address - after->first;
-  return offset < after->second ? std::optional(after->second - offset) : std::nullopt;
+  const uint64_t bytes = after->second.bytes;
+  return offset < bytes ? std::optional(bytes - offset) : std::nullopt;
 }
 
 bool isOfHost(const CUmemLocation& location) {
@@ -329,8 +330,9 @@ void noteCall(const Session& session, uint16_t function) {
 
 bool hasDeviceMemory(uint64_t context) {
   Book& all = book(slotOf(context));
-  std::lock_guard lock(all.mutex);
-  return std::any_of(all.held.begin(), all.held.end(), [&](const auto& one) { return one.second.context == context; });
+  std::shared_lock lock(all.known_mutex);
+  return std::any_of(all.known.begin(), all.known.end(),
+                     [&](const auto& one) { return one.second.context == context; });
 }
 
 void forgetDeviceMemory(uint64_t context) {
@@ -341,7 +343,6 @@ void forgetDeviceMemory(uint64_t context) {
       ++one;
       continue;
     }
-    forget(all, one->first);
     give(all, context, one->first, one->second.bytes);
     one = all.held.erase(one);
   }
@@ -350,9 +351,8 @@ void forgetDeviceMemory(uint64_t context) {
     all.slabs.erase(slabs);
   }
   all.credit = {};
-  // Also what has no entry in the book went with its context.
   std::unique_lock known_lock(all.known_mutex);
-  all.known.clear();
+  std::erase_if(all.known, [&](const auto& one) { return one.second.context == context; });
 }
 
 bool isKnownMemory(CUdeviceptr address, uint64_t bytes) {
@@ -375,18 +375,18 @@ CUresult ol_forward_cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) { return a
 CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height,
                                        unsigned element) {
   const CUresult result = ol_forward_generated_cuMemAllocPitch_v2(address, pitch, width, height, element);
-  if (result == CUDA_SUCCESS) know(*address, *pitch * height);
+  if (result == CUDA_SUCCESS) know(*address, {memoryOwner(currentContext()), *pitch * height});
   return result;
 }
 // Where a stream captures, and from some pools, it is the driver's own memory, outside of the pager's range.
 #define OL_IN_ORDER(suffix)                                                                              \
   CUresult ol_forward_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) {         \
-    return noted(out, bytes, Route().handle(stream).session(),                                           \
+    return noted(out, bytes, stream, Route().handle(stream).session(),                                   \
                  ol_forward_generated_cuMemAllocAsync##suffix(out, bytes, stream));                      \
   }                                                                                                      \
   CUresult ol_forward_cuMemAllocFromPoolAsync##suffix(CUdeviceptr* out, size_t bytes, CUmemoryPool pool, \
                                                       CUstream stream) {                                 \
-    return noted(out, bytes, Route().handle(pool).handle(stream).session(),                              \
+    return noted(out, bytes, stream, Route().handle(pool).handle(stream).session(),                      \
                  ol_forward_generated_cuMemAllocFromPoolAsync##suffix(out, bytes, pool, stream));        \
   }
 OL_IN_ORDER()

@@ -15,6 +15,7 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/streams.h"
 
 namespace olpager::forward {
 namespace {
@@ -146,7 +147,7 @@ CUresult prefetchAll(const CUdeviceptr* addresses, const size_t* sizes, size_t c
                      const size_t* indices, size_t location_count, unsigned long long flags, CUstream stream,
                      bool per_thread) {
   if (addresses == nullptr || sizes == nullptr || count == 0 || locations == nullptr || indices == nullptr ||
-      location_count == 0 || location_count > count || indices[0] != 0 || flags != 0)
+      location_count == 0 || location_count > count || indices[0] != 0 || flags != 0 || isLegacy(stream, per_thread))
     return CUDA_ERROR_INVALID_VALUE;
   size_t which = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -219,13 +220,14 @@ CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute
 }
 
 // Whoever may use the memory, it stays where it is.
-CUresult attach(CUdeviceptr address, uint64_t bytes, unsigned flags) {
+CUresult attach(CUdeviceptr address, uint64_t bytes, unsigned flags, bool legacy) {
   BlockInfo block;
   if (!blockAt(address, &block) || !block.managed || block.base != address || (bytes != 0 && bytes != block.bytes))
     return CUDA_ERROR_INVALID_VALUE;
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST && flags != CU_MEM_ATTACH_SINGLE)
     return CUDA_ERROR_INVALID_VALUE;
-  return CUDA_SUCCESS;
+  // To one stream: the legacy one is none of its own.
+  return flags == CU_MEM_ATTACH_SINGLE && legacy ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -277,9 +279,9 @@ CUresult ol_forward_cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advi
       size_t location_count, unsigned long long flags, CUstream stream) {                                       \
     return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, per_thread); \
   }                                                                                                             \
-  CUresult ol_forward_cuStreamAttachMemAsync##suffix(CUstream /*stream*/, CUdeviceptr address, size_t bytes,    \
+  CUresult ol_forward_cuStreamAttachMemAsync##suffix(CUstream stream, CUdeviceptr address, size_t bytes,        \
                                                      unsigned flags) {                                          \
-    return attach(address, bytes, flags);                                                                       \
+    return attach(address, bytes, flags, isLegacy(stream, per_thread));                                         \
   }
 OL_MANAGED(, false)
 OL_MANAGED(_ptsz, true)

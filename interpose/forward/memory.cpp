@@ -825,6 +825,14 @@ CUresult awaitNamed(const Session& session) {
 }
 
 namespace {
+CUresult synchronize(Session& session, uint64_t context) {
+  Call call(api::Symbol::kCuCtxSynchronize, &session);
+  call.inContext(context);
+  call.mayWait();
+  call.ofOurOwn();
+  return call.sync();
+}
+
 // Whether kernels of the session can reach the block there.
 bool isNamed(const Session& session, uint64_t address) {
   Memory& all = memory();
@@ -845,14 +853,14 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
     // What another session's GPU writes into memory that it shares nobody is told of.
     const bool unseen = !own && isShared(*session, reinterpret_cast<const void*>(address), 1);
     if (!unseen && !comes()) continue;
-    // Everything of the context: which stream it comes in nobody noted.
-    Call synchronize(api::Symbol::kCuCtxSynchronize, session);
-    synchronize.mayWait();
-    synchronize.ofOurOwn();
-    const CUresult result = synchronize.sync();
+    // Everything of the context, then of others: which stream it comes in nobody noted.
+    CUresult result = synchronize(*session, contextIn(session));
     if (unseen && result == CUDA_ERROR_DEVICE_UNAVAILABLE) continue;  // lost: it writes no more
+    for (const uint64_t context : contextsOf(*session)) {
+      if ((result == CUDA_SUCCESS || contextIn(session) == 0) && comes()) result = synchronize(*session, context);
+    }
     if (result != CUDA_SUCCESS) return result;
-    session->awaitBytes(address, bytes);  // of copies in other contexts
+    session->awaitBytes(address, bytes);
     if (!comes()) continue;
     base::warnOnce("await",
                    "a copy reads pinned memory into which a kernel of another context is still to write: refused");

@@ -410,7 +410,7 @@ CUresult Session::faultOf(uint64_t context) {
 
 void Session::contextGone(uint64_t context) {
   forgetDeviceMemory(context);
-  forgetOwnStreams(slot_);
+  forgetOwnStreams(context);
   forgetCapturesOf(context);
   std::lock_guard lock(waits_mutex_);
   broken_.erase(context);

@@ -150,12 +150,17 @@ Session* sessionOfHandle(uint64_t handle) {
   return slot < all.size() ? all[slot] : nullptr;
 }
 
-Session* sessionOfAddress(uint64_t address) {
+Session* sessionOfRange(uint64_t address) {
   for (Session* const session : existingSessions()) {
     const Description& description = session->description();
     if (address - description.va_base < description.va_size) return session;
   }
-  return sessionOfNoted(address);
+  return nullptr;
+}
+
+Session* sessionOfAddress(uint64_t address) {
+  Session* const session = sessionOfRange(address);
+  return session != nullptr ? session : sessionOfNoted(address);
 }
 
 Session* existingSession() {

@@ -37,6 +37,8 @@ inline bool severalSessions() { return detail::g_session_count.load(std::memory_
 
 /// Whose a handle is; null: nobody's, or it means the same in all of them.
 Session* sessionOfHandle(uint64_t handle);
+/// In whose part of the range of addresses it is; null: in nobody's. No memory of the program's lies there.
+Session* sessionOfRange(uint64_t address);
 /// In whose part of the range of addresses, or among whose noted memory outside of it, an address is; null: in nobody's.
 Session* sessionOfAddress(uint64_t address);
 /// Of the calling thread's current context, else the first. Connects at first need; null as sessions().

@@ -11,6 +11,10 @@ uint64_t contextOfStream(CUstream stream, uint64_t current);
 /// A stream is gone, or all of a context.
 void forgetStream(CUstream stream);
 void forgetStreamsIn(uint64_t context);
+/// Whether it is the legacy default stream, in which no batch may be. `per_thread`: as below.
+inline bool isLegacy(CUstream stream, bool per_thread) {
+  return stream == CU_STREAM_LEGACY || (stream == nullptr && !per_thread);
+}
 
 /// Waits for all that is in the stream. What has failed before is for the program's own calls to tell. `per_thread`: what NULL stands for.
 inline CUresult finishStream(CUstream stream, bool per_thread) {

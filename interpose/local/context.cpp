@@ -26,15 +26,6 @@ std::atomic<uint64_t> g_last_identity{0};
 std::atomic<CUcontext> g_first_context{nullptr};
 std::atomic<bool> g_several_contexts{false};
 
-void noteContext(CUcontext context) {
-  CUcontext first = g_first_context.load(std::memory_order_relaxed);
-  if (first == context) return;
-  if (first == nullptr && g_first_context.compare_exchange_strong(first, context, std::memory_order_relaxed)) {
-    return;
-  }
-  if (first != context) g_several_contexts.store(true, std::memory_order_relaxed);
-}
-
 bool isDefaultStream(CUstream stream) {
   return stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 }
@@ -54,16 +45,9 @@ CUresult deviceOf(CUcontext context, CUdevice* device) {
     return CUDA_SUCCESS;
   }
   CUdevice found = 0;
-  CUresult result = CUDA_SUCCESS;
-  if (currentContext() == context) {
-    result = driver().cuCtxGetDevice(&found);
-  } else {
-    result = driver().cuCtxPushCurrent_v2(context);
-    if (result != CUDA_SUCCESS) return result;
-    result = driver().cuCtxGetDevice(&found);
-    CUcontext popped = nullptr;
-    driver().cuCtxPopCurrent_v2(&popped);
-  }
+  const Within within(context);
+  CUresult result = within.result();
+  if (result == CUDA_SUCCESS) result = driver().cuCtxGetDevice(&found);
   if (result != CUDA_SUCCESS) return result;
   remembered = {context, found, generation};
   *device = found;
@@ -76,14 +60,23 @@ CUresult currentPlace(Place* place) {
   return deviceOf(place->context, &place->device);
 }
 
+void noteContext(CUcontext context) {
+  CUcontext first = g_first_context.load(std::memory_order_relaxed);
+  if (first == context) return;
+  if (first == nullptr && g_first_context.compare_exchange_strong(first, context, std::memory_order_relaxed)) {
+    return;
+  }
+  if (first != context) g_several_contexts.store(true, std::memory_order_relaxed);
+}
+
 void thereAreSeveralContexts() { g_several_contexts.store(true, std::memory_order_relaxed); }
 
 CUcontext memoryContext() { return memoryOwner(currentContext()); }
 
 void forgetContexts() { g_generation.fetch_add(1, std::memory_order_acq_rel); }
 
-// The context is the stream's own where it can differ from the current one. Without a context the key has none, and the
-// driver refuses the call by itself.
+// The context is the stream's own where it can differ from the current one. A default stream without a context has none, and
+// the driver refuses the call by itself.
 pager::StreamKey streamKey(CUstream stream, bool per_thread_default) noexcept {
   pager::StreamKey key;
   key.context = currentContext();
@@ -91,7 +84,8 @@ pager::StreamKey streamKey(CUstream stream, bool per_thread_default) noexcept {
   key.stream = stream != nullptr ? stream : (per_thread_default ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY);
   if (key.stream == CU_STREAM_PER_THREAD) {
     key.thread = threadIdentity();
-  } else if (!isDefaultStream(stream) && g_several_contexts.load(std::memory_order_relaxed)) {
+  } else if (!isDefaultStream(stream) &&
+             (key.context == nullptr || g_several_contexts.load(std::memory_order_relaxed))) {
     CUcontext own = nullptr;
     if (driver().cuStreamGetCtx(stream, &own) == CUDA_SUCCESS && own != nullptr) key.context = own;
   }

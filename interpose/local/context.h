@@ -1,7 +1,10 @@
 // Which context, device and stream a call is about.
 #pragma once
 
+#include <optional>
+
 #include "interpose/local/root.h"
+#include "pager/driver_api.h"
 
 namespace olpager::local {
 
@@ -35,8 +38,24 @@ CUresult deviceOf(CUcontext context, CUdevice* device);
 /// The context of currentPlace(), or nullptr.
 CUcontext memoryContext();
 
+/// The program has this context. With a second one streams are asked for their own from then on.
+void noteContext(CUcontext context);
+
 /// There may be streams of a context that nobody has made current: from now on each stream is asked for its own.
 void thereAreSeveralContexts();
+
+/// While it lives the context is the thread's current one, which it may be already.
+class Within {
+ public:
+  explicit Within(CUcontext context) {
+    if (context != currentContext()) pushed_.emplace(driver(), context);
+  }
+  /// CUDA_SUCCESS where it is, else why not.
+  CUresult result() const { return pushed_ ? pushed_->result() : CUDA_SUCCESS; }
+
+ private:
+  std::optional<pager::InContext<api::DriverTable>> pushed_;
+};
 
 /// A context is about to go: what threads remember of contexts is asked again.
 void forgetContexts();

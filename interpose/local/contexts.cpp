@@ -12,6 +12,7 @@
 #include "interpose/local/green_contexts.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/lost_memory.h"
+#include "interpose/local/memory_pools.h"
 #include "interpose/local/modules.h"
 #include "interpose/local/param_layout.h"
 #include "interpose/local/relief.h"
@@ -43,6 +44,7 @@ void goes(CUcontext context) {
   modulesOfContextGone(context);
   static_cast<void>(holdStreamGone(context));  // goes with it
   running->contextGone(context);
+  forgetFromPools();
   lostContextGone(context);
   capturesOfContextGone(context);
   loansOfContextGone(context);
@@ -68,6 +70,11 @@ bool isPrimary(CUcontext context) {
   std::lock_guard lock(all.mutex);
   return std::any_of(all.devices.begin(), all.devices.end(),
                      [&](const auto& entry) { return entry.second.context == context && entry.second.retained != 0; });
+}
+
+CUresult created(const CUcontext* out, CUresult result) {
+  if (result == CUDA_SUCCESS) noteContext(*out);
+  return result;
 }
 
 CUcontext resetPrimary(CUdevice device) {
@@ -127,9 +134,24 @@ CUcontext retainedPrimary(CUdevice device) {
 
 }  // namespace olpager::local
 
+OLPAGER_HOOK(cuCtxCreate)(CUcontext* out, unsigned int flags, CUdevice device) {
+  return created(out, driver().cuCtxCreate(out, flags, device));
+}
+OLPAGER_HOOK(cuCtxCreate_v2)(CUcontext* out, unsigned int flags, CUdevice device) {
+  return created(out, driver().cuCtxCreate_v2(out, flags, device));
+}
+OLPAGER_HOOK(cuCtxCreate_v3)
+(CUcontext* out, CUexecAffinityParam* affinities, int count, unsigned int flags, CUdevice device) {
+  return created(out, driver().cuCtxCreate_v3(out, affinities, count, flags, device));
+}
+OLPAGER_HOOK(cuCtxCreate_v4)(CUcontext* out, CUctxCreateParams* parameters, unsigned int flags, CUdevice device) {
+  return created(out, driver().cuCtxCreate_v4(out, parameters, flags, device));
+}
+
 OLPAGER_HOOK(cuDevicePrimaryCtxRetain)(CUcontext* out, CUdevice device) {
   const CUresult result = driver().cuDevicePrimaryCtxRetain(out, device);
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;
+  noteContext(*out);
   PrimaryContexts& all = primaries();
   std::lock_guard lock(all.mutex);
   PrimaryContexts::Entry& entry = all.devices[device];

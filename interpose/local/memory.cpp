@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <limits>
+#include <optional>
 
 #include "base/kernel_faults.h"
 #include "base/log.h"
@@ -64,28 +65,44 @@ CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevic
   return CUDA_SUCCESS;
 }
 
-CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevice device, const StreamKey& key) {
+// In the stream's context, which need not be the caller's. `place`: whose memory it is. `from`: nullptr for the device's default pool.
+CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, const Place& place, CUmemoryPool from,
+                       const StreamKey& key) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const Within within(key.context);
+  if (within.result() != CUDA_SUCCESS) return within.result();
   if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
   if (bytes > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t capture = captureOf(key);
   if (capture == 0) {
     if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
   }
+  std::optional<PoolShare> share;
+  if (from != nullptr) share.emplace(from, capture == 0 ? bytes : 0);  // what a graph allocates is the graph's
+  if (share && !share->fits()) return CUDA_ERROR_OUT_OF_MEMORY;
   RelaxedCapture relaxed;
-  const CUresult result =
-      running.allocate(memoryOwner(key.context), device, bytes, AllocationKind::kStreamOrdered, out);
+  const CUresult result = running.allocate(place.context, place.device, bytes, AllocationKind::kStreamOrdered, out);
   if (result != CUDA_SUCCESS) return result;
+  if (share) share->becomes(*out);
   if (capture != 0) captureOwns(capture, *out);
   return CUDA_SUCCESS;
 }
 
 // Memory that comes and goes in stream order, which nobody else may look at.
 template <typename Native>
-CUresult driverAllocates(Pool& running, CUdeviceptr* out, size_t bytes, Native native) {
+CUresult driverAllocates(Pool& running, CUdeviceptr* out, size_t bytes, CUcontext context, Native native) {
   const CUresult result = native();
-  if (result == CUDA_SUCCESS) running.addRoot(memoryContext(), *out, bytes, olpager::pager::RootKind::kUnknown);
+  if (result == CUDA_SUCCESS) running.addRoot(context, *out, bytes, olpager::pager::RootKind::kUnknown);
   return result;
+}
+
+// What is allocated on the device in the order of a stream of this context: that context's memory where the stream is the device's, else the
+// primary one's. False: there is none.
+bool placeOn(CUdevice device, CUcontext of_stream, Place* place) {
+  CUdevice own = 0;
+  if (deviceOf(of_stream, &own) != CUDA_SUCCESS) return false;
+  *place = {own == device ? memoryOwner(of_stream) : retainedPrimary(device), device};
+  return place->context != nullptr;
 }
 
 template <typename Native>
@@ -95,30 +112,29 @@ CUresult allocAsync(CUdeviceptr* out, size_t bytes, CUstream stream, bool per_th
   if (running == nullptr || bytes == 0) return native();
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  CUdevice device = 0;
-  const CUresult found = deviceOf(key.context, &device);
+  Place place{memoryOwner(key.context)};
+  const CUresult found = deviceOf(key.context, &place.device);
   if (found != CUDA_SUCCESS) return found;
   // The device's current pool may be one of the program's, and lie elsewhere.
-  const CUmemoryPool from = currentPool(device);
-  CUdevice on = device;
-  if (from != nullptr && (!poolDevice(from, &on) || on != device)) return driverAllocates(*running, out, bytes, native);
-  const CUresult result = allocateAsync(*running, out, bytes, device, key);
-  if (result == CUDA_SUCCESS && from != nullptr) noteFromPool(*out, from);
-  return result;
+  const CUmemoryPool from = currentPool(place.device);
+  CUdevice on = place.device;
+  if (from != nullptr && (!poolDevice(from, &on) || on != place.device))
+    return driverAllocates(*running, out, bytes, place.context, native);
+  return allocateAsync(*running, out, bytes, place, from, key);
 }
 
 template <typename Native>
 CUresult allocFromPool(CUdeviceptr* out, size_t bytes, CUmemoryPool memory_pool, CUstream stream, bool per_thread,
                        Native native) {
   Pool* running = pool();
-  CUdevice device = 0;
   if (running == nullptr || bytes == 0) return native();
-  if (!poolDevice(memory_pool, &device)) return driverAllocates(*running, out, bytes, native);
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  const CUresult result = allocateAsync(*running, out, bytes, device, key);
-  if (result == CUDA_SUCCESS) noteFromPool(*out, memory_pool);
-  return result;
+  CUdevice device = 0;
+  Place place;
+  if (!poolDevice(memory_pool, &device) || !placeOn(device, key.context, &place))
+    return driverAllocates(*running, out, bytes, memoryOwner(key.context), native);
+  return allocateAsync(*running, out, bytes, place, memory_pool, key);
 }
 
 template <typename Native>

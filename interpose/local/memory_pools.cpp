@@ -10,10 +10,21 @@ namespace olpager::local {
 
 namespace {
 
+// A pool that the program has made.
+struct MadePool {
+  CUmemPoolProps props{};
+  uint64_t used = 0;  // as the largest size counts it
+};
+
+struct FromPool {
+  CUmemoryPool pool = nullptr;
+  uint64_t bytes = 0;  // of MadePool::used; 0 where the pool has been destroyed since
+};
+
 struct MemoryPools {
   std::mutex mutex;
-  std::map<CUmemoryPool, CUmemPoolProps> made;      // by the program
-  std::map<CUdeviceptr, CUmemoryPool> allocations;  // from pools other than their device's default
+  std::map<CUmemoryPool, MadePool> made;
+  std::map<CUdeviceptr, FromPool> allocations;  // from pools other than their device's default
 };
 
 MemoryPools& state() {
@@ -21,8 +32,18 @@ MemoryPools& state() {
   return *instance;
 }
 
+constexpr uint64_t rounded(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
+// Allocations begin at such multiples.
+constexpr uint64_t kUnit = 512;
+
 bool servable(const CUmemPoolProps& props) {
   return props.location.type == CU_MEM_LOCATION_TYPE_DEVICE && props.handleTypes == CU_MEM_HANDLE_TYPE_NONE;
+}
+
+// Under the mutex. Returns the next one.
+std::map<CUdeviceptr, FromPool>::iterator forget(MemoryPools& all, std::map<CUdeviceptr, FromPool>::iterator one) {
+  if (const auto made = all.made.find(one->second.pool); made != all.made.end()) made->second.used -= one->second.bytes;
+  return all.allocations.erase(one);
 }
 
 }  // namespace
@@ -33,8 +54,8 @@ bool poolDevice(CUmemoryPool pool, CUdevice* device) {
     std::lock_guard lock(all.mutex);
     const auto found = all.made.find(pool);
     if (found != all.made.end()) {
-      *device = found->second.location.id;
-      return servable(found->second);
+      *device = found->second.props.location.id;
+      return servable(found->second.props);
     }
   }
   int count = 0;
@@ -65,10 +86,32 @@ CUmemoryPool currentPool(CUdevice device) {
   return current == its_default ? nullptr : current;
 }
 
-void noteFromPool(CUdeviceptr address, CUmemoryPool pool) {
+PoolShare::PoolShare(CUmemoryPool pool, uint64_t bytes) : pool_(pool), bytes_(rounded(bytes, kUnit)) {
   MemoryPools& all = state();
   std::lock_guard lock(all.mutex);
-  all.allocations[address] = pool;
+  const auto found = all.made.find(pool);
+  if (found == all.made.end()) return;
+  MadePool& made = found->second;
+  // The driver takes memory by whole pages.
+  const uint64_t most = rounded(made.props.maxSize, pager::kPageBytes);
+  fits_ = most == 0 || (bytes_ <= most && made.used <= most - bytes_);
+  if (fits_) made.used += bytes_;
+  counted_ = fits_;
+}
+
+PoolShare::~PoolShare() {
+  if (!counted_) return;
+  MemoryPools& all = state();
+  std::lock_guard lock(all.mutex);
+  if (const auto found = all.made.find(pool_); found != all.made.end()) found->second.used -= bytes_;
+}
+
+void PoolShare::becomes(CUdeviceptr address) {
+  MemoryPools& all = state();
+  std::lock_guard lock(all.mutex);
+  if (const auto before = all.allocations.find(address); before != all.allocations.end()) forget(all, before);
+  all.allocations[address] = {pool_, counted_ && all.made.contains(pool_) ? bytes_ : 0};
+  counted_ = false;
 }
 
 CUmemoryPool poolOf(CUdeviceptr address, CUdevice device) {
@@ -76,7 +119,7 @@ CUmemoryPool poolOf(CUdeviceptr address, CUdevice device) {
     MemoryPools& all = state();
     std::lock_guard lock(all.mutex);
     const auto found = all.allocations.find(address);
-    if (found != all.allocations.end()) return found->second;
+    if (found != all.allocations.end()) return found->second.pool;
   }
   CUmemoryPool its_default = nullptr;
   if (driver().cuDeviceGetDefaultMemPool != nullptr) (void)driver().cuDeviceGetDefaultMemPool(&its_default, device);
@@ -86,7 +129,16 @@ CUmemoryPool poolOf(CUdeviceptr address, CUdevice device) {
 void forgetFromPool(CUdeviceptr address) {
   MemoryPools& all = state();
   std::lock_guard lock(all.mutex);
-  all.allocations.erase(address);
+  const auto found = all.allocations.find(address);
+  if (found != all.allocations.end()) forget(all, found);
+}
+
+void forgetFromPools() {
+  const pager::Pool* const running = pool();
+  MemoryPools& all = state();
+  std::lock_guard lock(all.mutex);
+  for (auto one = all.allocations.begin(); one != all.allocations.end();)
+    one = running != nullptr && running->isAllocated(one->first) ? std::next(one) : forget(all, one);
 }
 
 }  // namespace olpager::local
@@ -98,7 +150,7 @@ OLPAGER_HOOK(cuMemPoolCreate)(CUmemoryPool* out, const CUmemPoolProps* props) {
   if (result == CUDA_SUCCESS) {
     MemoryPools& all = state();
     std::lock_guard lock(all.mutex);
-    all.made[*out] = *props;
+    all.made[*out] = {*props, 0};
   }
   return result;
 }
@@ -109,6 +161,9 @@ OLPAGER_HOOK(cuMemPoolDestroy)(CUmemoryPool memory_pool) {
     MemoryPools& all = state();
     std::lock_guard lock(all.mutex);
     all.made.erase(memory_pool);
+    // What is allocated stays until it is freed. Another pool may get the handle.
+    for (auto& [address, from] : all.allocations)
+      if (from.pool == memory_pool) from.bytes = 0;
   }
   return result;
 }

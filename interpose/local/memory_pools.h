@@ -1,8 +1,11 @@
 // The driver's memory pools. Their attributes stay the driver's; what is allocated from one on a device is the pager's.
-// Thread-safety: any thread. Lock: MemoryPools::mutex, after every other lock of the interposer.
+// Thread-safety: any thread. Lock: MemoryPools::mutex, after every other lock of the interposer, before
+// the pager's.
 #pragma once
 
 #include <cuda.h>
+
+#include <cstdint>
 
 namespace olpager::local {
 
@@ -13,13 +16,32 @@ bool poolDevice(CUmemoryPool pool, CUdevice* device);
 /// The pool that cuMemAllocAsync allocates from on `device`, nullptr for the device's default.
 CUmemoryPool currentPool(CUdevice device);
 
-/// `address` was allocated from `pool`, as cuPointerGetAttribute will say.
-void noteFromPool(CUdeviceptr address, CUmemoryPool pool);
+/// What is about to be allocated from a pool counts as used of its largest size, until it is freed; ends without one, it does not.
+class PoolShare {
+ public:
+  PoolShare(CUmemoryPool pool, uint64_t bytes);
+  ~PoolShare();
+  PoolShare(const PoolShare&) = delete;
+  PoolShare& operator=(const PoolShare&) = delete;
+  /// False: the pool would be larger than it may be.
+  bool fits() const { return fits_; }
+  /// It was allocated there: cuPointerGetAttribute will say from which pool.
+  void becomes(CUdeviceptr address);
+
+ private:
+  const CUmemoryPool pool_;
+  const uint64_t bytes_;
+  bool fits_ = true;
+  bool counted_ = false;
+};
 
 /// The pool that `address` came from: as noted, else the default pool of its device.
 CUmemoryPool poolOf(CUdeviceptr address, CUdevice device);
 
 /// `address` was freed.
 void forgetFromPool(CUdeviceptr address);
+
+/// A context went, and what was allocated in it.
+void forgetFromPools();
 
 }  // namespace olpager::local

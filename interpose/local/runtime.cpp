@@ -84,7 +84,12 @@ CUstream holdStream(CUcontext context) {
     if (found != all.streams.end()) return found->second;
   }
   CUstream stream = nullptr;
-  if (driver().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS) return nullptr;
+  {
+    const Within within(context);
+    if (within.result() != CUDA_SUCCESS ||
+        driver().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS)
+      return nullptr;
+  }
   std::lock_guard lock(all.mutex);
   return all.streams.emplace(context, stream).first->second;
 }

@@ -9,7 +9,7 @@ namespace olpager::local {
 /// kernel's parameters, while it looks at the addresses of a copy.
 CUresult enterLaunch(pager::Access& access, const pager::StreamKey& stream);
 
-/// A stream of `context`, which is current, on which nothing ever runs: accesses that only hold memory mapped for a call of
+/// A stream of `context` on which nothing ever runs: accesses that only hold memory mapped for a call of
 /// the driver end there. nullptr when the driver gives none.
 CUstream holdStream(CUcontext context);
 

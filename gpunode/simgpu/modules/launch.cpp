@@ -248,6 +248,18 @@ std::unique_ptr<StreamOp> makeLaunchOp(std::shared_ptr<const KernelLaunch> launc
   return std::make_unique<LaunchOp>(std::move(launch));
 }
 
+namespace {
+
+// The stream's, where the launch has none of its own.
+void takeAttributes(const StreamAttributes& of_stream, KernelLaunch& launch) {
+  for (const CUlaunchAttribute& attribute : of_stream.ofKernels()) {
+    const auto same = [&](const CUlaunchAttribute& own) { return own.id == attribute.id; };
+    if (std::none_of(launch.attributes.begin(), launch.attributes.end(), same)) launch.attributes.push_back(attribute);
+  }
+}
+
+}  // namespace
+
 CUresult launchKernel(CUfunction handle, const LaunchRequest& request, CUstream stream_handle, bool per_thread) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
@@ -260,6 +272,7 @@ CUresult launchKernel(CUfunction handle, const LaunchRequest& request, CUstream 
   std::shared_ptr<KernelLaunch> launch;
   if (const CUresult error = makeLaunch(function, request, &launch); error != CUDA_SUCCESS) return error;
 
+  if (stream->inCapture()) takeAttributes(stream->attributes, *launch);
   CaptureNode node{CU_GRAPH_NODE_TYPE_KERNEL, context->handle(), std::shared_ptr<KernelLaunchBase>(launch)};
   return context->submitOrCapture(*stream, node, [&launch] { return makeLaunchOp(launch); });
 }

@@ -200,11 +200,12 @@ void FunctionDecoder::specialRegister(const Operand& op, std::uint32_t to, std::
     if (out.imm == 1 || out.imm == 2) out_.uses_grid_workspace = true;
     return;
   }
-  static const std::unordered_map<std::string_view, std::uint64_t> kReserved = {{"%reserved_smem_offset_begin", 0},
-                                                                                {"%reserved_smem_offset_0", 0},
-                                                                                {"%reserved_smem_offset_1", 1024},
-                                                                                {"%reserved_smem_offset_end", 2048},
-                                                                                {"%reserved_smem_offset_cap", 2048}};
+  static const auto& kReserved =
+      *new std::unordered_map<std::string_view, std::uint64_t>{{"%reserved_smem_offset_begin", 0},
+                                                               {"%reserved_smem_offset_0", 0},
+                                                               {"%reserved_smem_offset_1", 1024},
+                                                               {"%reserved_smem_offset_end", 2048},
+                                                               {"%reserved_smem_offset_cap", 2048}};
   if (const auto reserved = kReserved.find(op.text); reserved != kReserved.end()) {
     out_.uses_reserved_shared = true;
     Op& out = emit(specialOp(Special::kReservedSharedBase, bytes));

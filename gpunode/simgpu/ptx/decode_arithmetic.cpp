@@ -153,7 +153,7 @@ void FunctionDecoder::minMax(Modifiers& mods) {
 }
 
 void FunctionDecoder::unaryMath(Modifiers& mods) {
-  static const std::unordered_map<std::string_view, Alu> kKinds = {
+  static const auto& kKinds = *new std::unordered_map<std::string_view, Alu>{
       {"abs", Alu::kAbs},     {"neg", Alu::kNeg},   {"sqrt", Alu::kSqrt}, {"rcp", Alu::kRcp},
       {"rsqrt", Alu::kRsqrt}, {"sin", Alu::kSin},   {"cos", Alu::kCos},   {"ex2", Alu::kEx2},
       {"lg2", Alu::kLg2},     {"tanh", Alu::kTanh}, {"brev", Alu::kBrev},
@@ -172,7 +172,7 @@ void FunctionDecoder::unaryMath(Modifiers& mods) {
 }
 
 void FunctionDecoder::logic(Modifiers& mods) {
-  static const std::unordered_map<std::string_view, Alu> kKinds = {
+  static const auto& kKinds = *new std::unordered_map<std::string_view, Alu>{
       {"and", Alu::kAnd}, {"or", Alu::kOr}, {"xor", Alu::kXor}, {"not", Alu::kNot}, {"cnot", Alu::kCnot}};
   const Alu kind = kKinds.at(instr_->parts[0]);
   const bool one = kind == Alu::kNot || kind == Alu::kCnot;
@@ -312,12 +312,12 @@ void FunctionDecoder::dotProduct(Modifiers& mods) {
 
 // `vadd4.u32.s32.u32.sat d, a, b, c` and the like; masks and selections of parts are not taken apart by the parser.
 void FunctionDecoder::video(Modifiers& mods) {
-  static const std::unordered_map<std::string_view, Video> kKinds = {
+  static const auto& kKinds = *new std::unordered_map<std::string_view, Video>{
       {"vadd", Video::kAdd}, {"vsub", Video::kSub}, {"vavrg", Video::kAverage}, {"vabsdiff", Video::kAbsDiff},
       {"vmin", Video::kMin}, {"vmax", Video::kMax}, {"vset", Video::kEq}};
-  static const std::unordered_map<std::string_view, Video> kComparisons = {{"eq", Video::kEq}, {"ne", Video::kNe},
-                                                                           {"lt", Video::kLt}, {"le", Video::kLe},
-                                                                           {"gt", Video::kGt}, {"ge", Video::kGe}};
+  static const auto& kComparisons =
+      *new std::unordered_map<std::string_view, Video>{{"eq", Video::kEq}, {"ne", Video::kNe}, {"lt", Video::kLt},
+                                                       {"le", Video::kLe}, {"gt", Video::kGt}, {"ge", Video::kGe}};
   const std::string_view name = instr_->parts[0];
   const bool set = name.substr(0, 4) == "vset";
   VideoKind kind;
@@ -359,7 +359,7 @@ void FunctionDecoder::fns(Modifiers& mods) {
 void FunctionDecoder::copysign(Modifiers& mods) { arithmetic(mods, Alu::kCopysign); }
 
 void FunctionDecoder::testp(Modifiers& mods) {
-  static const std::unordered_map<std::string_view, Testp> kKinds = {
+  static const auto& kKinds = *new std::unordered_map<std::string_view, Testp>{
       {"finite", Testp::kFinite},         {"infinite", Testp::kInfinite}, {"number", Testp::kNumber},
       {"notanumber", Testp::kNotANumber}, {"normal", Testp::kNormal},     {"subnormal", Testp::kSubnormal}};
   const auto kind = kKinds.find(mods.takeFirst());

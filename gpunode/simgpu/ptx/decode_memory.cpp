@@ -162,7 +162,7 @@ void FunctionDecoder::atomic(Modifiers& mods) {
   const Space space = takeSpace(mods);
   const std::uint32_t vector = takeVector(mods);
   mods.drop(isHint);
-  static const std::unordered_map<std::string_view, Atomic> kKinds = {
+  static const auto& kKinds = *new std::unordered_map<std::string_view, Atomic>{
       {"add", Atomic::kAdd},   {"min", Atomic::kMin}, {"max", Atomic::kMax}, {"inc", Atomic::kInc},
       {"dec", Atomic::kDec},   {"and", Atomic::kAnd}, {"or", Atomic::kOr},   {"xor", Atomic::kXor},
       {"exch", Atomic::kExch}, {"cas", Atomic::kCas}};

@@ -102,7 +102,7 @@ void FunctionDecoder::elect(Modifiers& mods) {
 }
 
 void FunctionDecoder::redux(Modifiers& mods) {
-  static const std::unordered_map<std::string_view, WarpOp> kKinds = {
+  static const auto& kKinds = *new std::unordered_map<std::string_view, WarpOp>{
       {"add", WarpOp::kReduxAdd}, {"min", WarpOp::kReduxMin}, {"max", WarpOp::kReduxMax},
       {"and", WarpOp::kReduxAnd}, {"or", WarpOp::kReduxOr},   {"xor", WarpOp::kReduxXor}};
   if (!mods.take("sync")) unsupported();
@@ -228,7 +228,7 @@ void FunctionDecoder::nanosleep(Modifiers&) { emit(controlOp(Control::kNanosleep
 
 const std::unordered_map<std::string_view, FunctionDecoder::Handler>& FunctionDecoder::handlers() {
   using F = FunctionDecoder;
-  static const std::unordered_map<std::string_view, Handler> kHandlers = {
+  static const auto& kHandlers = *new std::unordered_map<std::string_view, Handler>{
       {"add", &F::add},
       {"sub", &F::sub},
       {"addc", &F::addc},

@@ -50,7 +50,7 @@ bool isFloat(Type type) {
 }
 
 Type typeFromName(std::string_view name) {
-  static const std::unordered_map<std::string_view, Type> kTypes = {
+  static const auto& kTypes = *new std::unordered_map<std::string_view, Type>{
       {"pred", Type::kPred},   {"u8", Type::kU8},       {"s8", Type::kS8},         {"b8", Type::kB8},
       {"u16", Type::kU16},     {"s16", Type::kS16},     {"b16", Type::kB16},       {"f16", Type::kF16},
       {"bf16", Type::kBF16},   {"u32", Type::kU32},     {"s32", Type::kS32},       {"b32", Type::kB32},
