@@ -170,7 +170,6 @@ void Access::reachAcross(StreamState& stream) {
 }
 
 void Access::submitted(CUresult result) {
-  static_cast<void>(result);
   if (stream_state_ == nullptr) return;
   if (timed_ != nullptr) timed_->finish(pool_.state_->driver, stream_.stream);
   timed_ = nullptr;
@@ -187,6 +186,7 @@ void Access::submitted(CUresult result) {
   if (stream_.thread != 0 && pool_.state_->slow.load(std::memory_order_relaxed))
     pool_.state_->streams.markOwn(stream_state_);
   stream_state_ = nullptr;
+  pool_.answered(stream_.context, result);
 }
 
 void ReachSet::add(uint64_t address) {

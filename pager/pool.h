@@ -257,8 +257,14 @@ class Pool {
   /// true of what lies between roots.
   bool mayHoldRoot(uint64_t address, uint64_t bytes) const;
 
-  /// Whether it pays to name kernels: one that goes beyond what it was taken to use is reported by name.
+  /// Whether it pays to name kernels: one that goes beyond what it was taken to reach is reported by name.
   bool asksNames() const { return asks_names_; }
+
+  /// The driver has answered something of work in `context`. Where a kernel has touched what is not mapped, a line says
+  /// once what may be the reason.
+  void answered(CUcontext context, CUresult result) {
+    if (result == CUDA_ERROR_ILLEGAL_ADDRESS) illegalAccess(context);
+  }
 
   // --- streams and contexts ----------------------------------------------------------------------------------------
   /// Before the driver destroys a stream.
@@ -294,6 +300,8 @@ class Pool {
                        CUdeviceptr* out);
   uint64_t base_ = 0;
   uint64_t end_ = 0;
+  void illegalAccess(CUcontext context);
+
   bool asks_names_ = false;
   std::unique_ptr<PoolState> state_;
 };
