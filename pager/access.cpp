@@ -60,12 +60,14 @@ void Access::addHostSource(const void* host, uint64_t bytes, bool stable) {
 void Access::addReach(const ReachSet& set) {
   follows_pointers_ = true;
   reaches_everything_ |= set.everything;
+  graph_ = &set;
   for (const uint64_t address : set.addresses) addWord(address);
 }
 
 void Access::collect(ReachSet& into) const {
   if (pool_.state_->forked.load(std::memory_order_relaxed)) return;
   into.everything |= reaches_everything_;
+  if (name_ != nullptr) into.addKernel(name_);
   for (const uint64_t word : outside_words_) into.add(word);
   // A value is known now; what a copy from the host brings in each time that the graph runs, nobody has seen by then.
   uint64_t value = 0;
@@ -209,6 +211,17 @@ void ReachSet::add(const ReachSet& other) {
   everything |= other.everything;
   for (const Range& range : other.ranges) addRange(range);
   for (const uint64_t address : other.addresses) add(address);
+  for (const char* name : other.kernels)
+    if (name != nullptr) addKernel(name);
+}
+
+void ReachSet::addKernel(const char* name) {
+  for (const char*& place : kernels) {
+    if (place == name) return;
+    if (place != nullptr) continue;
+    place = name;
+    return;
+  }
 }
 
 }  // namespace olpager::pager

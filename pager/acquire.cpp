@@ -332,6 +332,9 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
     in_place |= closure.used.usesInPlace();
   }
   if (name_ != nullptr) state.recent_kernels.note(name_);
+  if (graph_ != nullptr)
+    for (const char* name : graph_->kernels)
+      if (name != nullptr) state.recent_kernels.note(name);
   if (function_ != nullptr && !closure.everything) timed_ = chooseTimed(closure.named());
   for (unsigned i = 0; !follows_pointers_ && i < count_; ++i) {
     const Use& write = use(i);
