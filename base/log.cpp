@@ -6,11 +6,15 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -106,20 +110,88 @@ spdlog::logger& logger() {
 constexpr uint8_t kUnset = 0xff;
 std::atomic<uint8_t> g_level{kUnset};
 
-void vlog(LogLevel level, const char* format, va_list arguments) noexcept {
+// How many lines a place in the code has written of late. Lock-free, as a fork in another thread may come at any time.
+class Limits {
+ public:
+  struct Verdict {
+    bool writes = true;
+    bool last = false;      // more are left out from now on
+    uint32_t left_out = 0;  // since the last that was written
+  };
+
+  Verdict ask(const void* place, const LogRate& rate) noexcept {
+    Place* const at = find(reinterpret_cast<uintptr_t>(place));
+    if (at == nullptr) return {};
+    // Each line takes a share of a second. `booked` is until when the lines so far have used up theirs, `freely` shares ahead at most.
+    const uint64_t share = kSecond / rate.a_second, most = rate.freely * share;
+    const uint64_t now = nowNs();
+    uint64_t booked = at->booked.load(std::memory_order_relaxed), next = 0;
+    do {
+      next = std::max(booked, now) + share;
+      if (next > now + most) {
+        at->left_out.fetch_add(1, std::memory_order_relaxed);
+        return {false, false, 0};
+      }
+    } while (!at->booked.compare_exchange_weak(booked, next, std::memory_order_relaxed));
+    return {true, next + share > now + most, at->left_out.exchange(0, std::memory_order_relaxed)};
+  }
+
+ private:
+  static constexpr uint64_t kSecond = 1'000'000'000;
+  struct Place {
+    std::atomic<uintptr_t> place{0};
+    std::atomic<uint64_t> booked{0};
+    std::atomic<uint32_t> left_out{0};
+  };
+
+  static uint64_t nowNs() noexcept {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * kSecond + static_cast<uint64_t>(now.tv_nsec);
+  }
+
+  // nullptr: there are more places than the table has, and this one is not limited.
+  Place* find(uintptr_t place) noexcept {
+    const uint64_t hash = XXH3_64bits(&place, sizeof place);
+    for (size_t i = 0; i < std::size(places_); ++i) {
+      Place& at = places_[(hash + i) % std::size(places_)];
+      uintptr_t found = at.place.load(std::memory_order_relaxed);
+      if (found == 0 && at.place.compare_exchange_strong(found, place, std::memory_order_relaxed)) return &at;
+      if (found == place) return &at;
+    }
+    return nullptr;
+  }
+
+  Place places_[512];
+};
+
+void vlog(LogLevel level, const void* place, const char* format, va_list arguments) noexcept {
   if (!logs(level)) return;
+  static constinit Limits limits;
+  Limits::Verdict verdict;
+  if (level <= LogLevel::kInfo) verdict = limits.ask(place, level == LogLevel::kInfo ? kInfoRate : kGraveRate);
+  if (!verdict.writes) return;
   const int saved = errno;
+  char note[96] = "";
+  if (verdict.left_out != 0)
+    snprintf(note, sizeof note, " (%u lines like this one were left out before it)", verdict.left_out);
+  else if (verdict.last)
+    snprintf(note, sizeof note, " (more lines like this one are left out for a while)");
   try {
     char small[512];
     va_list again;
     va_copy(again, arguments);
     const int length = vsnprintf(small, sizeof small, format, arguments);
-    if (length >= 0 && static_cast<size_t>(length) < sizeof small) {
-      logger().log(toSpdlog(level), spdlog::string_view_t(small, static_cast<size_t>(length)));
+    const size_t noted = strlen(note);
+    if (length >= 0 && static_cast<size_t>(length) + noted < sizeof small) {
+      memcpy(small + length, note, noted);
+      logger().log(toSpdlog(level), spdlog::string_view_t(small, static_cast<size_t>(length) + noted));
     } else if (length >= 0) {
       std::string large(static_cast<size_t>(length) + 1, '\0');
       vsnprintf(large.data(), large.size(), format, again);
-      logger().log(toSpdlog(level), spdlog::string_view_t(large.data(), static_cast<size_t>(length)));
+      large.resize(static_cast<size_t>(length));
+      large += note;
+      logger().log(toSpdlog(level), spdlog::string_view_t(large));
     }
     va_end(again);
   } catch (...) {  // out of memory: the line is lost
@@ -158,10 +230,10 @@ void setGraveLog(int descriptor, const char* before) noexcept {
   g_grave_descriptor.store(descriptor, std::memory_order_release);
 }
 
-#define OLPAGER_FORWARD(level)    \
-  va_list arguments;              \
-  va_start(arguments, format);    \
-  vlog(level, format, arguments); \
+#define OLPAGER_FORWARD(level)                                 \
+  va_list arguments;                                           \
+  va_start(arguments, format);                                 \
+  vlog(level, __builtin_return_address(0), format, arguments); \
   va_end(arguments)
 
 void log(LogLevel level, const char* format, ...) noexcept { OLPAGER_FORWARD(level); }

@@ -31,13 +31,25 @@ void setLogDescriptor(int descriptor) noexcept;
 /// where all others do. The descriptor stays open, the text lives as long as the process.
 void setGraveLog(int descriptor, const char* before) noexcept;
 
-/// One line; a newline inside becomes a space. printf's format.
-void log(LogLevel level, const char* format, ...) noexcept __attribute__((format(printf, 2, 3)));
-void logError(const char* format, ...) noexcept __attribute__((format(printf, 1, 2)));
-void logWarn(const char* format, ...) noexcept __attribute__((format(printf, 1, 2)));
-void logInfo(const char* format, ...) noexcept __attribute__((format(printf, 1, 2)));
-void logDebug(const char* format, ...) noexcept __attribute__((format(printf, 1, 2)));
-void logTrace(const char* format, ...) noexcept __attribute__((format(printf, 1, 2)));
+/// One line; a newline inside becomes a space. printf's format. What a program or a peer can bring about again and again does
+/// not fill anybody's disk: of each place in the code that logs, few lines are written at once and few a second after that
+/// (LogRate; debug and trace: all). The last that is written says that more are left out, the next one how many were.
+// NOLINTBEGIN(bugprone-macro-parentheses)
+#define OLPAGER_LOGS(format_at) __attribute__((noinline, format(printf, format_at, format_at + 1)))
+void log(LogLevel level, const char* format, ...) noexcept OLPAGER_LOGS(2);
+void logError(const char* format, ...) noexcept OLPAGER_LOGS(1);
+void logWarn(const char* format, ...) noexcept OLPAGER_LOGS(1);
+void logInfo(const char* format, ...) noexcept OLPAGER_LOGS(1);
+void logDebug(const char* format, ...) noexcept OLPAGER_LOGS(1);
+void logTrace(const char* format, ...) noexcept OLPAGER_LOGS(1);
+#undef OLPAGER_LOGS
+// NOLINTEND(bugprone-macro-parentheses)
+
+/// Lines of one place that are written however fast they come, and how many a second after that: of what is grave, and of level info.
+struct LogRate {
+  unsigned freely, a_second;
+};
+inline constexpr LogRate kGraveRate{20, 1}, kInfoRate{200, 20};
 
 /// True the first time that `key` is asked for in this process (lock-free; after 1 024 different keys always false).
 bool firstTime(std::string_view key) noexcept;

@@ -60,12 +60,14 @@ void Access::addHostSource(const void* host, uint64_t bytes, bool stable) {
 void Access::addReach(const ReachSet& set) {
   follows_pointers_ = true;
   reaches_everything_ |= set.everything;
+  graph_ = &set;
   for (const uint64_t address : set.addresses) addWord(address);
 }
 
 void Access::collect(ReachSet& into) const {
   if (pool_.state_->forked.load(std::memory_order_relaxed)) return;
   into.everything |= reaches_everything_;
+  if (name_ != nullptr) into.addKernel(name_);
   for (const uint64_t word : outside_words_) into.add(word);
   // A value is known now; what a copy from the host brings in each time that the graph runs, nobody has seen by then.
   uint64_t value = 0;
@@ -170,7 +172,6 @@ void Access::reachAcross(StreamState& stream) {
 }
 
 void Access::submitted(CUresult result) {
-  static_cast<void>(result);
   if (stream_state_ == nullptr) return;
   if (timed_ != nullptr) timed_->finish(pool_.state_->driver, stream_.stream);
   timed_ = nullptr;
@@ -187,6 +188,7 @@ void Access::submitted(CUresult result) {
   if (stream_.thread != 0 && pool_.state_->slow.load(std::memory_order_relaxed))
     pool_.state_->streams.markOwn(stream_state_);
   stream_state_ = nullptr;
+  pool_.answered(stream_.context, result);
 }
 
 void ReachSet::add(uint64_t address) {
@@ -209,6 +211,17 @@ void ReachSet::add(const ReachSet& other) {
   everything |= other.everything;
   for (const Range& range : other.ranges) addRange(range);
   for (const uint64_t address : other.addresses) add(address);
+  for (const char* name : other.kernels)
+    if (name != nullptr) addKernel(name);
+}
+
+void ReachSet::addKernel(const char* name) {
+  for (const char*& place : kernels) {
+    if (place == name) return;
+    if (place != nullptr) continue;
+    place = name;
+    return;
+  }
 }
 
 }  // namespace olpager::pager

@@ -28,11 +28,10 @@ void assumeNames(PoolState& state, Region& region, const std::vector<Region*>& r
     return state.markDirty(&region);
   region.names_itself = true;
   for (const Region* other : reach)
-    if (other != &region && std::find(region.edges.begin(), region.edges.end(), other->id) == region.edges.end())
-      region.edges.push_back(other->id);
+    if (other != &region) addEdge(region, edgeTo(*other));
 }
 
-// Calls visit(region, word) for the pointers that a copy of `bytes` from `from` brings, as they lie at `to`: aligned there, whatever
+// Calls visit(word) for the pointers that a copy of `bytes` from `from` brings, as they lie at `to`: aligned there, whatever
 // the source is. `plain`: one piece from one; else rows, each of which may lie otherwise.
 template <typename Visit>
 void forPointersBrought(const PoolState& state, const void* from, uint64_t bytes, uint64_t to, bool plain,
@@ -61,6 +60,41 @@ const Engine* tooSmallFor(const PoolState& state, const Closure& closure) {
     if (bytes > engine->mostVram()) return engine.get();
   }
   return nullptr;
+}
+
+// Bytes of the engine's that have to be mapped at once.
+uint64_t mappedAtOnce(const Engine& engine, const Closure& closure) {
+  uint64_t bytes = 0;
+  const auto addExtent = [&](const Extent& extent) {
+    if (extent.region->engine == &engine && extent.state != ExtentState::kDetached) bytes += extent.bytes();
+  };
+  if (!closure.follows()) {
+    for (const Extent* extent : closure.needed) addExtent(*extent);
+    return bytes;
+  }
+  for (const Region* region : closure.regions) {
+    if (region->engine != &engine || (region->by_pieces && !closure.everything)) continue;
+    if (region->kind != RegionKind::kReservation) {
+      bytes += region->pages * kPageBytes;
+    } else {
+      for (const auto& extent : region->extents) addExtent(*extent);
+    }
+  }
+  if (!closure.everything)
+    for (const Extent* extent : closure.used.extents()) addExtent(*extent);
+  return bytes;
+}
+
+// VRAM and host memory together are too small, whatever leaves them: memservers are no place from which the GPU can use memory.
+bool neverFits(const PoolState& state, const Closure& closure) {
+  if (tooSmallFor(state, closure) != nullptr) return true;
+  uint64_t beyond = 0;  // VRAM
+  for (const auto& engine : state.engines) {
+    if (engine->broken()) continue;
+    const uint64_t bytes = mappedAtOnce(*engine, closure);
+    beyond += bytes - std::min(bytes, engine->mostVram());
+  }
+  return beyond > state.host.most;
 }
 
 void tellRefused(const PoolState& state, const Closure& closure) {
@@ -216,7 +250,7 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
   uint64_t began = 0;
   bool in_vain = false, refused = false, lost = false;
   for (; !closure.settled(in_vain); closure.follow()) {
-    if (tooSmallFor(state, closure) != nullptr) {
+    if (neverFits(state, closure)) {
       refused = true;
       break;
     }
@@ -298,6 +332,9 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
     in_place |= closure.used.usesInPlace();
   }
   if (name_ != nullptr) state.recent_kernels.note(name_);
+  if (graph_ != nullptr)
+    for (const char* name : graph_->kernels)
+      if (name != nullptr) state.recent_kernels.note(name);
   if (function_ != nullptr && !closure.everything) timed_ = chooseTimed(closure.named());
   for (unsigned i = 0; !follows_pointers_ && i < count_; ++i) {
     const Use& write = use(i);
@@ -346,7 +383,7 @@ void Access::assumeStored(const Closure& closure) {
     if (!cpuWrites(*root)) continue;
     for (Region* region : closure.regions)
       if (region != root) addEdge(state, *region, *root, root->base);
-    if (state.roots.hasVariables(stream_.context)) state.addRootEdge(stream_.context, *root);
+    if (state.roots.hasVariables(stream_.context)) state.addRootEdge(stream_.context, edgeTo(*root));
   }
 }
 
@@ -371,7 +408,7 @@ void Access::noteWritten(const Use& write, Region& region, const Closure& closur
   }
   if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
     forPointersBrought(state, host_source_, host_bytes_, write.address, write.bytes == host_bytes_,
-                       [&](const Region& target, uint64_t word) { addEdge(state, region, target, word); });
+                       [&](uint64_t word) { addEdge(state, region, word); });
   } else if (host_source_ != nullptr) {
     unknown();
     known = false;
@@ -391,18 +428,15 @@ void Access::writesRoots(const Closure& closure, uint64_t number) {
       }
       bool known = !closure.source_unseen;
       for (const Region* source : closure.sources) {
-        for (const uint32_t id : source->edges)
-          if (const Region* target = state.regions.at(id); !target->dead) state.addRootEdge(root.context, *target);
-        for (const uint64_t page : source->piece_edges)
-          if (const Region* target = state.find(page); target != nullptr && !target->dead)
-            state.addRootEdge(root.context, *target, page);
+        for (const Edge& edge : source->edges) state.addRootEdge(root.context, edge);
+        for (const uint64_t page : source->piece_edges) state.addRootEdge(root.context, page);
         const bool unseen = source->in_dirty_list || source->scans > 0;
-        if ((source->names_itself || unseen) && !source->by_pieces) state.addRootEdge(root.context, *source);
+        if ((source->names_itself || unseen) && !source->by_pieces) state.addRootEdge(root.context, edgeTo(*source));
         known &= !source->host_written && !(source->by_pieces && unseen);
       }
       if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
         forPointersBrought(state, host_source_, host_bytes_, write.address, write.bytes == host_bytes_,
-                           [&](const Region& target, uint64_t word) { state.addRootEdge(root.context, target, word); });
+                           [&](uint64_t word) { state.addRootEdge(root.context, word); });
       } else if (host_source_ != nullptr) {
         known = false;
       }

@@ -92,13 +92,13 @@ Engine* Closure::scannerOfVariables() const {
 }
 
 void Closure::followVariables() {
-  for (const RootEdge& edge : state_.root_edges) {
-    Region* region = state_.regions.at(edge.id);
-    if (region->buffer_id != edge.buffer_id) continue;
-    if (region->by_pieces && edge.page != 0)
-      visitPage(edge.page);
-    else
-      visitWhole(region);
+  for (const RootEdge& known : state_.root_edges) {
+    state_.forEdge(known.edge, [&](Region& region) {
+      if (region.by_pieces && known.page != 0 && region.buffer_id == known.edge.buffer_id)
+        visitPage(known.page);
+      else
+        visitWhole(&region);
+    });
   }
 }
 
@@ -141,7 +141,7 @@ void Closure::follow() {
   for (size_t i = 0; i < regions.size(); ++i) {
     Region& region = *regions[i];
     if (i >= listed_) list(region);
-    for (const uint32_t id : region.edges) visitWhole(state_.regions.at(id));
+    for (const Edge& edge : region.edges) state_.forEdge(edge, [&](Region& target) { visitWhole(&target); });
     for (const uint64_t page : region.piece_edges) visitPage(page);
     state_.forFixed(region, [&](Region* target) {
       visit(target);

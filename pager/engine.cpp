@@ -378,16 +378,9 @@ CUresult Engine::mapVram(const Extent& extent, const VramChunk& chunk, Lock& loc
 void Engine::lost(CUresult result) {
   if (broken_) return;
   broken_ = true;
+  if (result == CUDA_ERROR_ILLEGAL_ADDRESS && tellUnmapped(pool_, context_)) return;
   base::logError("device %d: the context is lost (CUDA error %d); paging on it has stopped", device_,
                  static_cast<int>(result));
-  if (result != CUDA_ERROR_ILLEGAL_ADDRESS || pool_.options.reach == Reach::kAll) return;
-  const std::string kernels = pool_.recent_kernels.list();
-  const char* const why = pool_.options.reach == Reach::kLearned
-                              ? "it went beyond the pieces of an arena that it was taken to use (reach = learned); "
-                                "OL_REACH=traced or OL_REACH=all does not take that risk"
-                              : "it hides pointers (packed, compressed): OL_REACH=all maps everything for every launch";
-  base::logError("device %d: a kernel touched memory that was not mapped for it. If it works without the pager, %s%s%s",
-                 device_, why, kernels.empty() ? "" : ". Launched of late: ", kernels.c_str());
 }
 
 void Engine::run() {

@@ -182,7 +182,7 @@ class Engine {
     std::vector<kernels::ScanJob> by_gpu;
     std::vector<ByteRun> by_cpu;
     bool twice = false;
-    std::vector<std::pair<uint32_t, uint64_t>> found;  // by the CPU: regions by id, and the address in each
+    std::vector<uint64_t> found;  // by the CPU: addresses
   };
   /// A region that the host wrote, with its figures as the scan began.
   struct HostWritten {
@@ -331,20 +331,21 @@ class Engine {
   CUresult launchScans(const Scratch& scratch, size_t first, const std::vector<kernels::ScanJob>& jobs,
                        const kernels::ScanScope& scope);
   void finishPass(Batch& batch, Lock& lock);
-  void findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock);
+  void findEdges(Batch& batch, std::vector<uint64_t>& news, Lock& lock);
   void takeEdges(const Scanned& scanned, const kernels::ScanScope& scope, const uint32_t* found,
-                 std::vector<uint32_t>& news);
+                 std::vector<uint64_t>& news);
   static void forgetEdges(const Scanned& scanned);
   template <typename Visit>
   void forNamed(const kernels::ScanScope& scope, const uint32_t* found, Visit visit) const;
   std::vector<kernels::ScanJob> listVariables(uint32_t* found) const;
   bool listRoot(Batch& batch, Region& region, uint32_t* found, uint64_t floor);
   void scanOnCpu(Batch& batch, bool again, Lock& lock);
-  void noteFoundOnCpu(Batch& batch, std::vector<uint32_t>& news);
-  void noteVariables(const Batch& batch, const uint32_t* found, std::vector<uint32_t>& news);
-  void noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named, std::vector<uint32_t>& news);
-  void lookThroughNews(std::vector<uint32_t>& news);
-  void spare(std::vector<uint32_t> news);
+  void noteFoundOnCpu(Batch& batch, std::vector<uint64_t>& news);
+  void noteVariables(const Batch& batch, const uint32_t* found, std::vector<uint64_t>& news);
+  void noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named, std::vector<uint64_t>& news);
+  void noteNews(const Region& region, const std::vector<Edge>& before, std::vector<uint64_t>& news) const;
+  void lookThroughNews(std::vector<uint64_t>& news);
+  void spare(const std::vector<uint64_t>& news);
   template <typename Named>
   void spareVictims(Named named);
   void spreadStamps();

@@ -235,7 +235,9 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
       engine.reset();
       lock.lock();
     }
-    if (!state.refused.contains(device))
+    // A context that is gone is the caller's matter. It is asked for again with each call: the next one may be another.
+    const bool gone = result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (!state.refused.contains(device) && !gone)
       base::logError("device %d: the pager could not start (CUDA error %d)", device, static_cast<int>(result));
     return result;
   }
@@ -955,6 +957,12 @@ void Pool::greenContextGone(CUcontext context) {
   }
 }
 
+void Pool::illegalAccess(CUcontext context) {
+  if (state_->forked.load()) return;
+  Lock lock(state_->mutex);
+  static_cast<void>(tellUnmapped(*state_, context));
+}
+
 void Pool::contextGone(CUcontext context) {
   PoolState& state = *state_;
   if (state.forked.load()) return;
@@ -965,6 +973,7 @@ void Pool::contextGone(CUcontext context) {
   // Nothing may be unmapped under a running kernel, not even now: that would be an error of the program's.
   endStreams(state, context);
   Lock lock(state.mutex);
+  state.told_unmapped.erase(context);
   while (state.looking > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
   std::vector<CUevent> events;  // of streams of other contexts
   for (auto of_stream = state.deferred.begin(); of_stream != state.deferred.end();) {

@@ -13,6 +13,7 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <atomic>
 #include <compare>
 #include <cstddef>
@@ -135,6 +136,8 @@ struct ReachSet {
   };
   std::vector<Range> ranges;  // ascending, unique
   bool everything = false;    // a kernel of it may reach any allocation
+  /// Names of its kernels, the first ones, for reports. They live as long as the process.
+  std::array<const char*, 8> kernels{};
   bool empty() const { return addresses.empty() && !everything; }
   bool operator==(const ReachSet&) const = default;
   void add(uint64_t address);
@@ -142,6 +145,7 @@ struct ReachSet {
   void addInPage(uint64_t address);
   void addRange(const Range& range);
   void add(const ReachSet& other);
+  void addKernel(const char* name);
 };
 
 class Pool {
@@ -257,8 +261,14 @@ class Pool {
   /// true of what lies between roots.
   bool mayHoldRoot(uint64_t address, uint64_t bytes) const;
 
-  /// Whether it pays to name kernels: one that goes beyond what it was taken to use is reported by name.
+  /// Whether it pays to name kernels: one that goes beyond what it was taken to reach is reported by name.
   bool asksNames() const { return asks_names_; }
+
+  /// The driver has answered something of work in `context`. Where a kernel has touched what is not mapped, a line says
+  /// once what may be the reason.
+  void answered(CUcontext context, CUresult result) {
+    if (result == CUDA_ERROR_ILLEGAL_ADDRESS) illegalAccess(context);
+  }
 
   // --- streams and contexts ----------------------------------------------------------------------------------------
   /// Before the driver destroys a stream.
@@ -294,6 +304,8 @@ class Pool {
                        CUdeviceptr* out);
   uint64_t base_ = 0;
   uint64_t end_ = 0;
+  void illegalAccess(CUcontext context);
+
   bool asks_names_ = false;
   std::unique_ptr<PoolState> state_;
 };
@@ -315,7 +327,7 @@ class Access {
     function_ = function;
     follows_pointers_ = true;  // also without parameters: module globals
   }
-  /// The kernel's name, for reports (Pool::asksNames). Valid until acquire() returns.
+  /// The kernel's name, for reports (Pool::asksNames). It lives as long as the process.
   void setName(const char* name) { name_ = name; }
   /// Every 8-byte word at 4-byte steps of a kernel parameter (or an `extra` buffer) that lies in the range names an
   /// allocation; the launch reads and writes it. `bytes` may be below 8 (then nothing).
@@ -373,6 +385,7 @@ class Access {
   StreamKey stream_;
   const void* function_ = nullptr;
   const char* name_ = nullptr;
+  const ReachSet* graph_ = nullptr;  // until acquire() returns
   const void* host_source_ = nullptr;
   uint64_t host_bytes_ = 0;
   bool host_stable_ = false;

@@ -3,6 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "base/format.h"
+#include "base/log.h"
 
 namespace olpager::pager {
 
@@ -80,19 +86,44 @@ void resetRegion(Region& region) {
 }
 
 void RecentKernels::note(const char* name) {
-  if (std::find(places_.begin(), places_.end(), name) != places_.end()) return;
-  places_[next_] = name;
-  std::strncpy(names_[next_].data(), name, names_[next_].size() - 1);
-  next_ = (next_ + 1) % names_.size();
+  auto at = static_cast<size_t>(std::find(places_.begin(), places_.end(), name) - places_.begin());
+  if (at == places_.size()) {
+    at = static_cast<size_t>(std::min_element(noted_.begin(), noted_.end()) - noted_.begin());
+    places_[at] = name;
+    std::strncpy(names_[at].data(), name, names_[at].size() - 1);
+  }
+  noted_[at] = ++notes_;
 }
 
 std::string RecentKernels::list() const {
+  std::array<size_t, std::tuple_size_v<decltype(noted_)>> order{};
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [this](size_t a, size_t b) { return noted_[a] > noted_[b]; });
   std::string text;
-  for (size_t i = 1; i <= names_.size(); ++i) {
-    const char* name = names_[(next_ + names_.size() - i) % names_.size()].data();
-    if (*name != 0) text += (text.empty() ? "" : ", ") + std::string(name);
-  }
+  for (const size_t at : order)
+    if (noted_[at] != 0) text += (text.empty() ? "" : ", ") + std::string(names_[at].data());
   return text;
+}
+
+bool tellUnmapped(PoolState& state, CUcontext context) {
+  const bool ever_paged = state.floor_epoch > 0;
+  if (state.options.reach == Reach::kAll || !ever_paged) return false;
+  if (!state.told_unmapped.insert(context).second) return true;
+  const char* const why =
+      state.options.reach == Reach::kLearned
+          ? "it went beyond the pieces of an arena that it was taken to use (reach = learned): OL_REACH=traced or "
+            "OL_REACH=all (olrun --reach all) does not take that risk"
+          : "it follows pointers that no scan finds (marks in their upper bits, offsets, halves that lie apart): "
+            "OL_REACH=all (olrun --reach all) maps everything for every launch";
+  const Engine* const engine = state.engineIn(context);
+  const std::string kernels = state.recent_kernels.list();
+  base::logError(
+      "%sthe context is lost (CUDA error %d): a kernel touched memory that was not mapped for it. If it "
+      "works without the pager, %s%s%s",
+      engine != nullptr ? base::format("device {}: ", engine->device()).c_str() : "",
+      static_cast<int>(CUDA_ERROR_ILLEGAL_ADDRESS), why,
+      kernels.empty() ? "" : ". Launched of late: ", kernels.c_str());
+  return true;
 }
 
 void makeArena(PoolState& state, Region& region) {
@@ -107,36 +138,70 @@ void makeArena(PoolState& state, Region& region) {
 namespace {
 constexpr size_t kMostPieceEdges = 1024;  // of one region: beyond, it names arenas whole
 
-void insertUnique(std::vector<uint32_t>& edges, uint32_t id) {
-  const auto it = std::lower_bound(edges.begin(), edges.end(), id);
-  if (it == edges.end() || *it != id) edges.insert(it, id);
+// The page of an arena by pieces that a pointer means.
+uint64_t pageIn(const Region& arena, uint64_t address) {
+  return std::min(address, arena.end() - 1) / kPageBytes * kPageBytes;
+}
+
+// Whether something may have been there.
+bool everUsed(const PoolState& state, uint64_t address) {
+  if (!state.map->contains(address)) return state.roots.span().contains(address);
+  return (address - state.map->base()) / kPageBytes < state.highWaterPages();
 }
 }  // namespace
 
-void addEdge(const PoolState& state, Region& region, uint64_t address) {
-  if (const Region* target = state.find(address); target != nullptr && !target->dead)
-    addEdge(state, region, *target, address);
+bool addEdge(Region& region, const Edge& edge) {
+  std::vector<Edge>& edges = region.edges;
+  const auto it = std::lower_bound(edges.begin(), edges.end(), edge);
+  if (it != edges.end() && *it == edge) return false;
+  // Pages where nothing lies come in ascending order, many beside each other: they become one edge.
+  if (edge.buffer_id == 0 && it != edges.begin()) {
+    Edge& before = *std::prev(it);
+    const uint64_t end = before.begin + before.bytes, now = edge.begin + edge.bytes;
+    if (before.buffer_id == 0 && before.begin < edge.begin && end >= edge.begin) {
+      before.bytes = std::max(end, now) - before.begin;
+      return end < now;
+    }
+  }
+  edges.insert(it, edge);
+  return true;
 }
 
-void addEdge(const PoolState& state, Region& region, const Region& of, uint64_t address) {
-  const Region* const target = &of;
-  if (target == &region) {
-    region.names_itself = true;
-    return;
-  }
-  if (!target->by_pieces) return insertUnique(region.edges, target->id);
-  const uint64_t page = std::min(address, target->end() - 1) / kPageBytes * kPageBytes;
+// With the guard behind it: a region whose end a pointer names may get another one as its neighbour.
+Edge edgeTo(const Region& target) {
+  const uint64_t bytes = target.isRoot() ? target.requested_bytes : (target.pages + 1) * kPageBytes;
+  return {target.base, bytes, target.buffer_id};
+}
+
+Edge edgeToNothing(const PoolState& state, uint64_t address) {
+  constexpr uint64_t kHostPage = 4096;  // beside it may be memory that the address does not mean
+  const uint64_t page = state.map->contains(address) ? kPageBytes : kHostPage;
+  return {address / page * page, page, 0};
+}
+
+bool addEdge(const PoolState& state, Region& region, uint64_t address) {
+  if (const Region* target = state.liveAt(address); target != nullptr) return addEdge(state, region, *target, address);
+  return everUsed(state, address) && addEdge(region, edgeToNothing(state, address));
+}
+
+bool addEdge(const PoolState& state, Region& region, const Region& target, uint64_t address) {
+  if (&target == &region) return !std::exchange(region.names_itself, true);
+  if (!target.by_pieces) return addEdge(region, edgeTo(target));
+  const uint64_t page = pageIn(target, address);
   const auto it = std::lower_bound(region.piece_edges.begin(), region.piece_edges.end(), page);
-  if (it != region.piece_edges.end() && *it == page) return;
+  if (it != region.piece_edges.end() && *it == page) return false;
   region.piece_edges.insert(it, page);
-  if (region.piece_edges.size() <= kMostPieceEdges) return;
-  for (const uint64_t named : region.piece_edges)
-    if (const Region* arena = state.find(named); arena != nullptr) insertUnique(region.edges, arena->id);
+  if (region.piece_edges.size() <= kMostPieceEdges) return true;
+  for (const uint64_t named : region.piece_edges) {
+    const Region* const arena = state.liveAt(named);
+    addEdge(region, arena != nullptr ? edgeTo(*arena) : edgeToNothing(state, named));
+  }
   region.piece_edges.clear();
+  return true;
 }
 
 void addEdgesOf(Region& region, const Region& from) {
-  for (const uint32_t id : from.edges) insertUnique(region.edges, id);
+  for (const Edge& edge : from.edges) addEdge(region, edge);
   std::vector<uint64_t> pages;
   std::set_union(region.piece_edges.begin(), region.piece_edges.end(), from.piece_edges.begin(), from.piece_edges.end(),
                  std::back_inserter(pages));
@@ -148,17 +213,21 @@ void drainUnmarked(PoolState& state, uint64_t number) {
     static_cast<void>(state.streams.synchronize(context, number));
 }
 
-void PoolState::addRootEdge(CUcontext context, const Region& region, uint64_t address) {
+void PoolState::addRootEdge(CUcontext context, const Edge& edge, uint64_t page) {
   const Engine* keeper = engineIn(context);
-  const uint64_t page =
-      region.by_pieces && address != 0 ? std::min(address, region.end() - 1) / kPageBytes * kPageBytes : 0;
-  for (RootEdge& edge : root_edges) {
-    if (edge.id != region.id || edge.keeper != keeper || edge.page != page) continue;
-    edge.buffer_id = region.buffer_id;
-    edge.missed = 0;
+  for (RootEdge& known : root_edges) {
+    if (known.edge != edge || known.keeper != keeper || known.page != page) continue;
+    known.missed = 0;
     return;
   }
-  root_edges.push_back({region.id, region.buffer_id, keeper, 0, page});
+  root_edges.push_back({edge, keeper, 0, page});
+}
+
+void PoolState::addRootEdge(CUcontext context, uint64_t address) {
+  if (const Region* const target = liveAt(address); target != nullptr)
+    addRootEdge(context, edgeTo(*target), target->by_pieces ? pageIn(*target, address) : 0);
+  else if (everUsed(*this, address))
+    addRootEdge(context, edgeToNothing(*this, address));
 }
 
 Engine* PoolState::scannerOf(const Region& root) const {
@@ -190,8 +259,7 @@ bool refreshRoot(const PoolState& state, Region& region) {
 }
 
 void addEdgesAmong(const PoolState& state, Region& region, const void* data, uint64_t bytes) {
-  forPointersAmong(state, data, bytes,
-                   [&](const Region& target, uint64_t word) { addEdge(state, region, target, word); });
+  forPointersAmong(state, data, bytes, [&](uint64_t word) { addEdge(state, region, word); });
 }
 
 void PoolState::updateSlow() {

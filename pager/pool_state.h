@@ -123,7 +123,8 @@ class RecentKernels {
  private:
   std::array<const char*, 8> places_{};  // where the names were; never looked at again
   std::array<std::array<char, 48>, 8> names_{};
-  size_t next_ = 0;
+  std::array<uint64_t, 8> noted_{};  // when, by `notes_`
+  uint64_t notes_ = 0;
 };
 
 /// Everything of one Pool. Lock order: lock_order.h.
@@ -200,6 +201,7 @@ struct PoolState {
   uint32_t closure_mark = 0;
   uint32_t extent_mark = 0;
   RecentKernels recent_kernels;
+  std::set<CUcontext> told_unmapped;                 // contexts of which tellUnmapped() has told
   std::map<CUdevice, uint64_t> vram_budgets;         // bytes, once they were asked for
   std::set<CUdevice> vram_set;                       // budgets that were set meanwhile
   std::vector<std::pair<CUdevice, CUdevice>> peers;  // (who has access, to whose memory)
@@ -234,6 +236,26 @@ struct PoolState {
     Piece* piece = pieces.at(unit / 2);
     return {piece != nullptr ? piece->region : nullptr, piece};
   }
+  /// The region, or the root, that holds `address` and is not being freed; nullptr: none. Under the mutex.
+  Region* liveAt(uint64_t address) const {
+    Region* const region = map->contains(address) ? find(address) : roots.regionAt(address);
+    return region == nullptr || region->dead ? nullptr : region;
+  }
+  /// Calls visit(region) for what an edge leads to. Under the mutex.
+  template <typename Visit>
+  void forEdge(const Edge& edge, Visit visit) const {
+    if (Region* const region = liveAt(edge.begin); region != nullptr && region->buffer_id == edge.buffer_id)
+      return visit(*region);
+    const uint64_t end = std::min(edge.begin + edge.bytes, map->base() + map->size());
+    for (uint64_t at = std::max(edge.begin, map->base()); at < end;) {
+      Region* const region = liveAt(at);
+      if (region != nullptr) visit(*region);
+      at = std::max(at + kPageBytes, region != nullptr ? region->end() : 0);
+    }
+    roots.forAt(edge.begin, edge.bytes, [&](uint64_t, const Root& root) {
+      if (root.region != nullptr && !root.region->dead) visit(*root.region);
+    });
+  }
   Engine* engineOf(CUdevice device) const {
     for (const auto& engine : engines)
       if (engine->device() == device) return engine.get();
@@ -252,9 +274,11 @@ struct PoolState {
     return nullptr;
   }
   void noteRootsWritten(CUcontext context, uint64_t number) { roots_written[context] = {number, ++root_writes}; }
-  /// Variables of `context` name `region`: every launch reaches it from now on.
-  /// `address`: where in it, which matters for an arena that moves by pieces; 0: anywhere.
-  void addRootEdge(CUcontext context, const Region& region, uint64_t address = 0);
+  /// Variables of `context` name what `edge` leads to: every launch reaches it from now on.
+  /// `page`: which one of an arena that moves by pieces; 0: any.
+  void addRootEdge(CUcontext context, const Edge& edge, uint64_t page = 0);
+  /// The same of what lies at `address`.
+  void addRootEdge(CUcontext context, uint64_t address);
   /// The engine whose passes scan the root; nullptr: none can.
   Engine* scannerOf(const Region& root) const;
   /// Nobody knows what the root names, nor vouches for it.
@@ -283,29 +307,35 @@ struct PoolState {
 
 /// A large region gets to know its pieces; what was known of it as one unit is forgotten. Under the mutex.
 void makeArena(PoolState& state, Region& region);
-/// Pointers in `region` name `address` of the range: an edge. Under the mutex.
-void addEdge(const PoolState& state, Region& region, uint64_t address);
+/// The edge to a live region, or to a root.
+Edge edgeTo(const Region& target);
+/// The edge to an address where nothing lies now: its page.
+Edge edgeToNothing(const PoolState& state, uint64_t address);
+/// Pointers in `region` lead there. True: it was not known. Under the mutex, as all below.
+bool addEdge(Region& region, const Edge& edge);
+/// Pointers in `region` name `address`, of the range or between roots: an edge, unless nothing has ever been there.
+bool addEdge(const PoolState& state, Region& region, uint64_t address);
 /// The same, of which it is known that `target` (live; a region, or a root) holds the address.
-void addEdge(const PoolState& state, Region& region, const Region& target, uint64_t address);
+bool addEdge(const PoolState& state, Region& region, const Region& target, uint64_t address);
 /// Pages of `from`, copied to `region`, name what they name.
 void addEdgesOf(Region& region, const Region& from);
-/// Calls visit(region, word) for each word of [data, + bytes), which the CPU reads, that is the address of a region or a root.
-/// Under the mutex.
+/// Calls visit(word) for each word of [data, + bytes), which the CPU reads, that is an address of the range or between roots.
 template <typename Visit>
 void forPointersAmong(const PoolState& state, const void* data, uint64_t bytes, Visit visit) {
-  kernels::scanWords(data, bytes, state.map->base(), state.map->size(), [&](uint64_t word) {
-    if (Region* const target = state.find(word); target != nullptr && !target->dead) visit(*target, word);
-  });
   const AddressSpan& outside = state.roots.span();
-  kernels::scanWords(data, bytes, outside.low(), outside.bytes(), [&](uint64_t word) {
-    if (Region* const target = state.roots.regionAt(word); target != nullptr) visit(*target, word);
-  });
+  kernels::scanWords(data, bytes, state.map->base(), state.map->size(), visit);
+  kernels::scanWords(data, bytes, outside.low(), outside.bytes(), visit);
 }
 /// Pointers among the words of [data, + bytes), which the CPU reads, are in `region` by now. Under the mutex.
 void addEdgesAmong(const PoolState& state, Region& region, const void* data, uint64_t bytes);
 /// Looks through what the CPU may have put into a root. False: nobody knows what it holds, so that whoever reaches it may
 /// reach anything. Under the mutex.
 bool refreshRoot(const PoolState& state, Region& root);
+
+/// A kernel has touched what is not mapped: its context is lost. Once for each context, a line that says what may be the
+/// reason, with the kernels that were launched of late. False: that is the program's own doing, since everything that it has
+/// is mapped for each launch. Under the mutex.
+bool tellUnmapped(PoolState& state, CUcontext context);
 
 /// Bytes that memservers have for this pool. 0 where everything is mapped for each launch: they are of no use then.
 uint64_t remoteCapacity(const PoolState& state);

@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "pager/arena.h"
+#include "pager/edge.h"
 #include "pager/kernels/page_pass.h"
 #include "pager/object_pool.h"
 #include "pager/pool.h"
@@ -204,7 +205,7 @@ struct alignas(64) Region {
   uint64_t buffer_id = 0;
   CUcontext context = nullptr;
   std::vector<std::unique_ptr<Extent>> extents;  // ascending by address
-  std::vector<uint32_t> edges;                   // other regions that pointers in its pages name, as of the last scan
+  std::vector<Edge> edges;                       // what pointers in its pages name, as of the last scan; ascending
   std::vector<uint64_t> piece_edges;             // of arenas by pieces: pages that those pointers lie in, ascending
   std::unique_ptr<RootMemory> root;              // of a root
   std::unique_ptr<Arena> arena;                  // of a large one: what launches name inside it

@@ -9,7 +9,7 @@
 // A launch that comes for a victim before it is unmapped takes it back (cancelRetiring). While VRAM is owed to others it waits for it first, a bounded
 // time; and for what leaves its place in host memory when there is room for it in VRAM (serveWants).
 #include <algorithm>
-#include <unordered_map>
+#include <map>
 #include <unordered_set>
 
 #include "base/log.h"
@@ -541,7 +541,8 @@ kernels::ScanScope Engine::scopeNow() const {
   }
 }
 
-// Calls visit(region, address) for what a bitmap's bits stand for: regions, and roots, of which a granule may hold several.
+// Calls visit(region, address, bytes) for what a bitmap's bits stand for: regions, and roots, of which a granule may hold several.
+// With nullptr for addresses where nothing lies, and for granules, in which a pointer may mean what has been freed.
 template <typename Visit>
 void Engine::forNamed(const kernels::ScanScope& scope, const uint32_t* found, Visit visit) const {
   for (uint64_t w = 0; w < scope.bitmapWords(); ++w) {
@@ -549,12 +550,18 @@ void Engine::forNamed(const kernels::ScanScope& scope, const uint32_t* found, Vi
       const uint64_t bit = w * 32 + static_cast<uint64_t>(__builtin_ctz(bits));
       const uint64_t address = scope.addressOf(bit);
       if (!scope.isOutside(bit)) {
-        if (Region* const region = pool_.find(address); region != nullptr && !region->dead) visit(*region, address);
+        Region* const region = pool_.find(address);
+        visit(region == nullptr || region->dead ? nullptr : region, address, kPageBytes);
         continue;
       }
-      pool_.roots.forAt(address, 1ull << scope.outside_shift, [&](uint64_t at, const Root& root) {
-        if (root.region != nullptr && !root.region->dead) visit(*root.region, at);
+      const uint64_t end = address + (1ull << scope.outside_shift);
+      pool_.roots.forAt(address, end - address, [&](uint64_t at, const Root& root) {
+        if (root.region != nullptr && !root.region->dead) visit(root.region, at, root.bytes);
       });
+      // Without the range, which a wide granule may overlap.
+      const uint64_t low = pool_.map->base(), high = low + pool_.map->size();
+      if (address < low) visit(nullptr, address, std::min(end, low) - address);
+      if (end > high) visit(nullptr, std::max(address, high), end - std::max(address, high));
     }
   }
 }
@@ -662,62 +669,59 @@ void Engine::scanOnCpu(Batch& batch, bool again, Lock& lock) {
     if (gone[i] && !region.dead && region.buffer_id == batch.scanned[i].buffer_id) region.root->scannable = false;
     std::sort(found[i].begin(), found[i].end());  // a table names the same again and again
     found[i].erase(std::unique(found[i].begin(), found[i].end()), found[i].end());
-    for (const uint64_t word : found[i]) {
-      const Region* target = word - base < size ? pool_.find(word) : pool_.roots.regionAt(word);
-      if (target != nullptr && !target->dead) batch.scanned[i].found.emplace_back(target->id, word);
-    }
+    batch.scanned[i].found.insert(batch.scanned[i].found.end(), found[i].begin(), found[i].end());
   }
 }
 
 // What the CPU found becomes edges, as what the GPU found has.
-void Engine::noteFoundOnCpu(Batch& batch, std::vector<uint32_t>& news) {
+void Engine::noteFoundOnCpu(Batch& batch, std::vector<uint64_t>& news) {
   for (const Scanned& scanned : batch.scanned) {
     Region& region = *scanned.region;
     if (region.dead || region.buffer_id != scanned.buffer_id) continue;
-    for (const auto& [id, address] : scanned.found) {
-      const Region* target = pool_.regions.at(id);
-      if (target->dead) continue;
-      if (std::find(region.edges.begin(), region.edges.end(), id) == region.edges.end()) news.push_back(id);
-      addEdge(pool_, region, *target, address);
-    }
+    for (const uint64_t address : scanned.found)
+      if (addEdge(pool_, region, address)) news.push_back(address);
   }
 }
 
+// What `region` names by now and did not `before`.
+void Engine::noteNews(const Region& region, const std::vector<Edge>& before, std::vector<uint64_t>& news) const {
+  for (const Edge& edge : region.edges)
+    if (!std::binary_search(before.begin(), before.end(), edge))
+      pool_.forEdge(edge, [&](const Region& target) { news.push_back(target.base); });
+}
+
 // Roots that something has come to name, as far as anybody knew: launches in flight may follow what the CPU has put there.
-void Engine::lookThroughNews(std::vector<uint32_t>& news) {
+void Engine::lookThroughNews(std::vector<uint64_t>& news) {
   for (size_t i = 0; i < news.size(); ++i) {
-    Region* region = pool_.regions.at(news[i]);
-    if (region->dead || !region->isRoot()) continue;
+    Region* region = pool_.liveAt(news[i]);
+    if (region == nullptr || !region->isRoot()) continue;
     pool_.markDirty(region);
-    const std::vector<uint32_t> before = region->edges;
+    const std::vector<Edge> before = region->edges;
     if (!refreshRoot(pool_, *region)) continue;  // spare() sees to it
-    for (const uint32_t id : region->edges)
-      if (std::find(before.begin(), before.end(), id) == before.end()) news.push_back(id);
+    noteNews(*region, before, news);
   }
 }
 
 // Takes over what the variables name.
-void Engine::noteVariables(const Batch& batch, const uint32_t* found, std::vector<uint32_t>& news) {
-  std::unordered_map<uint64_t, size_t> known;  // edges of this engine's, by region or page
+void Engine::noteVariables(const Batch& batch, const uint32_t* found, std::vector<uint64_t>& news) {
+  std::map<std::pair<Edge, uint64_t>, size_t> known;  // edges of this engine's, with their pages
   for (size_t i = 0; i < pool_.root_edges.size(); ++i) {
-    RootEdge& edge = pool_.root_edges[i];
-    if (edge.keeper != this) continue;
-    ++edge.missed;
-    known[edge.page != 0 ? edge.page : edge.id] = i;
+    RootEdge& root = pool_.root_edges[i];
+    if (root.keeper != this) continue;
+    ++root.missed;
+    known[{root.edge, root.page}] = i;
   }
-  forNamed(batch.scope, found, [&](Region& target, uint64_t address) {
-    const uint64_t named = target.by_pieces ? address : 0;
-    const auto [at, fresh] = known.try_emplace(named != 0 ? named : target.id, pool_.root_edges.size());
-    if (fresh) pool_.root_edges.push_back({target.id, target.buffer_id, this, 0, named});
-    RootEdge& edge = pool_.root_edges[at->second];
-    edge.missed = 0;
-    if (!fresh && edge.buffer_id == target.buffer_id) return;
-    edge.id = target.id;
-    edge.buffer_id = target.buffer_id;
-    news.push_back(target.id);
+  forNamed(batch.scope, found, [&](Region* target, uint64_t address, uint64_t bytes) {
+    const Edge edge = target != nullptr ? edgeTo(*target) : Edge{address, bytes, 0};
+    const uint64_t named = target != nullptr && target->by_pieces ? address : 0;
+    const auto [at, fresh] = known.try_emplace({edge, named}, pool_.root_edges.size());
+    if (fresh) pool_.root_edges.push_back({edge, this, 0, named});
+    pool_.root_edges[at->second].missed = 0;
+    if (!fresh || target == nullptr) return;
+    news.push_back(address);
     const uint64_t newest = pool_.launch_number.load();
-    if (target.by_pieces) stampPage(target, named, newest);
-    raise(target.stamp, newest);
+    if (target->by_pieces) stampPage(*target, named, newest);
+    raise(target->stamp, newest);
   });
   // A kernel that ran meanwhile may have moved a pointer from where the scan had not been yet to where it had: what was not
   // found is forgotten when nothing ran, or when it was missed again and again, each time by a pass that began when all that
@@ -727,8 +731,6 @@ void Engine::noteVariables(const Batch& batch, const uint32_t* found, std::vecto
   const bool later = batch.completed >= variables_seen_;
   if (later) variables_seen_ = newest;
   std::erase_if(pool_.root_edges, [&](RootEdge& edge) {
-    const Region* region = pool_.regions.at(edge.id);
-    if (region->dead || region->buffer_id != edge.buffer_id) return true;
     if (edge.keeper != this || edge.missed == 0) return false;
     if (!later) --edge.missed;
     return alone || edge.missed >= kMissedRoots;
@@ -740,18 +742,22 @@ void Engine::noteVariables(const Batch& batch, const uint32_t* found, std::vecto
 
 // Of a region that was in the pass: what `found` says it names is known anew.
 void Engine::takeEdges(const Scanned& scanned, const kernels::ScanScope& scope, const uint32_t* found,
-                       std::vector<uint32_t>& news) {
+                       std::vector<uint64_t>& news) {
   Region& region = *scanned.region;
   if (region.dead || region.buffer_id != scanned.buffer_id) return;
-  const std::vector<uint32_t> before = region.edges;
+  const std::vector<Edge> before = region.edges;
   forgetEdges(scanned);
-  forNamed(scope, found, [&](const Region& target, uint64_t address) { addEdge(pool_, region, target, address); });
-  for (const uint32_t id : region.edges)
-    if (std::find(before.begin(), before.end(), id) == before.end()) news.push_back(id);
+  forNamed(scope, found, [&](const Region* target, uint64_t address, uint64_t bytes) {
+    if (target != nullptr)
+      addEdge(pool_, region, *target, address);
+    else
+      addEdge(region, Edge{address, bytes, 0});
+  });
+  noteNews(region, before, news);
 }
 
 // Some page of the regions without bitmaps of their own names another region: finds out which, one scan for each of them.
-void Engine::findEdges(Batch& batch, std::vector<uint32_t>& news, Lock& lock) {
+void Engine::findEdges(Batch& batch, std::vector<uint64_t>& news, Lock& lock) {
   Scratch& scratch = scratch_[batch.scratch];
   const kernels::ScanScope scope = scopeNow();
   const uint64_t words = scope.bitmapWords();
@@ -808,36 +814,42 @@ void Engine::forgetEdges(const Scanned& scanned) {
 
 // What was named when the pass looked and nothing names any more: the pointer has moved since, who knows where.
 void Engine::noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named,
-                       std::vector<uint32_t>& news) {
-  std::unordered_set<uint32_t> known;
+                       std::vector<uint64_t>& news) {
+  std::unordered_set<const Region*> known;
+  const auto note = [&](const Edge& edge) {
+    pool_.forEdge(edge, [&](const Region& target) { known.insert(&target); });
+  };
   for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
     const Region* region = pool_.regions.at(id);
     if (region->dead) continue;
-    known.insert(region->edges.begin(), region->edges.end());
-    if (region->names_itself) known.insert(id);
+    for (const Edge& edge : region->edges) note(edge);
+    if (region->names_itself) known.insert(region);
   }
-  for (const RootEdge& edge : pool_.root_edges) known.insert(edge.id);
-  forNamed(scope, named.data(), [&](const Region& target, uint64_t) {
-    if (!target.by_pieces && !known.contains(target.id)) news.push_back(target.id);
+  for (const RootEdge& root : pool_.root_edges) note(root.edge);
+  forNamed(scope, named.data(), [&](const Region* target, uint64_t address, uint64_t) {
+    if (target != nullptr && !target->by_pieces && !known.contains(target)) news.push_back(address);
   });
 }
 
 // Launches that were made before the pass ended did not know that something names `news`: they may follow it, or have put it
 // elsewhere. What it leads to stays this time, also where a later pass has begun, which waited for none of them; launches from
 // now on know.
-void Engine::spare(std::vector<uint32_t> news) {
+void Engine::spare(const std::vector<uint64_t>& news) {
   if (news.empty()) return;
   const uint32_t mark = ++pool_.closure_mark;
-  while (!news.empty()) {
-    Region* region = pool_.regions.at(news.back());
-    news.pop_back();
+  std::vector<Region*> named;
+  for (const uint64_t address : news)
+    if (Region* const region = pool_.liveAt(address); region != nullptr) named.push_back(region);
+  while (!named.empty()) {
+    Region* region = named.back();
+    named.pop_back();
     if (region->dead || region->mark == mark) continue;
     region->mark = mark;
     // What can't be looked through leads anywhere.
     if (region->isRoot() && pool_.leadsAnywhere(*region)) return spareVictims([](const Region&) { return true; });
-    news.insert(news.end(), region->edges.begin(), region->edges.end());
-    pool_.forFixed(*region, [&](const Region* target) {
-      if (target != nullptr) news.push_back(target->id);
+    for (const Edge& edge : region->edges) pool_.forEdge(edge, [&](Region& target) { named.push_back(&target); });
+    pool_.forFixed(*region, [&](Region* target) {
+      if (target != nullptr) named.push_back(target);
     });
   }
   spareVictims([mark](const Region& region) { return region.mark == mark; });
@@ -879,10 +891,11 @@ void Engine::spreadStamps() {
     pool_.forFixed(*region, [&](Region* target) {
       if (target != nullptr) raise(target);
     });
-    for (const uint32_t id : region->edges) {
-      Region* target = pool_.regions.at(id);
-      if (target->by_pieces) target->whole_stamp = std::max(target->whole_stamp, stamp);
-      raise(target);
+    for (const Edge& edge : region->edges) {
+      pool_.forEdge(edge, [&](Region& target) {
+        if (target.by_pieces) target.whole_stamp = std::max(target.whole_stamp, stamp);
+        raise(&target);
+      });
     }
     for (const uint64_t page : region->piece_edges) {
       Region* target = pool_.find(page);
@@ -929,7 +942,7 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   std::vector<uint32_t> named;  // what some page or root names, where any does
   const bool others_name = some(scratch.found);
   if (others_name) named.assign(scratch.found, scratch.found + words);
-  std::vector<uint32_t> news;               // regions that something names of which that was not known
+  std::vector<uint64_t> news;               // addresses that something names of which that was not known
   if (batch.scans_variables && !broken_) {  // before findEdges uses the bitmap again
     const bool apart = 2 * words * sizeof(uint32_t) <= kFoundBytes;
     noteVariables(batch, scratch.found + (apart ? words : 0), news);

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "base/own_memory.h"
+#include "pager/edge.h"
 #include "pager/pool.h"
 
 namespace olpager::pager {
@@ -50,10 +51,9 @@ struct Root {
   Region* region = nullptr;  // none of a variable
 };
 
-/// What variables of a context name, as of the last passes. The id may be another region's by now.
+/// What variables of a context name, as of the last passes.
 struct RootEdge {
-  uint32_t id;
-  uint64_t buffer_id;
+  Edge edge;
   const Engine* keeper;  // whose passes scan that root
   unsigned missed = 0;   // passes in a row that did not find it
   uint64_t page = 0;     // which one, of an arena that moves by pieces; 0: any

@@ -129,11 +129,33 @@ CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute
   return CUDA_SUCCESS;
 }
 
+/// What batches have in common: nothing is done where one of the ranges is none of managed memory.
+CUresult checkBatch(const CUdeviceptr* addresses, const size_t* sizes, size_t count, unsigned long long flags,
+                    CUstream handle, bool per_thread) {
+  std::shared_ptr<Context> context;
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = requireStream(handle, per_thread, &context, &stream)) return result;
+  if (addresses == nullptr || sizes == nullptr || count == 0 || flags != 0 || isLegacy(handle, per_thread))
+    return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i)
+    if (managed(addresses[i], sizes[i]) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return notInCapture(*stream);
+}
+
+CUresult checkLocations(const CUmemLocation* locations, const size_t* indices, size_t location_count, size_t count) {
+  if (locations == nullptr || indices == nullptr || location_count == 0 || location_count > count || indices[0] != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (size_t at = 0; at < location_count; ++at) {
+    if (indices[at] >= count || (at > 0 && indices[at] <= indices[at - 1])) return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult result = checkLocation(locations[at])) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult prefetchBatch(CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* locations, size_t* indices,
                        size_t location_count, unsigned long long flags, CUstream stream, bool per_thread) {
-  if (addresses == nullptr || sizes == nullptr || count == 0 || locations == nullptr || indices == nullptr ||
-      location_count == 0 || location_count > count || indices[0] != 0 || flags != 0 || isLegacy(stream, per_thread))
-    return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = checkBatch(addresses, sizes, count, flags, stream, per_thread)) return result;
+  if (const CUresult result = checkLocations(locations, indices, location_count, count)) return result;
   size_t which = 0;
   for (size_t i = 0; i < count; ++i) {
     while (which + 1 < location_count && indices[which + 1] <= i) ++which;
@@ -141,6 +163,25 @@ CUresult prefetchBatch(CUdeviceptr* addresses, size_t* sizes, size_t count, CUme
       return result;
   }
   return CUDA_SUCCESS;
+}
+
+/// What is discarded holds anything until it is written again: here other bytes than before.
+CUresult discardBatch(CUdeviceptr* addresses, size_t* sizes, size_t count, unsigned long long flags, CUstream stream,
+                      bool per_thread) {
+  if (const CUresult result = checkBatch(addresses, sizes, count, flags, stream, per_thread)) return result;
+  constexpr unsigned char kAnything = 0xdb;
+  const auto set = per_thread ? cuMemsetD8Async_ptsz : cuMemsetD8Async;
+  for (size_t i = 0; i < count; ++i)
+    if (const CUresult result = set(addresses[i], kAnything, sizes[i], stream)) return result;
+  return CUDA_SUCCESS;
+}
+
+CUresult discardAndPrefetch(CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* locations,
+                            size_t* indices, size_t location_count, unsigned long long flags, CUstream stream,
+                            bool per_thread) {
+  if (const CUresult result = checkLocations(locations, indices, location_count, count)) return result;
+  if (const CUresult result = discardBatch(addresses, sizes, count, flags, stream, per_thread)) return result;
+  return prefetchBatch(addresses, sizes, count, locations, indices, location_count, flags, stream, per_thread);
 }
 
 }  // namespace
@@ -162,6 +203,14 @@ OLSIM_STREAM_FUNCTION(cuMemPrefetchBatchAsync, _ptsz,
                        size_t location_count, unsigned long long flags, CUstream stream),
                       return prefetchBatch(addresses, sizes, count, locations, indices, location_count, flags, stream,
                                            kPerThread);)
+OLSIM_STREAM_FUNCTION(cuMemDiscardBatchAsync, _ptsz,
+                      (CUdeviceptr * addresses, size_t* sizes, size_t count, unsigned long long flags, CUstream stream),
+                      return discardBatch(addresses, sizes, count, flags, stream, kPerThread);)
+OLSIM_STREAM_FUNCTION(cuMemDiscardAndPrefetchBatchAsync, _ptsz,
+                      (CUdeviceptr * addresses, size_t* sizes, size_t count, CUmemLocation* locations, size_t* indices,
+                       size_t location_count, unsigned long long flags, CUstream stream),
+                      return discardAndPrefetch(addresses, sizes, count, locations, indices, location_count, flags,
+                                                stream, kPerThread);)
 
 CUresult CUDAAPI cuMemRangeGetAttribute(void* data, size_t size, CUmem_range_attribute attribute, CUdeviceptr address,
                                         size_t bytes) {

@@ -75,6 +75,7 @@ void FaultWatch::ask(bool makes_streams) {
       std::lock_guard lock(mutex_);
       watched->told = true;
     }
+    worker_.drainText();  // what is said of a failure is there before it is: the program may end then
     worker_.tell(forward::Answer::kFault, 0, state, std::as_bytes(std::span(&context, 1)), true);
   }
   worker_.setCurrent(nullptr);  // another thread may destroy what this one has asked about

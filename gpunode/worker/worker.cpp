@@ -126,6 +126,11 @@ bool Worker::hasSymbol(const char* name) const { return symbol(name) != nullptr;
 
 void* Worker::symbol(const char* name) const { return dlsym(library_, name); }
 
+void Worker::drainText() {
+  text_.drainAll();
+  errors_.drainAll();
+}
+
 void Worker::endWithoutClient(std::chrono::milliseconds grace) {
   std::thread([this, grace] {
     constexpr auto kTick = 100ms;
@@ -461,8 +466,7 @@ void Worker::make(const std::vector<std::byte>& record) {
   // the program may end then.
   const bool fails = result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
   if (fails || head.function == static_cast<uint16_t>(forward::Operation::kGoodbye)) {
-    text_.drainAll();
-    errors_.drainAll();
+    drainText();
   } else if ((head.flags & forward::kMayWait) != 0) {
     text_.drain();
   }

@@ -120,6 +120,8 @@ class Worker {
   /// Waits until the transfer is over, over as many links as it takes; false: it has failed, or the session has ended.
   bool arrived(const calls::Transfer& transfer);
 
+  /// What has been printed so far is on its way to the client.
+  void drainText();
   /// Something for the client that nobody waits for.
   void tell(forward::Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes, bool flush);
   /// A host function of the client's: tells it and waits until it is done.

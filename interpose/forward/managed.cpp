@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
@@ -143,19 +144,42 @@ CUresult prefetch(CUdeviceptr address, uint64_t bytes, const CUmemLocation& loca
   return CUDA_SUCCESS;
 }
 
+// The ranges of a batch: nothing is done where one of them is none of managed memory.
+CUresult partsOf(const CUdeviceptr* addresses, const size_t* sizes, size_t count, unsigned long long flags,
+                 CUstream stream, bool per_thread, std::vector<Part>* parts) {
+  if (currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  if (addresses == nullptr || sizes == nullptr || count == 0 || flags != 0 || isLegacy(stream, per_thread))
+    return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i)
+    if (!partOf(addresses[i], sizes[i], &parts->emplace_back())) return CUDA_ERROR_INVALID_VALUE;
+  return capturing() && captures(stream, per_thread) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
 CUresult prefetchAll(const CUdeviceptr* addresses, const size_t* sizes, size_t count, const CUmemLocation* locations,
                      const size_t* indices, size_t location_count, unsigned long long flags, CUstream stream,
                      bool per_thread) {
-  if (addresses == nullptr || sizes == nullptr || count == 0 || locations == nullptr || indices == nullptr ||
-      location_count == 0 || location_count > count || indices[0] != 0 || flags != 0 || isLegacy(stream, per_thread))
+  std::vector<Part> parts;
+  const CUresult result = partsOf(addresses, sizes, count, flags, stream, per_thread, &parts);
+  if (result != CUDA_SUCCESS) return result;
+  if (locations == nullptr || indices == nullptr || location_count == 0 || location_count > count || indices[0] != 0)
     return CUDA_ERROR_INVALID_VALUE;
+  for (size_t at = 0; at < location_count; ++at) {
+    if (indices[at] >= count || (at > 0 && indices[at] <= indices[at - 1])) return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult told = checkLocation(locations[at]); told != CUDA_SUCCESS) return told;
+  }
   size_t which = 0;
   for (size_t i = 0; i < count; ++i) {
     while (which + 1 < location_count && indices[which + 1] <= i) ++which;
-    const CUresult result = prefetch(addresses[i], sizes[i], locations[which], 0, stream, per_thread);
-    if (result != CUDA_SUCCESS) return result;
+    change(parts[i], [&](Advice& at) { at.prefetched = locations[which]; });
   }
   return CUDA_SUCCESS;
+}
+
+// What is discarded holds anything until it is written again: so also what it holds now.
+CUresult discardAll(const CUdeviceptr* addresses, const size_t* sizes, size_t count, unsigned long long flags,
+                    CUstream stream, bool per_thread) {
+  std::vector<Part> parts;
+  return partsOf(addresses, sizes, count, flags, stream, per_thread, &parts);
 }
 
 // What all of a part has in common.
@@ -275,6 +299,15 @@ CUresult ol_forward_cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advi
     return prefetch(address, bytes, location, flags, stream, per_thread);                                       \
   }                                                                                                             \
   CUresult ol_forward_cuMemPrefetchBatchAsync##suffix(                                                          \
+      CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* locations, size_t* indices,           \
+      size_t location_count, unsigned long long flags, CUstream stream) {                                       \
+    return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, per_thread); \
+  }                                                                                                             \
+  CUresult ol_forward_cuMemDiscardBatchAsync##suffix(CUdeviceptr* addresses, size_t* sizes, size_t count,       \
+                                                     unsigned long long flags, CUstream stream) {               \
+    return discardAll(addresses, sizes, count, flags, stream, per_thread);                                      \
+  }                                                                                                             \
+  CUresult ol_forward_cuMemDiscardAndPrefetchBatchAsync##suffix(                                                \
       CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* locations, size_t* indices,           \
       size_t location_count, unsigned long long flags, CUstream stream) {                                       \
     return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, per_thread); \

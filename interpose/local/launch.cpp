@@ -74,7 +74,8 @@ void addKernel(pager::Access& access, CUfunction function, CUcontext context, vo
   access.setFunction(function);
   if (parameters == nullptr) {
     // The module of a kernel is made known with its layout, also where the layout itself is not needed.
-    (void)layoutOf(function, context);
+    if (const ParamLayout* layout = layoutOf(function, context); layout != nullptr && !layout->name.empty())
+      access.setName(layout->name.c_str());
     const ExtraBuffer buffer = bufferOf(extra);
     access.addParameter(buffer.bytes_at, buffer.bytes);
     return;

@@ -3,7 +3,7 @@
 //
 // Thread-safety: find() is wait-free and takes no lock; everything else may be called from any thread.
 // Ownership: layouts live for the whole process; equal ones are stored once, so that programs that load and unload
-// modules for ever do not grow them: there are as many as there are different ones (of names too, under reach = learned).
+// modules for ever do not grow them: there are as many as there are different ones (of names too, unless reach = all).
 #pragma once
 
 #include <cuda.h>
@@ -24,7 +24,7 @@ struct ParamLayout {
   std::vector<Param> params;
   uint32_t count = 0;  // of all parameters
   uint32_t bytes = 0;  // of the whole parameter block, without padding at its end
-  std::string name;    // of the kernel; only where the pager asks for names (reach = learned), else empty
+  std::string name;    // of the kernel; only where the pager asks for names, else empty
 
   bool operator==(const ParamLayout&) const;
 };

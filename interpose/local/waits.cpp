@@ -12,6 +12,7 @@ namespace {
 // What the driver answered of work in a context: that all is done is not so where some of it could not be made.
 template <typename ContextOf>
 CUresult told(CUresult result, ContextOf context) {
+  if (result == CUDA_ERROR_ILLEGAL_ADDRESS && pool() != nullptr) pool()->answered(context(), result);
   if (result != CUDA_SUCCESS || !anyLost() || pool() == nullptr) return result;
   return lostIn(context());
 }
@@ -22,6 +23,7 @@ CUresult toldOfStream(CUresult result, CUstream stream, bool per_thread) {
 
 // The driver does not say whose an event is, and it may be waited for in any context.
 CUresult toldOfEvent(CUresult result) {
+  if (result == CUDA_ERROR_ILLEGAL_ADDRESS && pool() != nullptr) pool()->answered(currentContext(), result);
   return result == CUDA_SUCCESS && anyLost() && pool() != nullptr ? CUDA_ERROR_ECC_UNCORRECTABLE : result;
 }
 

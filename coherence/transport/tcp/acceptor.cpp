@@ -28,30 +28,6 @@ namespace {
 // What a connection says first it says at once.
 constexpr uint32_t kFirstBytesMs = 1000;
 
-// Lines about refused peers, few a second whatever they do.
-class RefusalLog {
- public:
-  void line(const std::string& peer, const std::string& why) {
-    const int64_t second = nowMs() / 1000;
-    if (second != second_) {
-      if (passed_over_ != 0) base::logWarn("%u more connections were refused", passed_over_);
-      second_ = second;
-      lines_ = passed_over_ = 0;
-    }
-    if (lines_ < kLines) {
-      ++lines_;
-      base::logWarn("connection from %s closed: %s", peer.c_str(), why.c_str());
-    } else {
-      ++passed_over_;
-    }
-  }
-
- private:
-  static constexpr unsigned kLines = 10;
-  int64_t second_ = 0;
-  unsigned lines_ = 0, passed_over_ = 0;
-};
-
 class Acceptor;
 
 // One connection on its way. Lives in the acceptor's list; reactor thread only. Anybody can make as many as he likes, so that one
@@ -152,7 +128,6 @@ class Acceptor final : public Listener, public std::enable_shared_from_this<Acce
   bool deaf_ = false;           // no descriptors are left: the listeners are not watched
   Handshake* owner_ = nullptr;  // of the lane that has just arrived: to be looked at again
   bool routed_ = false;         // one for somebody else has just arrived
-  RefusalLog log_;
 };
 
 // One watched socket of an acceptor.
@@ -378,7 +353,7 @@ void Acceptor::take(base::UniqueFd fd, const SocketAddress& from, const wire::Pr
 
 void Acceptor::drop(Place place, const std::string& why) {
   if (!why.empty()) {
-    log_.line(place->peer, why);
+    base::logWarn("connection from %s closed: %s", place->peer.c_str(), why.c_str());
     if (place->state == Handshake::State::kHello || place->state == Handshake::State::kLanes ||
         place->state == Handshake::State::kPreamble ||
         (place->state == Handshake::State::kRouted && place->said.kind != wire::Preamble::Kind::kLane)) {

@@ -14,6 +14,7 @@ On loopback:
   ended     all memservers are ended (SIGTERM), and wait: the right result, and they end with the program
   dismissed likewise, and don't wait: the right result, or a CUDA error and a line that names one, before leases run out
   absent    a memserver that is not there: one line, and no program
+  never     a program whose launches can never fit VRAM and host RAM: each is refused at once, and what fits goes on
 
 Each on a host of its own (hosts.py), with a key and TLS; one of three memservers
   host-killed     is killed
@@ -270,6 +271,8 @@ def loopback_case(run, case):
         return chosen is not None and chosen.groups() == (("3", "0") if case == "spread" else ("0", "3"))
     if case == "absent":
         return end is not None and end[0] == 2 and end[1] == "" and "127.0.0.1:1" in end[2]
+    if case == "never":
+        return is_right(end) and ", 6 launches refused" in end[1] and "fit VRAM and host RAM" in end[2]
     return is_right(end) or (case == "gone" and was_told(end, run.servers))
 
 
@@ -330,7 +333,7 @@ def behind_case(run):
     return max(late.values()) < 2
 
 
-LOOPBACK_CASES = ["spread", "shared", "killed", "stopped", "gone", "unchecked", "absent", "ended", "dismissed"]
+LOOPBACK_CASES = ["spread", "shared", "killed", "stopped", "gone", "unchecked", "absent", "never", "ended", "dismissed"]
 HOST_CASES = ["host-" + name for name in ("killed", "paused", "stopped", "cut", "severed", "restarted", "recalled", "storm", "shaped",
                                                  "behind")]
 

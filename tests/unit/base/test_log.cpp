@@ -3,7 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
@@ -94,20 +97,68 @@ TEST_CASE("a warning comes once for each key", "[base][log]") {
         }) == "olpager: warn: a 0\nolpager: warn: b\n");
 }
 
-TEST_CASE("lines of many threads stay whole", "[base][log]") {
+TEST_CASE("a place that logs again and again writes few lines, and says how many it left out", "[base][log]") {
+  Level level(LogLevel::kDebug);
+  constexpr unsigned kMany = 3000;
+  const auto again = [](unsigned times) {
+    for (unsigned i = 0; i < times; ++i) logError("again %u", i);
+  };
+  std::string text = captured([&] { again(kMany); });
+  const auto lines = static_cast<unsigned>(std::count(text.begin(), text.end(), '\n'));
+  // A slow machine takes longer than a second.
+  CHECK(lines >= kGraveRate.freely);
+  CHECK(lines < kGraveRate.freely + 30);
+  CHECK(text.starts_with("olpager: error: again 0\nolpager: error: again 1\n"));
+  CHECK(text.find("again 19 (more lines like this one are left out for a while)\n") != std::string::npos);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  text = captured([&] { again(1); });
+  unsigned left_out = 0;
+  REQUIRE(sscanf(text.c_str(), "olpager: error: again 0 (%u lines like this one were left out before it)", &left_out) ==
+          1);
+  CHECK(left_out > 0);
+  CHECK(left_out <= kMany - lines);
+  // Another place is another matter, and whoever wants to see everything does.
+  text = captured([] { logError("elsewhere"); });
+  CHECK(text == "olpager: error: elsewhere\n");
+  text = captured([] {
+    for (int i = 0; i < 300; ++i) logDebug("%d", i);
+  });
+  CHECK(std::count(text.begin(), text.end(), '\n') == 300);
+}
+
+TEST_CASE("many threads that log at one place do not get past its limit", "[base][log]") {
   Level level(LogLevel::kWarn);
+  std::string text;
+  const auto begin = std::chrono::steady_clock::now();
+  text = captured([] {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t)
+      threads.emplace_back([] {
+        for (int i = 0; i < 200; ++i) logWarn("together");
+      });
+    for (auto& thread : threads) thread.join();
+  });
+  const auto seconds =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - begin).count();
+  const auto lines = std::count(text.begin(), text.end(), '\n');
+  CHECK(lines >= kGraveRate.freely);
+  CHECK(lines <= kGraveRate.freely + kGraveRate.a_second * (seconds + 1));
+}
+
+TEST_CASE("lines of many threads stay whole", "[base][log]") {
+  Level level(LogLevel::kDebug);
   const std::string text = captured([] {
     std::vector<std::thread> threads;
     threads.reserve(4);
     for (int t = 0; t < 4; t++) {
       threads.emplace_back([] {
-        for (int i = 0; i < 50; i++) logWarn("abcdefghij");
+        for (int i = 0; i < 50; i++) logDebug("abcdefghij");
       });
     }
     for (auto& thread : threads) thread.join();
   });
   std::string expected;
-  for (int i = 0; i < 200; i++) expected += "olpager: warn: abcdefghij\n";
+  for (int i = 0; i < 200; i++) expected += "olpager: debug: abcdefghij\n";
   CHECK(text == expected);
 }
 

@@ -857,3 +857,132 @@ TEST_CASE("a kernel of a context without an engine reaches all", "[numa][pager][
   REQUIRE(driver().cuCtxDestroy_v2(second) == CUDA_SUCCESS);
   rig.enterThread();
 }
+
+namespace {
+
+/// Blocks of one size that are freed and allocated again, until the first has its address again.
+void allocateAgain(Rig& rig, std::vector<CUdeviceptr> blocks, uint64_t bytes) {
+  std::vector<CUdeviceptr> again;
+  for (size_t i = 0; i < blocks.size(); ++i) again.push_back(rig.allocate(bytes));
+  std::sort(again.begin(), again.end());
+  std::sort(blocks.begin(), blocks.end());
+  REQUIRE(again == blocks);
+}
+
+}  // namespace
+
+TEST_CASE("a table that nobody writes leads to what gets its targets' addresses", "[pager][pointers][reused]") {
+  Rig rig({.vram = 16 * kMiB});
+  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
+  const auto follow = [&](CUdeviceptr target) {
+    rig.put(target, 1234);
+    rig.press();  // the table was scanned before, and nobody has written it since
+    rig.press();
+    rig.launch(CU_STREAM_LEGACY, "gather", out, table, uint64_t{1});
+    rig.synchronize();
+    CHECK(rig.get(out) == 1234);
+  };
+  SECTION("in another order, so that ids are exchanged") {
+    const bool target_first = GENERATE(false, true);
+    const CUdeviceptr target = rig.allocate(2 * kMiB), between = rig.allocate(2 * kMiB);
+    const CUdeviceptr other = rig.allocate(2 * kMiB);
+    rig.put(between, 1);
+    rig.launch(CU_STREAM_LEGACY, "setEntry", table, uint64_t{0}, target + 64);
+    rig.press();
+    rig.press();
+    rig.free(target_first ? target : other);
+    rig.free(target_first ? other : target);
+    allocateAgain(rig, {target, other}, 2 * kMiB);
+    follow(target + 64);
+  }
+  SECTION("by blocks of another size") {
+    const CUdeviceptr target = rig.allocate(8 * kMiB), behind = rig.allocate(2 * kMiB);
+    rig.put(behind, 1);
+    rig.launch(CU_STREAM_LEGACY, "setEntry", table, uint64_t{0}, target + 4 * kMiB + 64);
+    rig.press();
+    rig.press();
+    rig.free(target);
+    REQUIRE(rig.allocate(2 * kMiB) == target);
+    REQUIRE(rig.allocate(2 * kMiB) == target + 4 * kMiB);
+    follow(target + 4 * kMiB + 64);
+  }
+  SECTION("after a scan that found nothing there") {
+    const CUdeviceptr target = rig.allocate(2 * kMiB), behind = rig.allocate(2 * kMiB);
+    rig.put(behind, 1);
+    rig.launch(CU_STREAM_LEGACY, "setEntry", table, uint64_t{0}, target + 64);
+    rig.press();
+    rig.free(target);
+    rig.launch(CU_STREAM_LEGACY, "setEntry", table, uint64_t{1}, CUdeviceptr{0});
+    rig.press();
+    rig.press();
+    REQUIRE(rig.allocate(2 * kMiB) == target);
+    follow(target + 64);
+  }
+  SECTION("after a copy of the table, and a scan by the CPU, while nothing was there") {
+    const CUdeviceptr target = rig.allocate(2 * kMiB), behind = rig.allocate(2 * kMiB);
+    const CUdeviceptr first = rig.allocate(2 * kMiB);
+    const uint64_t word = target + 64;
+    rig.put(behind, 1);
+    rig.press();
+    rig.free(target);
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, first, &word, 8, true) == CUDA_SUCCESS);
+    REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, table, first, 8) == CUDA_SUCCESS);
+    rig.press();
+    REQUIRE(rig.allocate(2 * kMiB) == target);
+    follow(target + 64);
+  }
+}
+
+TEST_CASE("a variable that nobody writes leads to what gets its target's address", "[pager][pointers][roots][reused]") {
+  Rig rig({.vram = 16 * kMiB});
+  CUdeviceptr global = 0;
+  size_t bytes = 0;
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB), between = rig.allocate(2 * kMiB);
+  const CUdeviceptr other = rig.allocate(2 * kMiB);
+  rig.put(between, 1);
+  rig.launch(CU_STREAM_LEGACY, "setGlobal", target + 64);
+  rig.press();
+  rig.press();
+  rig.free(other);
+  rig.free(target);
+  const bool scanned = GENERATE(false, true);
+  if (scanned) rig.press();
+  allocateAgain(rig, {target, other}, 2 * kMiB);
+  rig.put(target + 64, 99);
+  rig.press();
+  rig.launch(CU_STREAM_LEGACY, "readGlobal", out);
+  rig.synchronize();
+  CHECK(rig.get(out) == 99);
+  rig.pool().removeRoot(global);
+}
+
+TEST_CASE("a table leads to pinned memory that gets the address of freed one", "[pager][pointers][roots][reused]") {
+  Rig rig({.vram = 16 * kMiB});
+  const CUdeviceptr table = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
+  rig.put(target + 64, 99);
+  const Pinned pinned(4096);
+  const CUdeviceptr place = pinned.address();
+  rig.pool().addRoot(rig.context(), place, 4096, RootKind::kHost);
+  rig.launch(CU_STREAM_LEGACY, "setEntry", table, uint64_t{0}, place);
+  rig.press();
+  rig.press();
+  // Freed, and again there for another allocation; a region takes its id meanwhile.
+  rig.pool().removeRoot(place);
+  const bool scanned = GENERATE(false, true);
+  if (scanned) {
+    rig.launch(CU_STREAM_LEGACY, "setEntry", table, uint64_t{1}, CUdeviceptr{0});
+    rig.press();
+    rig.press();
+  }
+  rig.put(rig.allocate(2 * kMiB), 1);
+  pinned.words()[0] = target + 64;
+  rig.pool().addRoot(rig.context(), place, 4096, RootKind::kHost);
+  rig.press();
+  rig.press();
+  rig.launch(CU_STREAM_LEGACY, "chase", table, uint64_t{2});
+  rig.synchronize();
+  CHECK(rig.get(target + 64) == 100);
+  rig.pool().removeRoot(place);
+}
