@@ -56,6 +56,8 @@ int main(int argc, char** argv) {
   sigaddset(&ends, SIGINT);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  // It starts none, but where it is a container's process 1 it gets the orphans of others: nobody is to wait for them.
+  signal(SIGCHLD, SIG_IGN);
 
   CLI::App app(
       "Donates memory of this machine to olpager's sessions elsewhere, and takes it back when the machine needs it.",
