@@ -106,6 +106,12 @@ std::vector<std::string> commandsOf(const CLI::App& app) {
   return names;
 }
 
+std::string listed(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  return list;
+}
+
 template <typename Number>
 bool isNumber(const std::string& text, Number& number) {
   const char* const end = text.data() + text.size();
@@ -153,7 +159,7 @@ std::string CommandLine::unexpected(const std::vector<std::string>& left) const 
   }
   const std::string& word = left.front();
   if (const auto commands = commandsOf(app); !commands.empty())
-    return base::format("there is no command {}{}", printable(word), didYouMean(word, commands));
+    return base::format("there is no command {}; there are: {}", printable(word), listed(byNearness(word, commands)));
   return base::format("'{}' belongs to no option{}", printable(word), didYouMean(word, optionsOf(app)));
 }
 
@@ -175,7 +181,9 @@ std::optional<int> CommandLine::parse(std::vector<std::string> arguments, std::v
   const std::vector<std::string> left = app_.remaining(true);
   const bool taken = rest != nullptr && (left.empty() || !left.front().starts_with('-'));
   if (!left.empty() && !taken) return refuse(unexpected(left));
-  if (app_.get_require_subcommand_min() > 0 && app_.get_subcommands().empty()) return refuse("no command is given");
+  if (app_.get_require_subcommand_min() > 0 && app_.get_subcommands().empty()) {
+    return refuse("no command is given; there are: " + listed(commandsOf(app_)));
+  }
   if (!wrong.empty()) return refuse(printable(wrong));
   if (rest != nullptr) *rest = left;
   return std::nullopt;

@@ -40,7 +40,7 @@ size_t distance(std::string_view word, std::string_view name) {
   constexpr size_t kTelling = 3;  // letters
   const std::string a = plain(word), b = plain(name);
   const size_t all = edits(a, b);
-  const bool begins = std::min(a.size(), b.size()) >= kTelling && (a.starts_with(b) || b.starts_with(a));
+  const bool begins = a.size() >= kTelling && b.starts_with(a);
   return begins ? std::min<size_t>(all, 1) : all;
 }
 

@@ -146,7 +146,8 @@ const std::vector<SupervisorKey>& supervisorKeys() {
        "what all have together; a fair share where there are several", setMemory<&SupervisorOptions::memory>},
       {"total-memory", "Memory", "SIZE", "RAM that all sessions' pages and pinned memory are to have together",
        "80 % of what is available when it starts", setMemory<&SupervisorOptions::total_memory>},
-      {"key", "Network", "FILE", "The file with the keys of clients; needed beyond loopback", "none", setKey},
+      {"key", "Network", "FILE", "The file with the keys of clients; needed beyond loopback",
+       "$CREDENTIALS_DIRECTORY/olgpunode.key, where it is; else none", setKey},
       {"tls", "Network", "WHAT", "What is encrypted: all, control or off", "all", setTls},
       {"transport", "Network", "HOW", "auto, tcp or shm", "auto", setTransport},
       {"cache", "Modules", "FOLDER", "The folder for modules that clients have sent, or none",
@@ -194,10 +195,11 @@ Status applyFile(SupervisorOptions& options, const std::string& path, bool must)
     std::string name = entry.key;
     std::replace(name.begin(), name.end(), '_', '-');
     const auto value = entry.option();
-    const bool table = entry.kind == base::TomlEntry::Kind::kTable;
-    const Status status = !isKey(name) ? Status(unknown(table ? "table" : "key", entry.key))
-                          : value.ok() ? applyOption(options, name, value.value())
-                                       : Status(value.error());
+    if (!isKey(name)) {
+      const bool table = entry.kind == base::TomlEntry::Kind::kTable;
+      return Error{base::format("{}: {}", entry.place, unknown(table ? "table" : "key", entry.key).message)};
+    }
+    const Status status = value.ok() ? applyOption(options, name, value.value()) : Status(value.error());
     if (!status.ok())
       return Error{base::format("{}: {}: {}", entry.place, base::printable(entry.key), status.error().message)};
   }

@@ -186,7 +186,7 @@ const std::vector<DaemonKey>& daemonKeys() {
        "5%, at least 1GiB", setReserve},
       {"slab", "Memory", "SIZE", "The unit that is lent, a multiple of 2MiB", "by the memory", setSlab},
       {"key", "Network", "FILE", "File with the keys of sessions that may connect (olctl keygen)",
-       "none: loopback only",
+       "$CREDENTIALS_DIRECTORY/olmemserver.key, where it is; else none: loopback only",
        [](DaemonOptions& o, std::string_view text) {
          o.key = text;
          return Status();
@@ -280,7 +280,9 @@ Status applyFile(DaemonOptions& options, const std::string& path, bool must) {
     }
     const auto& keys = daemonKeys();
     if (std::none_of(keys.begin(), keys.end(), [&](const DaemonKey& each) { return each.key == entry.key; }))
-      return where(entry.place, unknown(entry.kind == base::TomlEntry::Kind::kTable ? "table" : "key", entry.key));
+      return Error{
+          base::format("{}: {}", entry.place,
+                       unknown(entry.kind == base::TomlEntry::Kind::kTable ? "table" : "key", entry.key).message)};
     const auto value = entry.option();
     if (!value.ok()) return where(entry.place, value.error());
     if (const Status status = applyKey(options, entry.key, value.value()); !status.ok())

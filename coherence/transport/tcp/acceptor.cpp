@@ -199,7 +199,7 @@ Status Acceptor::open(const std::string& address) {
       return Error{
           base::format("{}: not without a key: others than this host can reach it. It is looked for by {}; olctl "
                        "keygen makes one; or listen on 127.0.0.1",
-                       address, kKeyPlaces)};
+                       address, kDaemonKeyPlaces)};
     }
     if (!endpoint_.options().keys) base::logInfo("no key: listening on loopback only");
   }

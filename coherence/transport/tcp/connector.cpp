@@ -147,8 +147,9 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
                           int64_t deadline_ms, Choice& choice) {
   const Options& options = endpoint.options();
   if (!options.keys && !address.loopback()) {
-    return Error{base::format(
-        "beyond loopback a key is needed: it is looked for by {}; olctl keygen makes one, for both ends", kKeyPlaces)};
+    return Error{
+        base::format("beyond loopback a key is needed: it is looked for by {}; olctl keygen makes one, for both ends",
+                     kProgramKeyPlaces)};
   }
   const bool keyed = options.keys != nullptr;
   auto opened = open(address, options, deadline_ms, 0,

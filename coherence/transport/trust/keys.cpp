@@ -72,8 +72,8 @@ Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
   const base::UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
   if (!file && (errno == ENOENT || errno == ENOTDIR))
-    return Error{base::format("key file {}: {}; a key is looked for by {}; olctl keygen makes one", path,
-                              std::strerror(errno), kKeyPlaces)};
+    return Error{base::format("key file {}: {}; a key is looked for by {}; by daemons {}; olctl keygen makes one", path,
+                              std::strerror(errno), kProgramKeyPlaces, kDaemonKeyPlaces)};
   if (!file || fstat(file.get(), &about) != 0)
     return Error{base::format("key file {}: {}", path, std::strerror(errno))};
   if (!S_ISREG(about.st_mode)) return Error{base::format("key file {}: not a regular file", path)};

@@ -50,7 +50,7 @@ std::string handshakeError() {
       return "the peer has no key of that name";
     case SSL_R_WRONG_VERSION_NUMBER:
     case SSL_R_PACKET_LENGTH_TOO_LONG:
-      return text + ": what answers there is no daemon of olpager's";
+      return text + ": the other end speaks another protocol";
     default:
       return text;
   }

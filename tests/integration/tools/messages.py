@@ -91,8 +91,8 @@ def unknown_options(bench):
     bench.refused(["unknown option --nmae; did you mean --name?", "olctl keygen --help"], "olctl", "keygen", "--nmae", "a", "--out", "x")
     bench.refused(["unknown option --lane; did you mean --lanes?"], "olbench", "transport", "--lane", "1")
     bench.refused(["unknown option --quite-another (olrun"], "olrun", "--quite-another", "--", "true")  # none is near
-    bench.refused(["there is no command genkey; did you mean keygen?"], "olctl", "genkey")
-    bench.refused(["there is no command lanch; did you mean launch?"], "olbench", "lanch")
+    bench.refused(["there is no command genkey; there are: keygen"], "olctl", "genkey")
+    bench.refused(["there is no command lanch; there are: launch, "], "olbench", "lanch")
     for program in ("olbench", "olctl"):
         bench.refused(["no command is given"], program)
     bench.refused(["'extra' belongs to no option"], "olmemserver", "extra")
@@ -158,7 +158,7 @@ def key(bench):
 
 def keys(bench):
     """A key that is not there is told with where one is looked for; systemd's folder is one of these places."""
-    places = ["No such file or directory", "OL_KEY", "settings files", "$CREDENTIALS_DIRECTORY", "olctl keygen"]
+    places = ["No such file or directory", "--key", ".toml", "$CREDENTIALS_DIRECTORY", "olctl keygen"]
     bench.refused(["/none.key", *places], "olrun", "--driver", "sim", "--memserver", "127.0.0.1:1", "--key", "/none.key", "--", "true")
     bench.refused(["/none.key", *places], "olmemserver", *bench.daemon("olmemserver"), "--listen", "127.0.0.1:0", "--key", "/none.key")
     bench.refused(["/none.key", *places], "olgpunode", *bench.daemon("olgpunode"), "--listen", "127.0.0.1:0", "--key", "/none.key")

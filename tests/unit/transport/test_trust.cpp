@@ -153,7 +153,7 @@ TEST_CASE("key files", "[trust]") {
   }
   SECTION("not there") {
     const std::string why = loadKeys(folder.path + "/none").error().message;
-    for (const char* place : {"--key", "OL_KEY", "settings files", "$CREDENTIALS_DIRECTORY", "olctl keygen"})
+    for (const char* place : {"--key", "OL_KEY", "olpager.toml", "$CREDENTIALS_DIRECTORY", "olctl keygen"})
       REQUIRE(why.find(place) != std::string::npos);
   }
   SECTION("bad lines") {
