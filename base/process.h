@@ -9,6 +9,9 @@
 
 namespace olpager::base {
 
+/// Set by olrun: the number of the process that the program is. At its end it says whether it used no CUDA.
+inline constexpr const char* kProgramVariable = "OL_PROGRAM";
+
 /// Names the name space that this process's process numbers are in, on this machine; 0: unknown.
 uint64_t processNamespace();
 

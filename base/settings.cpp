@@ -6,7 +6,11 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/address.h"
+#include "base/credentials.h"
 #include "base/format.h"
+#include "base/nearest.h"
+#include "base/process.h"
 #include "base/text.h"
 #include "base/toml_file.h"
 
@@ -98,8 +102,8 @@ Status setMemservers(Settings& settings, std::string_view text) {
   for (std::string_view rest = text;;) {
     const size_t comma = rest.find(',');
     const std::string_view one = rest.substr(0, comma);
-    if (one.empty() || one.find(':') == std::string_view::npos)
-      return notAllowed(one, "host:port, [v6]:port or unix:/path, several with commas between; or none");
+    if (auto status = checkAddress(one, AddressUse::kConnect, kMemserverPort); !status.ok())
+      return Error{status.error().message + "; several with commas between; or none"};
     if (std::find(found.begin(), found.end(), one) != found.end())
       return Error{base::format("{} is named twice; each memserver once", printable(one))};
     found.emplace_back(one);
@@ -144,8 +148,8 @@ Status setGpunode(Settings& settings, std::string_view text) {
   for (std::string_view rest = text;;) {
     const size_t comma = rest.find(',');
     const std::string_view one = rest.substr(0, comma);
-    if (one.find(':') == std::string_view::npos)
-      return notAllowed(one, "host:port or [v6]:port of a gpunode, several with commas between; or none");
+    if (auto status = checkAddress(one, AddressUse::kConnect, kGpunodePort); !status.ok())
+      return Error{status.error().message + "; several with commas between; or none"};
     if (std::find(found.begin(), found.end(), one) != found.end())
       return Error{base::format("{} is named twice; each gpunode once", printable(one))};
     found.emplace_back(one);
@@ -214,15 +218,21 @@ const Key* findKey(std::string_view name) {
   return nullptr;
 }
 
-std::string keyList() {
-  std::string list;
-  for (const auto& key : kKeys) list += base::format("{}{}", list.empty() ? "" : ", ", key.key);
-  return list;
+std::vector<std::string> keyNames() {
+  std::vector<std::string> names;
+  for (const auto& key : kKeys) names.emplace_back(key.key);
+  return names;
+}
+
+std::vector<std::string> variableNames() {
+  std::vector<std::string> names;
+  for (const auto& key : kKeys) names.emplace_back(key.variable);
+  return names;
 }
 
 // Variables that other parts of the project read.
 bool knownElsewhere(std::string_view name) {
-  return name == "OL_CONFIG" || name == "OL_COUNTERS_KEEP" || name.starts_with("OL_SIM_") ||
+  return name == "OL_CONFIG" || name == "OL_COUNTERS_KEEP" || name == kProgramVariable || name.starts_with("OL_SIM_") ||
          name.starts_with("OL_TEST_");
 }
 
@@ -241,9 +251,9 @@ Status applyFile(Settings& settings, const std::string& path, bool required) {
   for (const TomlEntry& entry : entries.value()) {
     const Key* key = findKey(entry.key);
     if (key == nullptr) {
-      return Error{base::format("{}: unknown {} '{}'; allowed: {}", entry.place,
-                                entry.kind == TomlEntry::Kind::kTable ? "table" : "key", printable(entry.key),
-                                keyList())};
+      return Error{
+          base::format("{}: {}", entry.place,
+                       unknownKey(entry.kind == TomlEntry::Kind::kTable ? "table" : "key", entry.key, keyNames()))};
     }
     const auto value = valueText(entry, *key);
     if (!value) {
@@ -289,7 +299,8 @@ Status applyEnvironment(Settings& settings, const std::vector<std::string>& envi
     }
     if (key == nullptr) {
       if (!knownElsewhere(name))
-        settings.warnings.push_back(base::format("{}={}: no such setting, ignored", name, value));
+        settings.warnings.push_back(
+            base::format("{}={}: no such setting, ignored{}", name, value, didYouMean(name, variableNames())));
       continue;
     }
     if (value.empty()) continue;  // set to nothing is not set
@@ -335,7 +346,7 @@ std::string fromCommandLine(std::string_view key, const std::string& text) {
 
 Status applySetting(Settings& settings, std::string_view key, std::string_view text) {
   const Key* known = findKey(key);
-  if (known == nullptr) return Error{base::format("unknown key '{}'; allowed: {}", key, keyList())};
+  if (known == nullptr) return Error{unknownKey("key", key, keyNames())};
   return known->set(settings, text);
 }
 
@@ -364,6 +375,9 @@ Result<Settings> loadSettings(const SettingsSources& sources) {
   }
   if (auto status = applyEnvironment(settings, sources.environment); !status.ok()) return status.error();
   if (auto status = checkSettings(settings); !status.ok()) return status.error();
+  if (settings.key.empty())
+    settings.key =
+        credentialFile(lookUp(sources.environment, "CREDENTIALS_DIRECTORY").value_or(""), kProgramCredential);
   return settings;
 }
 

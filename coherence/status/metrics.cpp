@@ -48,7 +48,7 @@ class Endpoint final : public MetricsEndpoint {
     const int on = 1;
     setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (!listener_ || bind(listener_.get(), at.get(), at.length) != 0 || listen(listener_.get(), 16) != 0) {
-      return Error{base::format("{}: {}", address, std::strerror(errno))};
+      return Error{transport::whyNotBound(at, errno)};
     }
     getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&at.storage), &at.length);
     address_ = at.text();
@@ -89,17 +89,22 @@ class Endpoint final : public MetricsEndpoint {
     std::string request;
     char bytes[1024];
     while (request.find("\r\n\r\n") == std::string::npos) {
-      if (request.size() > kRequestBytes || !ready(fd, POLLIN, until)) return;
+      if (request.size() > kRequestBytes || !isHttp(request)) break;
+      if (!ready(fd, POLLIN, until)) return;
       const ssize_t got = recv(fd, bytes, sizeof bytes, 0);
       if (got <= 0) return;
       request.append(bytes, static_cast<size_t>(got));
     }
+    const bool http = isHttp(request);
     const bool get = request.starts_with("GET /metrics ") || request.starts_with("GET / ");
-    const std::string body = get ? text_() : "only GET /metrics\n";
+    const std::string body = get ? text_() : "figures for Prometheus, by HTTP: GET /metrics\n";
     const std::string reply = base::format(
         "HTTP/1.1 {}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n"
         "Connection: close\r\n\r\n{}",
-        get ? "200 OK" : "404 Not Found", body.size(), body);
+        get    ? "200 OK"
+        : http ? "404 Not Found"
+               : "400 Bad Request",
+        body.size(), body);
     for (size_t sent = 0; sent < reply.size();) {
       if (!ready(fd, POLLOUT, until)) return;
       const ssize_t put = send(fd, reply.data() + sent, reply.size() - sent, MSG_NOSIGNAL);
@@ -107,6 +112,14 @@ class Endpoint final : public MetricsEndpoint {
       sent += static_cast<size_t>(std::max<ssize_t>(put, 0));
     }
     shutdown(fd, SHUT_WR);
+    // Who has not been heard to the end would be told that the connection is broken, before the reply.
+    while (!http && ready(fd, POLLIN, until) && recv(fd, bytes, sizeof bytes, 0) > 0) {
+    }
+  }
+
+  // As far as it has come. A node that takes this for a daemon's port speaks first as well, and is told at once.
+  static bool isHttp(const std::string& request) {
+    return request.empty() || (request.front() >= 'A' && request.front() <= 'Z');
   }
 
   const std::function<std::string()> text_;

@@ -63,7 +63,11 @@ Result<StartedWorker> launchWorker(const std::string& program, std::vector<std::
     _exit(127);
   }
   StartedWorker started{child, std::move(own), std::move(connections.value().from)};
-  if (send(started.socket.get(), &setup, sizeof setup, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof setup)) {
+  WorkerSetup told = setup;
+  told.supervisor = parent;
+  const ssize_t sent = send(started.socket.get(), &told, sizeof told, MSG_NOSIGNAL);
+  explicit_bzero(&told, sizeof told);
+  if (sent != static_cast<ssize_t>(sizeof told)) {
     const auto error = failed();
     kill(child, SIGKILL);  // reaped with all others
     return error;

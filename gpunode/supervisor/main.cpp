@@ -1,11 +1,12 @@
 // olgpunode: runs the GPU work of programs elsewhere. docs/forwarding.md.
 #include <signal.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <map>
 #include <string>
 
+#include "base/command_line.h"
+#include "base/credentials.h"
 #include "base/format.h"
 #include "base/locate.h"
 #include "base/log.h"
@@ -36,30 +37,32 @@ int run(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &mine, nullptr);
   signal(SIGPIPE, SIG_IGN);
 
-  CLI::App app("Runs the GPU work of programs on other machines (olrun --gpunode).", "olgpunode");
-  app.set_version_flag("--version", std::string("olgpunode ") + OLPAGER_VERSION);
+  base::CommandLine line(
+      "olgpunode", "Runs the GPU work of programs on other machines (olrun --gpunode).", "[OPTION...]",
+      {{"olgpunode", "for programs of this machine, at 127.0.0.1:7071"},
+       {"olgpunode --listen 10.0.0.3:7071 --key /etc/olpager/gpunode.key --vram 50%",
+        "for all who hold the key; half of each GPU's VRAM for a session at most"},
+       {"olgpunode --state --listen 10.0.0.3:7071 --key KEYFILE", "who uses the daemon that listens there"}});
+  constexpr const char *kFile = "Settings", *kState = "The daemon that runs";
   std::map<std::string, std::string> given;
   std::map<std::string, CLI::Option*> options_of;
   for (const auto& key : gpunode::supervisorKeys()) {
-    options_of[key.key] = app.add_option(base::format("--{}", key.key), given[key.key],
-                                         base::format("{} (default: {})", key.text, key.default_));
-    options_of[key.key]->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    options_of[key.key] = line.app().add_option(base::format("--{}", key.key), given[key.key],
+                                                base::format("{} (default: {})", key.text, key.default_));
+    options_of[key.key]->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->type_name(key.type)->group(key.group);
   }
   std::string config;
-  app.add_option("--config", config,
-                 base::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
-                              gpunode::kSystemFile))
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  line.app()
+      .add_option("--config", config,
+                  base::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
+                               gpunode::kSystemFile))
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->type_name("FILE")
+      ->group(kFile);
   bool state = false, json = false;
-  app.add_flag("--state", state, "Print the sessions of the daemon that listens there, and end");
-  app.add_flag("--json", json, "--state as JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& asked) {
-    return app.exit(asked);
-  } catch (const CLI::ParseError& failure) {
-    return refuse(base::format("{} (olgpunode --help lists the options)", failure.what()));
-  }
+  line.app().add_flag("--state", state, "Print the sessions of the daemon that listens there, and end")->group(kState);
+  line.app().add_flag("--json", json, "--state as JSON")->group(kState);
+  if (const auto status = line.parse(argc, argv)) return *status;
   gpunode::SupervisorOptions options;
   const std::string file = config.empty() ? std::string(gpunode::kSystemFile) : config;
   if (auto status = gpunode::applyFile(options, file, !config.empty()); !status.ok())
@@ -70,6 +73,7 @@ int run(int argc, char** argv) {
     if (auto status = gpunode::applyOption(options, key, base::fromCommandLine(key, text)); !status.ok())
       return refuse(base::format("--{}: {}", key, status.error().message));
   }
+  if (options.key.empty()) options.key = base::ownCredentialFile(gpunode::kCredential);
   base::setLogLevel(options.log);
 
   if (state) {

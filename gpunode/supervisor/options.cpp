@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/address.h"
 #include "base/format.h"
+#include "base/nearest.h"
 #include "base/settings.h"
 #include "base/text.h"
 #include "base/toml_file.h"
@@ -34,7 +36,8 @@ Status number(std::string_view text, uint32_t least, uint32_t most, uint32_t& in
 }
 
 Status setListen(SupervisorOptions& options, std::string_view text) {
-  if (text.find(':') == std::string_view::npos) return notAllowed(text, "host:port, [v6]:port or unix:/path");
+  if (auto status = base::checkAddress(text, base::AddressUse::kListen, base::kGpunodePort); !status.ok())
+    return status;
   options.listen = text;
   return {};
 }
@@ -113,7 +116,11 @@ Status setGrace(SupervisorOptions& options, std::string_view text) {
   return {};
 }
 Status setPrometheus(SupervisorOptions& options, std::string_view text) {
-  options.prometheus = text;
+  if (text != "none") {
+    if (auto status = base::checkAddress(text, base::AddressUse::kListenHere, base::kMetricsPort + 1); !status.ok())
+      return Error{status.error().message + "; or none"};
+  }
+  options.prometheus = text == "none" ? "" : text;
   return {};
 }
 Status setLog(SupervisorOptions& options, std::string_view text) {
@@ -127,34 +134,59 @@ Status setLog(SupervisorOptions& options, std::string_view text) {
 
 const std::vector<SupervisorKey>& supervisorKeys() {
   static const std::vector<SupervisorKey> kKeys = {
-      {"listen", "Where clients are accepted, host:port or unix:/path", "127.0.0.1:7071", setListen},
-      {"driver", "The driver's libcuda.so.1 by its path, or sim for the simulated GPU", "as the loader finds it",
-       setDriver},
-      {"device", "The GPUs that sessions see, such as 0,2, counted as nvidia-smi does", "all", setDevice},
-      {"vram", "The most VRAM that a session may use of each device, in bytes or per cent",
+      {"listen", "Network", "HOST:PORT", "Where clients are accepted, host:port or unix:/path", "127.0.0.1:7071",
+       setListen},
+      {"driver", "GPUs", "FILE", "The driver's libcuda.so.1 by its path, or sim for the simulated GPU",
+       "as the loader finds it", setDriver},
+      {"device", "GPUs", "NUMBER,...", "The GPUs that sessions see, such as 0,2, counted as nvidia-smi does", "all",
+       setDevice},
+      {"vram", "Memory", "SIZE", "The most VRAM that a session may use of each device, in bytes or per cent",
        "what is free; a fair share where there are several", setVram},
-      {"memory", "The most RAM that a session's pages may use, and as much again its pinned memory",
+      {"memory", "Memory", "SIZE", "The most RAM that a session's pages may use, and as much again its pinned memory",
        "what all have together; a fair share where there are several", setMemory<&SupervisorOptions::memory>},
-      {"total-memory", "RAM that all sessions' pages and pinned memory are to have together",
+      {"total-memory", "Memory", "SIZE", "RAM that all sessions' pages and pinned memory are to have together",
        "80 % of what is available when it starts", setMemory<&SupervisorOptions::total_memory>},
-      {"key", "The file with the keys of clients; needed beyond loopback", "none", setKey},
-      {"tls", "What is encrypted: all, control or off", "all", setTls},
-      {"transport", "auto, tcp or shm", "auto", setTransport},
-      {"cache", "The folder for modules that clients have sent, or none",
+      {"key", "Network", "FILE", "The file with the keys of clients; needed beyond loopback",
+       "$CREDENTIALS_DIRECTORY/olgpunode.key, where it is; else none", setKey},
+      {"tls", "Network", "WHAT", "What is encrypted: all, control or off", "all", setTls},
+      {"transport", "Network", "HOW", "auto, tcp or shm", "auto", setTransport},
+      {"cache", "Modules", "FOLDER", "The folder for modules that clients have sent, or none",
        "$CACHE_DIRECTORY, else olpager in $XDG_CACHE_HOME, ~/.cache or /var/cache", setCache},
-      {"cache-size", "The most that the modules of one key may take there", "4GiB", setCacheSize},
-      {"confine", "Whether workers may start no programs and open no connections: on or off", "on",
-       setSwitch<&SupervisorOptions::confine>},
-      {"straight", "Whether copies to and from a program's other gpunodes go straight there: on or off", "on",
+      {"cache-size", "Modules", "SIZE", "The most that the modules of one key may take there", "4GiB", setCacheSize},
+      {"confine", "Sessions", "on|off", "Whether workers may start no programs and open no connections: on or off",
+       "on", setSwitch<&SupervisorOptions::confine>},
+      {"straight", "Network", "on|off",
+       "Whether copies to and from a program's other gpunodes go straight there: on or off", "on",
        setSwitch<&SupervisorOptions::straight>},
-      {"sessions", "The most at a time", "64", setSessions},
-      {"key-sessions", "The most at a time of one key", "no limit of its own", setKeySessions},
-      {"grace", "Seconds for which a program that has lost its connection tries to connect again", "10", setGrace},
-      {"prometheus", "Where figures are served for Prometheus, on loopback: host:port", "none", setPrometheus},
-      {"log", "off, error, warn, info, debug or trace", "info", setLog},
+      {"sessions", "Sessions", "NUMBER", "The most at a time", "64", setSessions},
+      {"key-sessions", "Sessions", "NUMBER", "The most at a time of one key", "no limit of its own", setKeySessions},
+      {"grace", "Sessions", "SECONDS",
+       "Seconds for which a program that has lost its connection tries to connect again", "10", setGrace},
+      {"prometheus", "Watching", "HOST:PORT", "Where figures are served for Prometheus, on loopback: host:port", "none",
+       setPrometheus},
+      {"log", "Watching", "LEVEL", "off, error, warn, info, debug or trace", "info", setLog},
   };
   return kKeys;
 }
+
+namespace {
+
+// As a file has them: the command line's are looked at before.
+Error unknown(std::string_view kind, std::string_view key) {
+  std::vector<std::string> names;
+  for (const auto& known : supervisorKeys()) {
+    names.emplace_back(known.key);
+    std::replace(names.back().begin(), names.back().end(), '-', '_');
+  }
+  return Error{base::unknownKey(kind, key, names)};
+}
+
+bool isKey(std::string_view name) {
+  const auto& keys = supervisorKeys();
+  return std::any_of(keys.begin(), keys.end(), [name](const SupervisorKey& known) { return known.key == name; });
+}
+
+}  // namespace
 
 Status applyFile(SupervisorOptions& options, const std::string& path, bool must) {
   const auto entries = base::readTomlFile(path, must);
@@ -163,6 +195,10 @@ Status applyFile(SupervisorOptions& options, const std::string& path, bool must)
     std::string name = entry.key;
     std::replace(name.begin(), name.end(), '_', '-');
     const auto value = entry.option();
+    if (!isKey(name)) {
+      const bool table = entry.kind == base::TomlEntry::Kind::kTable;
+      return Error{base::format("{}: {}", entry.place, unknown(table ? "table" : "key", entry.key).message)};
+    }
     const Status status = value.ok() ? applyOption(options, name, value.value()) : Status(value.error());
     if (!status.ok())
       return Error{base::format("{}: {}: {}", entry.place, base::printable(entry.key), status.error().message)};
@@ -174,7 +210,7 @@ Status applyOption(SupervisorOptions& options, std::string_view key, std::string
   for (const auto& known : supervisorKeys()) {
     if (key == known.key) return known.set(options, text);
   }
-  return Error{base::format("unknown option '{}'", key)};
+  return unknown("key", key);
 }
 
 }  // namespace olpager::gpunode

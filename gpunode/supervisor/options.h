@@ -35,7 +35,9 @@ struct SupervisorOptions {
 
 struct SupervisorKey {
   const char* key;
-  const char* text;
+  const char* group;  // for --help: among which it stands
+  const char* type;   // what its value is
+  const char* text;   // what it is
   const char* default_;
   Status (*set)(SupervisorOptions&, std::string_view);
 };
@@ -43,6 +45,8 @@ const std::vector<SupervisorKey>& supervisorKeys();
 /// Keys as the options, with _ for -. A file that is not there is an Error only when it `must` be.
 Status applyFile(SupervisorOptions& options, const std::string& path, bool must);
 inline constexpr const char* kSystemFile = "/etc/olpager/olgpunode.toml";
+/// The keys of a daemon that is given none, in systemd's folder of credentials.
+inline constexpr const char* kCredential = "olgpunode.key";
 Status applyOption(SupervisorOptions& options, std::string_view key, std::string_view text);
 
 }  // namespace olpager::gpunode

@@ -127,7 +127,7 @@ Status Supervisor::start() {
       std::lock_guard lock(metrics_mutex_);
       return metrics_text_;
     });
-    if (!served.ok()) return served.error();
+    if (!served.ok()) return Error{"--prometheus: " + served.error().message};
     metrics_endpoint_ = std::move(served).value();
     base::logInfo("figures at http://%s/metrics", metrics_endpoint_->address().c_str());
   }
@@ -213,7 +213,7 @@ void Supervisor::take(transport::Completion& completion) {
   if (status::isQuestion(bytes)) return answer(completion.link, bytes);
   SessionRequest request;
   if (bytes.size() != sizeof request) {
-    completion.link->close("this is no request for a session");
+    completion.link->close("this is a gpunode (--gpunode), and what came is no request for a session");
     return;
   }
   std::memcpy(&request, bytes.data(), sizeof request);

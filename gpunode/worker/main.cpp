@@ -131,6 +131,8 @@ int run() {
     std::fprintf(stderr, "olgpunode-worker is started by olgpunode\n");
     return 2;
   }
+  // It may have died before the kernel was told to end this process with it. Its pid says so, not pid 1: it may be that itself.
+  if (getppid() != setup.supervisor) return 1;
   setup.library[sizeof setup.library - 1] = '\0';
   for (const int fd : {gpunode::kSetupFd, gpunode::kConnectionsFd}) (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
   if (setup.task == gpunode::WorkerTask::kDescribe) {
@@ -240,10 +242,9 @@ int main() {
   // Before it has a key, and before the driver has threads.
   base::keepFromOthers();
   gpunode::giveUpTracing();
-  // Whoever started it may be gone already.
+  // Before run() looks whether the supervisor is still there.
   (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
   (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-  if (getppid() == 1) return 1;
   (void)signal(SIGPIPE, SIG_IGN);
   (void)signal(SIGINT,
                SIG_IGN);  // of the terminal, to all: the gpunode ends its workers when it has told their clients

@@ -22,7 +22,8 @@ enum class WorkerTask : uint32_t {
 
 struct WorkerSetup {
   WorkerTask task = WorkerTask::kSession;
-  uint32_t grace_ms = 0;  // without a link
+  uint32_t grace_ms = 0;   // without a link
+  int32_t supervisor = 0;  // its process; launchWorker() says which
   uint64_t session = 0;
   uint8_t key[32] = {};        // the session's
   uint8_t key_group[32] = {};  // what the sessions of one key have in common (gpunode/worker/exports.h)

@@ -5,10 +5,25 @@
 #include <span>
 
 #include "base/text.h"
+#include "coherence/status/ask.h"
 #include "coherence/transport/from_settings.h"
 #include "coherence/transport/transport.h"
 
 namespace olpager::forward {
+namespace {
+
+// Of who has taken a connection and does not know what a gpunode does: a daemon of another kind says which.
+Error noGpunode(const transport::Options& options, const std::string& gpunode, uint32_t answer_ms,
+                const std::string& otherwise) {
+  const std::string name = "gpunode " + gpunode + ": ";
+  auto asker = status::Asker::make(options, gpunode, answer_ms);
+  const auto told = asker.ok() ? asker.value()->ask() : Result<status::Told>(asker.error());
+  if (!told.ok() || told.value().status.kind == "gpunode") return Error{name + otherwise};
+  const std::string kind = base::printable(told.value().status.kind);
+  return Error{name + "it is no gpunode but a " + kind + (kind == "memserver" ? ": that is named by --memserver" : "")};
+}
+
+}  // namespace
 
 Result<SessionReply> askGpunode(const base::Settings& settings, const std::string& gpunode,
                                 const SessionRequest& request, uint32_t connect_ms, uint32_t answer_ms) {
@@ -33,11 +48,11 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
     if (left.count() <= 0) return Error{name + "it did not answer in time"};
     if (queue->wait(one, left) == 0) continue;
     if (one[0].kind == transport::Completion::Kind::kDown)
-      return Error{name + link.value()->reason() + "; is it a gpunode?"};
+      return noGpunode(options.value(), gpunode, answer_ms, link.value()->reason() + "; is it a gpunode?");
     if (one[0].kind != transport::Completion::Kind::kMessage) continue;
     SessionReply reply;
     const auto bytes = one[0].message.bytes();
-    if (bytes.size() != sizeof reply) return Error{name + "it is no gpunode"};
+    if (bytes.size() != sizeof reply) return noGpunode(options.value(), gpunode, answer_ms, "it is no gpunode");
     std::memcpy(&reply, bytes.data(), sizeof reply);
     if (reply.magic != kSessionMagic) return Error{name + "it is no gpunode"};
     one[0] = {};

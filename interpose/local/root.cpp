@@ -15,14 +15,17 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "base/log.h"
+#include "base/process.h"
 #include "base/settings.h"
 #include "coherence/transport/from_settings.h"
 #include "interpose/forward/sessions.h"
@@ -77,6 +80,20 @@ void childAfterFork() {
 
 void atExit() {
   if (pager::Pool* running = pool()) running->stop();
+}
+
+// At the end of the process that olrun became, where it was told to log that much (OL_PROGRAM): who expected paging is to know that
+// there was none. Not where the driver was asked for anything, also if it refused; not in other processes of the program.
+__attribute__((destructor)) void sayUnused() {
+  const char* const program = std::getenv(base::kProgramVariable);
+  if (program == nullptr || std::to_string(getpid()) != program) return;
+  const std::unique_lock lock(root().init_mutex, std::try_to_lock);
+  if (!lock || root().driver_tried) return;                                          // a thread may still be at it
+  if (!base::logs(base::LogLevel::kInfo)) base::setLogLevel(base::LogLevel::kInfo);  // the settings were not read
+  base::logInfo(
+      "%s has ended and used no CUDA, so nothing was paged; if it should have: is its build one with CUDA, and "
+      "does it let its child processes keep LD_PRELOAD?",
+      program_invocation_short_name);
 }
 
 pager::PoolOptions optionsFrom(const base::Settings& settings) {

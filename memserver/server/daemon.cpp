@@ -161,6 +161,12 @@ class Daemon {
       if (!heard.ok()) return refuse(heard.error().message);
       listeners_.push_back(std::move(heard.value()));
     }
+    if (!options_.prometheus.empty()) {
+      auto served = status::serveMetrics(options_.prometheus, [this] { return metrics(); });
+      if (!served.ok()) return refuse("--prometheus: " + served.error().message);
+      metrics_ = std::move(served.value());
+      base::logInfo("figures at http://%s/metrics", metrics_->address().c_str());
+    }
     // Memfds for sessions of this host, private memory (and its huge pages) for others.
     const bool near = std::all_of(options_.listen.begin(), options_.listen.end(), [](auto& address) {
       return address.starts_with("unix:") || address.starts_with("127.") || address.starts_with("[::1]") ||
@@ -233,21 +239,20 @@ class Daemon {
       std::lock_guard lock(service_mutex_);
       service_ = std::make_unique<Service>(service, *store_, arena_, endpoint_->makeQueue());
     }
-    if (!options_.prometheus.empty()) {
-      auto served = status::serveMetrics(options_.prometheus, [this] {
-        auto metrics = metricsOf(service_->figures(), store_->figures());
-        metrics.insert(metrics.begin(), {"configured_bytes", "gauge", "What it may donate at most.", configured_});
-        return status::metricsText("olmemserver", metrics);
-      });
-      if (!served.ok()) return refuse(served.error().message);
-      metrics_ = std::move(served.value());
-      base::logInfo("figures at http://%s/metrics", metrics_->address().c_str());
-    }
     for (const auto& listener : listeners_) {
       base::print("olmemserver: listening on {}\n", listener->address());
     }
     std::fflush(stdout);
     return 0;
+  }
+
+  // On the thread of the endpoint, which ends before the service does. While memory is being made there is no service.
+  std::string metrics() {
+    std::lock_guard lock(service_mutex_);
+    std::vector<status::Metric> metrics;
+    if (service_) metrics = metricsOf(service_->figures(), store_->figures());
+    metrics.insert(metrics.begin(), {"configured_bytes", "gauge", "What it may donate at most.", configured_});
+    return status::metricsText("olmemserver", metrics);
   }
 
   // Sessions that come while memory is being made are told to come back.

@@ -1,12 +1,13 @@
 // olmemserver: donates memory of this machine to sessions elsewhere. docs/memserver.md.
 #include <signal.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <map>
 #include <string>
 
+#include "base/command_line.h"
+#include "base/credentials.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -56,33 +57,48 @@ int main(int argc, char** argv) {
   sigaddset(&ends, SIGINT);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  // It starts none, but where it is a container's process 1 it gets the orphans of others: nobody is to wait for them.
+  signal(SIGCHLD, SIG_IGN);
 
-  CLI::App app(
+  base::CommandLine line(
+      "olmemserver",
       "Donates memory of this machine to olpager's sessions elsewhere, and takes it back when the machine needs it.",
-      "olmemserver");
-  app.set_version_flag("--version", std::string("olmemserver ") + OLPAGER_VERSION);
-  std::string config;
-  app.add_option("--config", config,
-                 base::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
-                              memserver::kSystemFile))
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      "[OPTION...]",
+      {{"olmemserver --memory 64GiB", "for programs of this machine, at 127.0.0.1:7070"},
+       {"olmemserver --listen 10.0.0.2:7070 --key /etc/olpager/memserver.key",
+        "all memory but the reserve, for all who hold the key"},
+       {"olmemserver --state --listen 10.0.0.2:7070 --key KEYFILE",
+        "what the daemon that listens there lends to whom"}});
+  constexpr const char *kSettings = "Settings", *kState = "The daemon that runs";
   std::map<std::string, std::string> given;
   for (const auto& key : memserver::daemonKeys()) {
-    app.add_option(dashed(key.key), given[key.key], base::format("{} (default: {})", key.text, key.default_))
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    line.app()
+        .add_option(dashed(key.key), given[key.key], base::format("{} (default: {})", key.text, key.default_))
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+        ->type_name(key.type)
+        ->group(key.group);
   }
   std::vector<std::string> quotas;
-  app.add_option("--key-quota", quotas,
-                 "NAME=SIZE: the most that all sessions of a key may lease; in a file the table [quotas]");
+  line.app()
+      .add_option("--key-quota", quotas,
+                  "The most that all sessions of a key may lease, as often as there are such keys; in a file the table "
+                  "[quotas]")
+      ->type_name("NAME=SIZE")
+      ->group("Sessions");
+  std::string config;
+  line.app()
+      .add_option("--config", config,
+                  base::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
+                               memserver::kSystemFile))
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->type_name("FILE")
+      ->group(kSettings);
   bool state = false, json = false;
-  app.add_flag("--state", state, "Print what the daemon that listens there lends to whom, and end");
-  app.add_flag("--json", json, "--state as JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);
-    return refuse(error.what());
-  }
+  line.app()
+      .add_flag("--state", state, "Print what the daemon that listens there lends to whom, and end")
+      ->group(kState);
+  line.app().add_flag("--json", json, "--state as JSON")->group(kState);
+  if (const auto status = line.parse(argc, argv)) return *status;
 
   DaemonOptions options;
   const std::string file = config.empty() ? std::string(memserver::kSystemFile) : config;
@@ -90,7 +106,7 @@ int main(int argc, char** argv) {
     return refuse(status.error().message);
   }
   for (const auto& key : memserver::daemonKeys()) {
-    if (app.count(dashed(key.key)) == 0) continue;
+    if (line.app().count(dashed(key.key)) == 0) continue;
     if (given[key.key].empty()) return refuse(base::givenNothing(dashed(key.key)));
     if (const Status status = memserver::applyKey(options, key.key, given[key.key]); !status.ok()) {
       return refuse(base::format("{}: {}", dashed(key.key), status.error().message));
@@ -101,6 +117,7 @@ int main(int argc, char** argv) {
       return refuse(base::format("--key-quota: {}", status.error().message));
     }
   }
+  if (options.key.empty()) options.key = base::ownCredentialFile(memserver::kCredential);
   if (state) {
     base::setLogLevel(base::LogLevel::kError);
     return showState(options, json);

@@ -1,8 +1,11 @@
 #include "memserver/server/options.h"
 
+#include <algorithm>
 #include <charconv>
 
+#include "base/address.h"
 #include "base/format.h"
+#include "base/nearest.h"
 #include "base/text.h"
 #include "base/toml_file.h"
 #include "coherence/transport/trust/keys.h"
@@ -73,9 +76,8 @@ Status setListen(DaemonOptions& o, std::string_view text) {
   while (!text.empty()) {
     const size_t comma = text.find(',');
     const std::string_view one = text.substr(0, comma);
-    if (one.empty() || (one.find(':') == std::string_view::npos)) {
-      return notAllowed(one, "host:port, [v6]:port or unix:/path; several with commas between");
-    }
+    if (auto status = base::checkAddress(one, base::AddressUse::kListen, base::kMemserverPort); !status.ok())
+      return Error{status.error().message + "; several with commas between"};
     o.listen.emplace_back(one);
     text = comma == std::string_view::npos ? "" : text.substr(comma + 1);
   }
@@ -155,6 +157,15 @@ Status setNuma(DaemonOptions& o, std::string_view text) {
   return {};
 }
 
+Status setPrometheus(DaemonOptions& o, std::string_view text) {
+  if (text != "none") {
+    if (auto status = base::checkAddress(text, base::AddressUse::kListenHere, base::kMetricsPort); !status.ok())
+      return Error{status.error().message + "; or none"};
+  }
+  o.prometheus = text == "none" ? "" : text;
+  return {};
+}
+
 Status setLog(DaemonOptions& o, std::string_view text) {
   const auto level = base::parseLogLevel(text);
   if (!level) return notAllowed(text, base::kLogLevels);
@@ -166,69 +177,84 @@ Status setLog(DaemonOptions& o, std::string_view text) {
 
 const std::vector<DaemonKey>& daemonKeys() {
   static const std::vector<DaemonKey> keys = {
-      {"listen", "Where sessions connect: host:port, [v6]:port, unix:/path; several with commas", "127.0.0.1:7070",
-       setListen},
-      {"memory",
+      {"listen", "Network", "HOST:PORT,...",
+       "Where sessions connect: host:port, [v6]:port, unix:/path; several with commas", "127.0.0.1:7070", setListen},
+      {"memory", "Memory", "SIZE",
        "What to donate: a size, a percentage of what is available, or auto (what is available less the reserve)",
        "auto", setMemory},
-      {"reserve", "What is left to the machine: a size, or a percentage of its memory", "5%, at least 1GiB",
-       setReserve},
-      {"slab", "The unit that is lent, a multiple of 2MiB", "by the memory", setSlab},
-      {"key", "File with the keys of sessions that may connect (olctl keygen)", "none: loopback only",
+      {"reserve", "Memory", "SIZE", "What is left to the machine: a size, or a percentage of its memory",
+       "5%, at least 1GiB", setReserve},
+      {"slab", "Memory", "SIZE", "The unit that is lent, a multiple of 2MiB", "by the memory", setSlab},
+      {"key", "Network", "FILE", "File with the keys of sessions that may connect (olctl keygen)",
+       "$CREDENTIALS_DIRECTORY/olmemserver.key, where it is; else none: loopback only",
        [](DaemonOptions& o, std::string_view text) {
          o.key = text;
          return Status();
        }},
-      {"tls", "What is encrypted: all, control (messages only), off", "all", setTls},
-      {"transport", "auto (shared memory on this host, else TCP), tcp or shm", "auto", setTransport},
-      {"lease_time", "How long a lost session's memory is kept for it", "30s",
+      {"tls", "Network", "WHAT", "What is encrypted: all, control (messages only), off", "all", setTls},
+      {"transport", "Network", "HOW", "auto (shared memory on this host, else TCP), tcp or shm", "auto", setTransport},
+      {"lease_time", "Sessions", "SECONDS", "How long a lost session's memory is kept for it: 30s, 500ms, 5min", "30s",
        [](DaemonOptions& o, std::string_view text) { return setTime(o.lease_ms, text); }},
-      {"quota", "The most that one session may lease", "none",
+      {"quota", "Sessions", "SIZE", "The most that one session may lease", "none",
        [](DaemonOptions& o, std::string_view text) { return setSize(o.quota, text); }},
-      {"sessions", "The most sessions at a time", "1024",
+      {"sessions", "Sessions", "NUMBER", "The most sessions at a time", "1024",
        [](DaemonOptions& o, std::string_view text) { return setNumber(o.sessions, text, 1u, 65536u); }},
-      {"recall", "soft: memory that a session does not release stays; hard: it is taken when the time is over", "soft",
+      {"recall", "Giving memory back", "HOW",
+       "soft: memory that a session does not release stays; hard: it is taken when the time is over", "soft",
        setRecall},
-      {"recall_time", "How long sessions have to release what is recalled", "10s",
+      {"recall_time", "Giving memory back", "SECONDS", "How long sessions have to release what is recalled", "10s",
        [](DaemonOptions& o, std::string_view text) { return setTime(o.recall_ms, text); }},
-      {"calm_time", "How long there must be no pressure before memory is donated again", "30s",
+      {"calm_time", "Giving memory back", "SECONDS",
+       "How long there must be no pressure before memory is donated again", "30s",
        [](DaemonOptions& o, std::string_view text) { return setTime(o.calm_ms, text); }},
-      {"pressure_some", "Memory pressure (PSI, some, 10 s) from which memory is given back", "20%",
+      {"pressure_some", "Giving memory back", "PERCENT",
+       "Memory pressure (PSI, some, 10 s) from which memory is given back", "20%",
        [](DaemonOptions& o, std::string_view text) { return setPercent(o.pressure_some, text); }},
-      {"pressure_full", "The same of PSI's full", "5%",
+      {"pressure_full", "Giving memory back", "PERCENT", "The same of PSI's full", "5%",
        [](DaemonOptions& o, std::string_view text) { return setPercent(o.pressure_full, text); }},
-      {"shutdown_timeout", "How long to wait for sessions to move their pages when it is ended", "60s",
+      {"shutdown_timeout", "Giving memory back", "SECONDS",
+       "How long to wait for sessions to move their pages when it is ended", "60s",
        [](DaemonOptions& o, std::string_view text) { return setTime(o.shutdown_ms, text); }},
-      {"numa", "NUMA node that memory comes from first: auto (the network card's), none, or a number", "auto", setNuma},
-      {"huge", "Ask for transparent huge pages: on or off", "on",
+      {"numa", "Memory", "NODE", "NUMA node that memory comes from first: auto (the network card's), none, or a number",
+       "auto", setNuma},
+      {"huge", "Memory", "on|off", "Ask for transparent huge pages: on or off", "on",
        [](DaemonOptions& o, std::string_view text) { return setFlag(o.huge, text); }},
-      {"lock", "Keep memory from being swapped out, as far as the limit allows: on or off", "on",
+      {"lock", "Memory", "on|off", "Keep memory from being swapped out, as far as the limit allows: on or off", "on",
        [](DaemonOptions& o, std::string_view text) { return setFlag(o.lock, text); }},
-      {"prometheus", "Where figures are served for Prometheus, on loopback: host:port", "none",
-       [](DaemonOptions& o, std::string_view text) {
-         o.prometheus = text;
-         return Status();
-       }},
-      {"proc", "Folder to read meminfo and pressure/memory from", "/proc",
+      {"prometheus", "Watching", "HOST:PORT", "Where figures are served for Prometheus, on loopback: host:port", "none",
+       setPrometheus},
+      {"proc", "Giving memory back", "FOLDER", "Folder to read meminfo and pressure/memory from", "/proc",
        [](DaemonOptions& o, std::string_view text) {
          o.proc = text;
          return Status();
        }},
-      {"cgroup", "Folder of the cgroup to watch, with those above it, or none", "the own",
+      {"cgroup", "Giving memory back", "FOLDER", "Folder of the cgroup to watch, with those above it, or none",
+       "the own",
        [](DaemonOptions& o, std::string_view text) {
          o.cgroup = text;
          return Status();
        }},
-      {"log", "off, error, warn, info, debug or trace", "info", setLog},
+      {"log", "Watching", "LEVEL", "off, error, warn, info, debug or trace", "info", setLog},
   };
   return keys;
 }
+
+namespace {
+
+Error unknown(std::string_view kind, std::string_view key) {
+  std::vector<std::string> names;
+  for (const DaemonKey& each : daemonKeys()) names.emplace_back(each.key);
+  names.emplace_back("quotas");
+  return Error{base::unknownKey(kind, key, names)};
+}
+
+}  // namespace
 
 Status applyKey(DaemonOptions& options, std::string_view key, std::string_view text) {
   for (const DaemonKey& each : daemonKeys()) {
     if (each.key == key) return each.set(options, text);
   }
-  return Error{base::format("'{}' is not known", key)};
+  return unknown("key", key);
 }
 
 Status applyKeyQuota(DaemonOptions& options, std::string_view text) {
@@ -252,6 +278,11 @@ Status applyFile(DaemonOptions& options, const std::string& path, bool must) {
           return where(quota.place, status.error());
       continue;
     }
+    const auto& keys = daemonKeys();
+    if (std::none_of(keys.begin(), keys.end(), [&](const DaemonKey& each) { return each.key == entry.key; }))
+      return Error{
+          base::format("{}: {}", entry.place,
+                       unknown(entry.kind == base::TomlEntry::Kind::kTable ? "table" : "key", entry.key).message)};
     const auto value = entry.option();
     if (!value.ok()) return where(entry.place, value.error());
     if (const Status status = applyKey(options, entry.key, value.value()); !status.ok())

@@ -19,13 +19,15 @@
 namespace olpager::memserver {
 
 inline constexpr std::string_view kSystemFile = "/etc/olpager/olmemserver.toml";
+/// The keys of a daemon that is given none, in systemd's folder of credentials.
+inline constexpr std::string_view kCredential = "olmemserver.key";
 
 struct DaemonOptions {
   std::vector<std::string> listen = {"127.0.0.1:7070"};
   base::Budget memory;   // not given: `auto`, what is available less the reserve
   base::Budget reserve;  // of what is available; not given: 5 % of the machine's memory, at least 1 GiB
   uint64_t slab = 0;     // 0: by the memory
-  std::string key;       // a file; "": none
+  std::string key;       // a file; "": kCredential, where there is one
   transport::Tls tls = transport::Tls::kAll;
   transport::Choice choice = transport::Choice::kAuto;
   uint32_t lease_ms = 30'000;
@@ -48,7 +50,9 @@ struct DaemonOptions {
 
 struct DaemonKey {
   const char* key;
-  const char* text;      // for --help: what it is
+  const char* group;     // for --help: among which it stands
+  const char* type;      // what its value is
+  const char* text;      // what it is
   const char* default_;  // as shown
   Status (*set)(DaemonOptions&, std::string_view);
 };

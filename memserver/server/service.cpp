@@ -200,7 +200,7 @@ void Service::closeFor(const SessionPtr& session, const std::string& wrong) {
     std::lock_guard lock(mutex_);
     ++figures_.broken;
   }
-  session->link->close("it broke the protocol: " + wrong);
+  session->link->close("this is a memserver (--memserver), and its protocol was broken: " + wrong);
 }
 
 // Who does not take what it asked for would never learn of it. A link that fails otherwise says so by itself.

@@ -1,10 +1,10 @@
 // olbench: how fast each path is, beside the limit of the hardware under it. See docs/performance.md.
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <stdexcept>
 
+#include "base/command_line.h"
 #include "base/format.h"
 #include "base/locate.h"
 #include "base/size.h"
@@ -140,54 +140,65 @@ void print(const json& result) {
   }
 }
 
-/// Bytes from "32MiB"; for CLI11.
-CLI::Validator sizeText() {
-  return CLI::Validator(
-      [](std::string& text) {
-        const auto size = base::parseSize(text);
-        if (!size.ok()) return size.error().message;
-        text = std::to_string(size.value());
-        return std::string();
-      },
-      "SIZE");
-}
-
 int run(int argc, char** argv) {
-  CLI::App app("Measures what the pager costs and moves, beside the driver alone.", "olbench");
-  app.set_version_flag("--version", std::string("olbench ") + OLPAGER_VERSION);
+  base::CommandLine line("olbench", "Measures what the pager costs and moves, beside the driver alone.",
+                         "COMMAND [OPTION...]",
+                         {{"olbench launch", "what a launch costs more under the pager"},
+                          {"olbench --driver sim swap --vram 64MiB", "a walk through twice the budget, without a GPU"},
+                          {"olbench --json transport --seconds 2", "links between nodes on this host, as JSON"}});
+  CLI::App& app = line.app();
   app.fallthrough();
   Options options;
   bool as_json = false;
   std::string child;
-  app.add_option("--driver", options.driver, "Path of the libcuda to use; sim: the simulated GPU")
-      ->capture_default_str();
-  app.add_flag("--json", as_json, "One JSON object instead of text");
-  app.add_option("--rounds", options.rounds, "Times that native and pager take turns")
+  constexpr const char *kMeasured = "What is measured", *kMemory = "Memory", *kResult = "The result", *kParts = "Parts";
+  constexpr double kLeastSeconds = 0.001, kMostSeconds = 3600;
+  const auto number = [](CLI::App& of, const char* name, auto& into, const char* text, uint64_t least,
+                         uint64_t most = UINT32_MAX) {
+    return of.add_option(name, into, text)->check(base::wholeNumber(least, most))->type_name("NUMBER");
+  };
+  const auto size = [&app](const char* name, auto& into, const char* text) {
+    return app.add_option(name, into, text)->transform(base::sizeText())->type_name("SIZE")->group(kMemory);
+  };
+  const auto seconds = [](CLI::App& of, auto& into) {
+    return of.add_option("--seconds", into, "Of each timed part")
+        ->capture_default_str()
+        ->check(base::numberBetween(kLeastSeconds, kMostSeconds))
+        ->type_name("SECONDS")
+        ->group(kParts);
+  };
+  app.add_option("--driver", options.driver, "The libcuda to use; sim: the simulated GPU")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--launches", options.launches, "Timed launches for each row")
+      ->type_name("FILE")
+      ->group(kMeasured);
+  number(app, "--rounds", options.rounds, "Times that native and pager take turns", 1)
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--allocations", options.allocations, "launch: small allocations besides those it uses")
-      ->capture_default_str();
-  app.add_option("--pointers", options.pointers, "Numbers of pointer parameters")->delimiter(',');
-  auto* allocation = app.add_option("--allocation", options.allocation, "Bytes of one allocation (default 32MiB)")
-                         ->transform(sizeText());
-  auto* bytes = app.add_option("--bytes", options.bytes,
-                               "Working set (default: swap twice the budget, resident 4GiB, remote 3GiB)")
-                    ->transform(sizeText());
-  auto* vram =
-      app.add_option("--vram", options.vram,
-                     "The pager's VRAM budget (default 8GiB, remote 1GiB; launch and resident: what they need)")
-          ->transform(sizeText());
-  auto* host = app.add_option("--host", options.host, "The pager's host tier (default: its own; remote: as --vram)")
-                   ->transform(sizeText());
-  app.add_option("--passes", options.passes, "Timed walks through the working set")
+      ->group(kMeasured);
+  number(app, "--launches", options.launches, "Timed launches for each row", 1)
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_flag("--write", options.write, "swap: the walk writes as well, so that evictions write back");
-  app.add_flag("!--no-pack", options.pack, "No page crosses the bus packed");
-  app.add_flag("--paging", options.paging, "launch: twice the budget is allocated, so that memory is moving or parked");
+      ->group(kMeasured);
+  number(app, "--allocations", options.allocations, "launch: small allocations besides those it uses", 0)
+      ->capture_default_str()
+      ->group(kMeasured);
+  number(app, "--pointers", options.pointers, "Numbers of pointer parameters, with commas between them", 0)
+      ->delimiter(',')
+      ->type_name("NUMBER,...")
+      ->group(kMeasured);
+  number(app, "--passes", options.passes, "Timed walks through the working set", 1)
+      ->capture_default_str()
+      ->group(kMeasured);
+  app.add_flag("--write", options.write, "swap: the walk writes as well, so that evictions write back")
+      ->group(kMeasured);
+  app.add_flag("--paging", options.paging, "launch: twice the budget is allocated, so that memory is moving or parked")
+      ->group(kMeasured);
+  auto* allocation = size("--allocation", options.allocation, "Bytes of one allocation (default: 32MiB)");
+  auto* bytes =
+      size("--bytes", options.bytes, "Working set (default: swap twice the budget, resident 4GiB, remote 3GiB)");
+  auto* vram = size("--vram", options.vram,
+                    "The pager's VRAM budget (default: 8GiB, remote 1GiB; launch and resident: what they need)");
+  auto* host = size("--host", options.host, "The pager's host tier (default: its own; remote: as --vram)");
+  app.add_flag("!--no-pack", options.pack, "No page crosses the bus packed")->group(kMemory);
+  app.add_flag("--json", as_json, "One JSON object instead of text")->group(kResult);
   app.add_option("--child", child)->group("");
   auto* launch_command = app.add_subcommand("launch", "Time of a resident launch by number of pointers");
   auto* swap_command = app.add_subcommand("swap", "Cyclic walk through more than fits");
@@ -196,32 +207,26 @@ int run(int argc, char** argv) {
   auto* transport_command = app.add_subcommand("transport", "Links between nodes, beside raw sockets and memcpy");
   TransportOptions transport;
   bool no_veth = false;
-  transport_command->add_option("--lanes", transport.lanes, "Connections of a link")
+  number(*transport_command, "--lanes", transport.lanes, "Connections of a link", 1, 16)
       ->capture_default_str()
-      ->check(CLI::Range(1, 16));
-  transport_command->add_option("--io-threads", transport.io_threads,
-                                "Of each side (default: what the transport chooses)");
-  transport_command->add_option("--seconds", transport.seconds, "Of each timed part")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  transport_command->add_flag("--encrypted", transport.encrypted, "With a key and tls = all");
-  transport_command->add_flag("--no-veth", no_veth, "Without the pair of namespaces at 1 Gbit/s (needs root)");
+      ->group(kParts);
+  number(*transport_command, "--io-threads", transport.io_threads, "Of each side (default: what the transport chooses)",
+         0)
+      ->group(kParts);
+  seconds(*transport_command, transport.seconds);
+  transport_command->add_flag("--encrypted", transport.encrypted, "With a key and tls = all")->group(kParts);
+  transport_command->add_flag("--no-veth", no_veth, "Without the pair of namespaces at 1 Gbit/s (needs root)")
+      ->group(kParts);
   auto* memserver_command =
       app.add_subcommand("memserver", "Pages of a memserver on this host, beside the bare link to it");
   MemserverOptions memserver;
-  memserver_command->add_option("--seconds", memserver.seconds, "Of each timed part")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+  seconds(*memserver_command, memserver.seconds);
   auto* remote_command = app.add_subcommand(
       "remote", "Walks through more than VRAM and host RAM hold: 1 to 3 memservers, replicas, TCP and shared memory");
   auto* forward_command =
       app.add_subcommand("forward", "Calls through an olgpunode on this host, beside native ones and a raw ping-pong");
   app.require_subcommand(0, 1);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const auto status = line.parse(argc, argv)) return *status;
   if (memserver_command->parsed()) {
     memserver.rounds = options.rounds;
     const json result = measureMemserver(memserver);
@@ -274,8 +279,7 @@ int run(int argc, char** argv) {
   } else if (sampled_command->parsed()) {
     result = runChild(With::kPager, "sampled", options);
   } else {
-    base::print(stderr, "{}", app.help());
-    return 2;
+    return line.refuse("no command is given");
   }
   if (as_json) {
     base::print("{}\n", result.dump(2));

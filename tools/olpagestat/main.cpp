@@ -1,7 +1,6 @@
 // olpagestat: where the pages of programs under olpager live, and how they move.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -10,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/address.h"
+#include "base/command_line.h"
 #include "base/format.h"
 #include "pager/counters/files.h"
 #include "tools/olpagestat/node.h"
@@ -135,51 +136,70 @@ int showNodes(tools::NodeSource& source, const Options& options) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app(
+  base::CommandLine line(
+      "olpagestat",
       "Shows where the pages of your programs under olpager live, and how they move. On a terminal a live screen; else "
       "one table.",
-      "olpagestat");
+      "[OPTION...]",
+      {{"olpagestat", "all programs of yours, live"},
+       {"olpagestat --watch 1 --pid 4711", "a line each second for one of them"},
+       {"olpagestat --node 10.0.0.2:7070 --key KEYFILE", "who has what of a daemon's memory"}});
   Options options;
   bool once = false;
-  app.add_flag("--once", once, "One table, then end");
-  app.add_flag("--json", options.json, "The same as JSON (docs/olpagestat.md)");
-  app.add_option("--watch", options.watch_seconds, "A line for each program every so many seconds")
-      ->check(CLI::Range(0.1, 86400.0));
-  app.add_option("--trace", options.record.trace,
-                 "Record faults, migrations, evictions and launches into this file (Chrome, Perfetto)");
-  app.add_option("--report", options.record.report, "Watch, then write a page with plots into this file (HTML)");
-  app.add_option("--duration", options.record.duration, "Seconds to watch; else until the programs end, or ^C")
-      ->check(CLI::Range(0.1, 86400.0));
-  app.add_option("--pid", options.record.programs.pid, "Only this process");
-  app.add_option("--folder", options.record.programs.folders,
-                 "Only programs whose counters lie in this folder; several times for several (default: "
-                 "$XDG_RUNTIME_DIR/olpager and /tmp/olpager-UID)");
-  app.add_option("--node", options.nodes.addresses,
-                 "Ask this daemon (host:port, unix:/path) who has what of it; several times for several");
-  app.add_option("--key", options.nodes.key, "File with the key for --node (default: that of the settings)");
-  app.add_option("--tls", options.nodes.tls, "For --node: all, control or off (default: that of the settings)");
-  app.add_flag("--forget", options.forget, "Then remove kept counters of processes that have ended");
-  try {
-    app.parse(argc, argv);
-    if (once && options.watch_seconds) throw CLI::ValidationError("--once and --watch exclude each other");
-    const bool records = !options.record.trace.empty() || !options.record.report.empty();
-    if (records && (once || options.json || options.watch_seconds || options.forget)) {
-      throw CLI::ValidationError("--trace and --report go with --duration and --pid only");
-    }
-    const bool nodes = !options.nodes.addresses.empty();
-    if (nodes && (records || options.forget || options.record.programs.pid)) {
-      throw CLI::ValidationError("--node goes with --once, --json, --watch and --duration only");
-    }
-    if (!nodes && !(options.nodes.key.empty() && options.nodes.tls.empty())) {
-      throw CLI::ValidationError("--key and --tls are for --node");
-    }
-    if (records) return tools::record(options.record);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& failure) {
-    base::print(stderr, "olpagestat: {} (olpagestat --help lists the options)\n", failure.what());
-    return 2;
+  constexpr const char *kWhat = "What is shown", *kHow = "How", *kDaemons = "Daemons of other machines",
+                       *kRecord = "To be looked at later";
+  constexpr double kLeastSeconds = 0.1, kMostSeconds = 86400;
+  const auto seconds = [&](const char* name, auto& into, const char* text) {
+    return line.app()
+        .add_option(name, into, text)
+        ->check(base::numberBetween(kLeastSeconds, kMostSeconds))
+        ->type_name("SECONDS");
+  };
+  const auto text = [&](const char* name, auto& into, const char* type, const char* does) {
+    return line.app().add_option(name, into, does)->type_name(type);
+  };
+  line.app()
+      .add_option("--pid", options.record.programs.pid, "Only this process")
+      ->check(base::wholeNumber(1, INT32_MAX))
+      ->type_name("NUMBER")
+      ->group(kWhat);
+  text("--folder", options.record.programs.folders, "FOLDER",
+       "Only programs whose counters lie in this folder; several times for several (default: "
+       "$XDG_RUNTIME_DIR/olpager and /tmp/olpager-UID)")
+      ->group(kWhat);
+  line.app()
+      .add_flag("--forget", options.forget, "Then remove kept counters of processes that have ended")
+      ->group(kWhat);
+  line.app().add_flag("--once", once, "One table, then end")->group(kHow);
+  line.app().add_flag("--json", options.json, "The same as JSON (docs/olpagestat.md)")->group(kHow);
+  seconds("--watch", options.watch_seconds, "A line for each program every so many seconds")->group(kHow);
+  seconds("--duration", options.record.duration, "How long to watch; else until the programs end, or ^C")->group(kHow);
+  text("--node", options.nodes.addresses, "HOST:PORT",
+       "Ask this daemon (or unix:/path) who has what of it; several times for several")
+      ->group(kDaemons);
+  text("--key", options.nodes.key, "FILE", "The key for --node (default: that of the settings)")->group(kDaemons);
+  text("--tls", options.nodes.tls, "WHAT", "For --node: all, control or off (default: that of the settings)")
+      ->group(kDaemons);
+  text("--trace", options.record.trace, "FILE",
+       "Record faults, migrations, evictions and launches into this file (Chrome, Perfetto)")
+      ->group(kRecord);
+  text("--report", options.record.report, "FILE", "Watch, then write a page with plots into this file (HTML)")
+      ->group(kRecord);
+  if (const auto status = line.parse(argc, argv)) return *status;
+  if (once && options.watch_seconds) return line.refuse("--once and --watch exclude each other");
+  const bool records = !options.record.trace.empty() || !options.record.report.empty();
+  if (records && (once || options.json || options.watch_seconds || options.forget))
+    return line.refuse("--trace and --report go with --duration and --pid only");
+  const bool nodes = !options.nodes.addresses.empty();
+  if (nodes && (records || options.forget || options.record.programs.pid))
+    return line.refuse("--node goes with --once, --json, --watch and --duration only");
+  if (!nodes && !(options.nodes.key.empty() && options.nodes.tls.empty()))
+    return line.refuse("--key and --tls are for --node");
+  for (const std::string& address : options.nodes.addresses) {
+    if (auto status = base::checkAddress(address, base::AddressUse::kConnect, base::kMemserverPort); !status.ok())
+      return line.refuse("--node: " + status.error().message);
   }
+  if (records) return tools::record(options.record);
   if (!options.nodes.addresses.empty()) {
     const bool live = !once && !options.json && !options.watch_seconds && tools::Terminal::usable();
     auto source = tools::NodeSource::make(options.nodes, live ? 1000 : 5000);

@@ -5,6 +5,7 @@
 
 #include "base/format.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "coherence/status/ask.h"
 #include "coherence/transport/from_settings.h"
 #include "interpose/api/forward_functions.h"
@@ -26,7 +27,8 @@ DaemonAnswer askMemserver(const transport::Options& network, const std::string& 
   }
   const status::Status& status = told.value().status;
   if (status.kind != "memserver" || status.tiers.size() != 1) {
-    answer.problem = base::format("memserver {}: it is no memserver but a {}", address, status.kind);
+    answer.problem = base::format("memserver {}: it is no memserver but a {}{}", address, base::printable(status.kind),
+                                  status.kind == "gpunode" ? ": that is named by --gpunode" : "");
     return answer;
   }
   answer.text = base::format("{} of {} free, by {}{}", base::formatSize(status.tiers[0].free),

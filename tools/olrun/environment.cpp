@@ -1,6 +1,7 @@
 #include "tools/olrun/environment.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -60,16 +61,19 @@ void Environment::set(const std::string& name, const std::string& value) {
   entries_.push_back(name + "=" + value);
 }
 
-std::vector<std::string> addAllocators(Environment& environment) {
-  constexpr std::pair<const char*, const char*> kAsNeeded[] = {{"XLA_PYTHON_CLIENT_PREALLOCATE", "false"},
-                                                               {"XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async"},
-                                                               {"TF_FORCE_GPU_ALLOW_GROWTH", "true"}};
+std::vector<std::string> addFrameworkDefaults(Environment& environment, bool forwarded) {
+  constexpr std::array<std::pair<const char*, const char*>, 3> kAsNeeded = {
+      {{"XLA_PYTHON_CLIENT_PREALLOCATE", "false"},
+       {"XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async"},
+       {"TF_FORCE_GPU_ALLOW_GROWTH", "true"}}};
   std::vector<std::string> added;
-  for (const auto& [name, value] : kAsNeeded) {
-    if (environment.has(name)) continue;
+  const auto add = [&](const char* name, const char* value) {
+    if (environment.has(name)) return;
     environment.set(name, value);
     added.push_back(std::string(name) + "=" + value);
-  }
+  };
+  for (const auto& [name, value] : kAsNeeded) add(name, value);
+  if (forwarded) add("NCCL_P2P_LEVEL", "SYS");
   return added;
 }
 

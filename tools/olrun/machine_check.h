@@ -20,7 +20,6 @@ struct Finding {
 std::vector<Finding> checkMachine(const base::Settings& settings, const std::string& library,
                                   const std::string& link_folder, const std::string& driver);
 
-
 /// MemAvailable of /proc/meminfo in bytes; 0 unknown.
 uint64_t availableMemory();
 

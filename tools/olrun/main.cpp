@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -14,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/command_line.h"
 #include "base/format.h"
 #include "base/locate.h"
 #include "base/settings.h"
@@ -38,11 +38,17 @@ int refuse(const std::string& line) {
   return kRefused;
 }
 
+// Of --help.
+constexpr const char* kHere = "Memory of this machine";
+constexpr const char* kElsewhere = "Other machines";
+constexpr const char* kRun = "The run";
+
 // Whether a program is forwarded decides which settings can have an effect.
 enum class Mode : uint8_t { kBoth, kLocal, kForwarded };
 
 // One setting as an option of the command line.
 struct SettingOption {
+  const char* group;
   const char* option;
   const char* key;
   const char* variable;
@@ -55,38 +61,39 @@ struct SettingOption {
 
 struct CommandLine {
   std::vector<SettingOption> settings = {
-      {"--vram", "vram", "OL_VRAM", "SIZE",
+      {kHere, "--vram", "vram", "OL_VRAM", "SIZE",
        "VRAM to use on each device: 8GiB, 50% (default: what is free less a reserve)"},
-      {"--host", "host", "OL_HOST", "SIZE", "Host RAM to use: 32GiB, 50% (default: 80% of what is available)"},
-      {"--reach", "reach", "OL_REACH", "REACH",
+      {kHere, "--host", "host", "OL_HOST", "SIZE", "Host RAM to use: 32GiB, 50% (default: 80% of what is available)"},
+      {kHere, "--reach", "reach", "OL_REACH", "REACH",
        "What a launch is taken to reach: traced, all or learned (default: traced)"},
-      {"--report", "report", "OL_REPORT", "REPORT", "Memory that the program is told of: node or pool (default: node)"},
-      {"--va-base", "va_base", "OL_VA_BASE", "ADDRESS", "Where the global address range begins"},
-      {"--va-size", "va_size", "OL_VA_SIZE", "SIZE", "Its size (default: 16TiB)"},
-      {"--memserver", "memserver", "OL_MEMSERVER", "HOST:PORT,...",
+      {kHere, "--report", "report", "OL_REPORT", "REPORT",
+       "Memory that the program is told of: node or pool (default: node)"},
+      {kHere, "--pack", "pack", "OL_PACK", "on|off",
+       "What streams crosses the bus packed where it packs (default: on)"},
+      {kHere, "--va-base", "va_base", "OL_VA_BASE", "ADDRESS", "Where the global address range begins"},
+      {kHere, "--va-size", "va_size", "OL_VA_SIZE", "SIZE", "Its size (default: 16TiB)"},
+      {kElsewhere, "--memserver", "memserver", "OL_MEMSERVER", "HOST:PORT,...",
        "Memory of other machines (olmemserver): below host RAM. As often as there are machines; none: without"},
-      {"--replicas", "replicas", "OL_REPLICAS", "N", "Memservers that hold each page: 1 or 2 (default: 1)"},
-      {"--gpunode", "gpunode", "OL_GPUNODE", "HOST:PORT,...",
+      {kElsewhere, "--replicas", "replicas", "OL_REPLICAS", "NUMBER",
+       "Memservers that hold each page: 1 or 2 (default: 1)"},
+      {kElsewhere, "--gpunode", "gpunode", "OL_GPUNODE", "HOST:PORT,...",
        "Run all GPU work on another machine (olgpunode): no GPU and no driver is needed here. As often as there are "
        "machines; none: not",
        Mode::kBoth},
-      {"--view", "view", "OL_VIEW", "VIEW", "Of the gpunodes' GPUs: discrete, each is a device of its own (default)",
-       Mode::kForwarded},
-      {"--transport", "transport", "OL_TRANSPORT", "HOW", "To the gpunodes: auto, tcp or shm (default: auto)",
-       Mode::kForwarded},
-      {"--key", "key", "OL_KEY", "FILE", "Key for memservers and gpunodes (olctl keygen)", Mode::kBoth},
-      {"--tls", "tls", "OL_TLS", "WHAT", "What goes to them encrypted: all, control or off (default: all)",
+      {kElsewhere, "--view", "view", "OL_VIEW", "VIEW",
+       "Of the gpunodes' GPUs: discrete, each is a device of its own (default)", Mode::kForwarded},
+      {kElsewhere, "--transport", "transport", "OL_TRANSPORT", "HOW",
+       "To the gpunodes: auto, tcp or shm (default: auto)", Mode::kForwarded},
+      {kElsewhere, "--key", "key", "OL_KEY", "FILE",
+       "Key for memservers and gpunodes (olctl keygen; default: $CREDENTIALS_DIRECTORY/olpager.key, where it is)",
        Mode::kBoth},
-      {"--log", "log", "OL_LOG", "LEVEL", "off, error, warn, info, debug or trace (default: warn)", Mode::kBoth},
-      {"--driver", "driver", "OL_DRIVER", "DRIVER",
-       "Path of the libcuda to use; sim: the simulated GPU (default: the loader's)"},
-      {"--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
-       "Whose exportable memory of cuMemCreate is: driver, which keeps it in VRAM and exports it, or pager, which "
-       "pages it "
-       "(default: driver)",
+      {kElsewhere, "--tls", "tls", "OL_TLS", "WHAT", "What goes to them encrypted: all, control or off (default: all)",
        Mode::kBoth},
-      {"--pack", "pack", "OL_PACK", "WHETHER",
-       "What streams crosses the bus packed where it packs: on or off (default: on)"},
+      {kRun, "--driver", "driver", "OL_DRIVER", "FILE",
+       "The libcuda to use; sim: the simulated GPU (default: the loader's)"},
+      {kRun, "--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
+       "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: pager)", Mode::kBoth},
+      {kRun, "--log", "log", "OL_LOG", "LEVEL", "off, error, warn, info, debug or trace (default: warn)", Mode::kBoth},
   };
   std::string config;
   bool check = false;
@@ -97,48 +104,41 @@ struct CommandLine {
 // CLI11 takes what follows a bare "--" for positionals; a program's own arguments must never be looked at.
 int parse(int argc, char** argv, CommandLine& line, bool& done) {
   done = true;
-  CLI::App app(
-      "Runs a program with its CUDA memory spread over VRAM and host RAM.\n"
-      "olrun [options] -- program [arguments]",
-      "olrun");
-  app.set_version_flag("--version", std::string("olrun ") + OLPAGER_VERSION);
+  base::CommandLine command(
+      "olrun", "Runs a program with its CUDA memory spread over VRAM, host RAM and memory of other machines.",
+      "[OPTION...] -- PROGRAM [ARGUMENT...]",
+      {{"olrun -- python train.py", "all as it is by itself: free VRAM and 80% of the available RAM"},
+       {"olrun --vram 8GiB --memserver 10.0.0.2:7070 --key KEYFILE -- ./simulation",
+        "8 GiB of each GPU, and memory of another machine below this one's RAM"},
+       {"olrun --gpunode 10.0.0.3:7071 --key KEYFILE -- ./simulation", "on the GPUs of another machine"}});
+  CLI::App& app = command.app();
   app.prefix_command();
   std::vector<CLI::Option*> settings;
   for (auto& setting : line.settings) {
-    CLI::Option* const option = app.add_option(setting.option, setting.text, setting.help)->type_name(setting.type);
+    CLI::Option* const option = app.add_option(setting.option, setting.text, setting.help);
+    option->type_name(setting.type)->group(setting.group);
     if (setting.key == std::string_view("memserver") || setting.key == std::string_view("gpunode"))
       option->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
     settings.push_back(option);
   }
   app.add_option("--config", line.config,
                  "A settings file besides /etc/olpager/olpager.toml and ~/.config/olpager/olpager.toml")
-      ->type_name("FILE");
-  app.add_flag("--check", line.check, "Run nothing; print each gap of this machine with its fix");
-  app.add_flag("--stats", line.stats, "Print the pager's counters when the program ends");
+      ->type_name("FILE")
+      ->group(kRun);
+  app.add_flag("--check", line.check, "Run nothing; print each gap of this machine with its fix")->group(kRun);
+  app.add_flag("--stats", line.stats, "Print the pager's counters when the program ends")->group(kRun);
 
-  std::vector<std::string> before(argv + 1, argv + argc);
-  const auto separator = std::find(before.begin(), before.end(), "--");
-  const bool separated = separator != before.end();
-  const std::vector<std::string> after(separated ? separator + 1 : before.end(), before.end());
-  std::vector<std::string> options(before.begin(), separator);
-  std::reverse(options.begin(), options.end());
-  try {
-    app.parse(options);
-  } catch (const CLI::Success& asked) {  // --help, --version
-    return app.exit(asked);
-  } catch (const CLI::ParseError& failure) {
-    return refuse(base::format("{} (olrun --help lists the options)", failure.what()));
-  }
+  const std::vector<std::string> all(argv + 1, argv + argc);
+  const auto separator = std::find(all.begin(), all.end(), "--");
+  const bool separated = separator != all.end();
+  const std::vector<std::string> after(separated ? separator + 1 : all.end(), all.end());
+  if (const auto status = command.parse({all.begin(), separator}, &line.program)) return *status;
   for (size_t i = 0; i < settings.size(); ++i) {
     SettingOption& setting = line.settings[i];
     setting.given = settings[i]->count() != 0;
     if (setting.given && setting.text.empty())
       return refuse(settings[i]->get_delimiter() == ',' ? base::givenNothing(setting.option, "none")
                                                         : base::givenNothing(setting.option));
-  }
-  line.program = app.remaining();
-  if (!line.program.empty() && line.program.front().starts_with('-')) {
-    return refuse(base::format("unknown option {} (olrun --help lists the options)", line.program.front()));
   }
   if (separated) {
     if (!line.program.empty()) line.program.emplace_back("--");
@@ -214,6 +214,18 @@ Status checkOptions(const std::vector<SettingOption>& options, const std::vector
   return {};
 }
 
+// Replicas are of pages at memservers.
+Status checkReplicas(const std::vector<SettingOption>& options, const base::Settings& settings) {
+  const bool asked = std::any_of(options.begin(), options.end(), [](const auto& option) {
+    return option.given && option.key == std::string_view("replicas");
+  });
+  if (!asked || settings.replicas == 1 || !settings.memservers.empty()) return {};
+  return Error{
+      base::format("--replicas {}: there is no memserver to hold them: name {} or more with --memserver HOST:PORT, or "
+                   "leave --replicas out",
+                   settings.replicas, settings.replicas)};
+}
+
 // One that does not serve the program would make its cuInit fail.
 Status checkDaemons(const base::Settings& settings) {
   const auto asked = tools::askDaemons(settings);
@@ -260,6 +272,7 @@ int run(int argc, char** argv) {
   if (!loaded.ok()) return refuse(loaded.error().message);
   const base::Settings& settings = loaded.value();
   if (auto status = checkOptions(line.settings, settings.gpunodes); !status.ok()) return refuse(status.error().message);
+  if (auto status = checkReplicas(line.settings, settings); !status.ok()) return refuse(status.error().message);
   if (line.stats && !settings.gpunodes.empty()) {
     return refuse(base::format(
         "--stats: no pager counts here with the gpunode {}; olpagestat --node {} shows what its sessions use",
@@ -312,19 +325,13 @@ int run(int argc, char** argv) {
     if (auto status = tools::addLibraryFolder(environment, nvml); !status.ok()) return refuse(status.error().message);
   }
   environment.set("TRITON_LIBCUDA_PATH", link_folder);
-  std::string allocators;
-  for (const std::string& variable : tools::addAllocators(environment)) allocators += " " + variable;
-  if (settings.log >= base::LogLevel::kInfo && !allocators.empty())
-    base::print(stderr, "olrun: frameworks allocate as they need:{} (a variable that you set stays)\n", allocators);
-  // NCCL judges by this machine's PCI bus which GPUs reach each other's memory, and a gpunode's are on another one: it would take
-  // the way through memory of this machine, which kernels there can't wait for. With this it asks the driver.
-  if (forwarded && environment.get("NCCL_P2P_LEVEL").empty()) {
-    environment.set("NCCL_P2P_LEVEL", "SYS");
-    if (settings.log >= base::LogLevel::kInfo)
-      base::print(stderr, "olrun: NCCL_P2P_LEVEL=SYS is set: GPUs of a gpunode reach each other as its driver says\n");
-  }
-  return line.stats ? tools::runWithStats(program.path, line.program, environment)
-                    : tools::replaceBy(program.path, line.program, environment);
+  std::string defaults;
+  for (const std::string& variable : tools::addFrameworkDefaults(environment, forwarded)) defaults += " " + variable;
+  const bool informs = settings.log >= base::LogLevel::kInfo;
+  if (informs && !defaults.empty())
+    base::print(stderr, "olrun: for frameworks:{} (a variable that you set stays as it is)\n", defaults);
+  return line.stats ? tools::runWithStats(program.path, line.program, environment, informs)
+                    : tools::replaceBy(program.path, line.program, environment, informs);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/format.h"
+#include "base/process.h"
 #include "pager/counters/files.h"
 #include "tools/olpagestat/report.h"
 
@@ -51,7 +52,9 @@ void printStats(uint64_t token) {
 
 }  // namespace
 
-int replaceBy(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment) {
+int replaceBy(const std::string& path, const std::vector<std::string>& arguments, Environment environment,
+              bool says_unused) {
+  if (says_unused) environment.set(base::kProgramVariable, base::format("{}", getpid()));
   const auto argv = pointers(arguments);
   const auto envp = pointers(environment.entries());
   execve(path.c_str(), argv.data(), envp.data());
@@ -69,7 +72,8 @@ int replaceBy(const std::string& path, const std::vector<std::string>& arguments
 
 constexpr int kHandedOn[] = {SIGTERM, SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT};
 
-int runWithStats(const std::string& path, const std::vector<std::string>& arguments, Environment environment) {
+int runWithStats(const std::string& path, const std::vector<std::string>& arguments, Environment environment,
+                 bool says_unused) {
   const uint64_t token = randomToken();
   environment.set("OL_COUNTERS_KEEP", base::format("{}", token));
 
@@ -86,7 +90,7 @@ int runWithStats(const std::string& path, const std::vector<std::string>& argume
   }
   if (child == 0) {
     sigprocmask(SIG_SETMASK, &before, nullptr);
-    _exit(replaceBy(path, arguments, environment));
+    _exit(replaceBy(path, arguments, environment, says_unused));
   }
   g_child = child;
   struct sigaction action {};

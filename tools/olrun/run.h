@@ -9,10 +9,13 @@
 namespace olpager::tools {
 
 /// Replaces olrun by the program. Returns only when that fails: 126, with a line printed.
-int replaceBy(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment);
+/// `says_unused`: the program's process says at its end if it used no CUDA.
+int replaceBy(const std::string& path, const std::vector<std::string>& arguments, Environment environment,
+              bool says_unused);
 
 /// Runs it as a child, hands signals on to it, then prints the counters of all processes that it was on standard error.
 /// Returns its exit status, 128 + n when signal n ended it.
-int runWithStats(const std::string& path, const std::vector<std::string>& arguments, Environment environment);
+int runWithStats(const std::string& path, const std::vector<std::string>& arguments, Environment environment,
+                 bool says_unused);
 
 }  // namespace olpager::tools

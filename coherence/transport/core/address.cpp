@@ -135,6 +135,30 @@ void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent) {
   }
 }
 
+std::string whyNotBound(const SocketAddress& address, int error) {
+  const std::string at = address.text(), why = std::strerror(error);
+  if (error == EADDRINUSE && address.family() == AF_UNIX)
+    return base::format("{}: {}; ss -lxp tells by whom; take another path", at, why);
+  if (error == EADDRINUSE) {
+    return base::format("{}: {}; by whom: ss -ltnp 'sport = :{}'; end that, or take another port", at, why,
+                        at.substr(at.rfind(':') + 1));
+  }
+  if (error == EADDRNOTAVAIL)
+    return base::format("{}: {}: no interface of this machine has it (ip -brief address lists those that do)", at, why);
+  if (error == EACCES && address.family() != AF_UNIX)
+    return base::format("{}: {}: ports below 1024 are root's; take a higher one", at, why);
+  return base::format("{}: {}", at, why);
+}
+
+std::string whyNotConnected(const SocketAddress& address, int error) {
+  const char* hint = "";
+  if (error == ECONNREFUSED || (error == ENOENT && address.family() == AF_UNIX))
+    hint = ": nothing listens there; start the daemon, or name the address that it printed";
+  if (error == EHOSTUNREACH || error == ENETUNREACH) hint = ": there is no way there from this machine";
+  if (error == ETIMEDOUT) hint = ": is the machine up, and does its firewall let the port through?";
+  return base::format("{}: {}{}", address.text(), std::strerror(error), hint);
+}
+
 bool waitFor(int fd, short events, int64_t deadline_ms) {
   for (;;) {
     const int64_t left = deadline_ms - nowMs();
@@ -150,12 +174,15 @@ Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadl
   base::UniqueFd fd = makeSocket(address.family());
   if (!fd) return Error{base::format("socket: {}", std::strerror(errno))};
   if (connect(fd.get(), address.get(), address.length) != 0) {
-    if (errno != EINPROGRESS) return Error{base::format("{}: {}", address.text(), std::strerror(errno))};
-    if (!waitFor(fd.get(), POLLOUT, deadline_ms)) return Error{base::format("{}: no answer in time", address.text())};
+    if (errno != EINPROGRESS) return Error{whyNotConnected(address, errno)};
+    if (!waitFor(fd.get(), POLLOUT, deadline_ms)) {
+      return Error{base::format("{}: no answer in time; is the machine up, and does its firewall let the port through?",
+                                address.text())};
+    }
     int why = 0;
     socklen_t length = sizeof why;
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &why, &length);
-    if (why != 0) return Error{base::format("{}: {}", address.text(), std::strerror(why))};
+    if (why != 0) return Error{whyNotConnected(address, why)};
   }
   return fd;
 }

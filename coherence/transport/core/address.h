@@ -35,6 +35,9 @@ base::UniqueFd makeSocket(int family);
 /// answered for `dead_ms` (whole seconds, at least 3), and little in the kernel that was not sent yet (`unsent`, 0: as the system
 /// likes). A host that dies while bytes are on their way to it is AckWatch's. The socket is connected: on loopback it is not paced.
 void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent);
+/// One line for a user: why `error` kept it from being listened on, or connected to, and what to do.
+std::string whyNotBound(const SocketAddress& address, int error);
+std::string whyNotConnected(const SocketAddress& address, int error);
 /// Waits until `deadline_ms` (of nowMs()) for `events`; false when the time is over.
 bool waitFor(int fd, short events, int64_t deadline_ms);
 Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadline_ms);

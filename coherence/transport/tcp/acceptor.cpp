@@ -21,6 +21,7 @@
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/sources.h"
 #include "coherence/transport/tcp/tcp_link.h"
+#include "coherence/transport/trust/key_access.h"
 
 namespace olpager::transport {
 namespace {
@@ -153,7 +154,7 @@ Status Acceptor::bindTo(const SocketAddress& address, base::UniqueFd& into) {
     if (!good) errno = EADDRINUSE;
   }
   if (!good || ::listen(into.get(), SOMAXCONN) != 0) {
-    return Error{base::format("{}: {}", address.text(), std::strerror(errno))};
+    return Error{whyNotBound(address, errno)};
   }
   return {};
 }
@@ -171,9 +172,9 @@ Status Acceptor::open(const std::string& address) {
     const bool open = std::any_of(addresses.begin(), addresses.end(), [](auto& each) { return !each.loopback(); });
     if (open && !endpoint_.options().keys) {
       return Error{
-          base::format("{}: not without a key: others than this host can reach it. olctl keygen makes a key, the "
-                       "setting key names its file; or listen on 127.0.0.1",
-                       address)};
+          base::format("{}: not without a key: others than this host can reach it. It is looked for by {}; olctl "
+                       "keygen makes one; or listen on 127.0.0.1",
+                       address, kDaemonKeyPlaces)};
     }
     if (!endpoint_.options().keys) base::logInfo("no key: listening on loopback only");
   }

@@ -11,9 +11,14 @@
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/tcp_link.h"
+#include "coherence/transport/trust/key_access.h"
 
 namespace olpager::transport {
 namespace {
+
+constexpr std::string_view kHttp = "HTTP/";
+constexpr const char* kHttpServer =
+    "an HTTP server answers there, such as a daemon's figures (--prometheus); name the port of the daemon's --listen";
 
 // A stream with a deadline.
 class Dialogue {
@@ -43,7 +48,7 @@ class Dialogue {
         return Error{"the handshake was not finished in time"};
       }
       // Who refuses before it has looked at the key says why in the clear, maybe before it was asked, and ends the connection.
-      if (first && refused()) return expect(wire::Frame::kReady, nullptr, 0);
+      if (first && (refused() || speaksHttp())) return expect(wire::Frame::kReady, nullptr, 0);
       if (failed) {
         return Error{base::format("the handshake with key {} failed: {}", identity, session.value()->error())};
       }
@@ -56,14 +61,24 @@ class Dialogue {
     auto said = wire::Frame::kReady;
     return recv(stream_.fd(), &said, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && said == wire::Frame::kGoodbye;
   }
+  /// Bytes of an HTTP server are there, unread.
+  bool speaksHttp() const {
+    char said[kHttp.size()] = "";
+    return recv(stream_.fd(), said, sizeof said, MSG_PEEK | MSG_DONTWAIT) == sizeof said &&
+           std::string_view(said, sizeof said) == kHttp;
+  }
   /// A frame of this kind and this payload, or what the peer says instead.
   Status expect(wire::Frame frame, void* payload, size_t length) {
     wire::Header header;
-    if (auto status = get(&header, sizeof header); !status.ok()) return status;
+    auto status = get(&header, 1);
+    // A short answer of somebody else's may be less than a header.
+    if (status.ok() && static_cast<char>(header.frame) == kHttp.front()) return Error{kHttpServer};
+    if (status.ok()) status = get(reinterpret_cast<char*>(&header) + 1, sizeof header - 1);
+    if (!status.ok()) return status;
     if (header.version != wire::kVersion) return Error{base::format("it speaks version {}", header.version)};
     if (header.frame == wire::Frame::kGoodbye && header.length <= wire::kMaxGoodbye) {
       std::string text(header.length, '\0');
-      if (auto status = get(text.data(), text.size()); !status.ok()) return status;
+      if (status = get(text.data(), text.size()); !status.ok()) return status;
       for (char& c : text) {
         if (c < ' ' || c > '~') c = '?';
       }
@@ -83,6 +98,8 @@ class Dialogue {
       if (moved > 0) {
         done += static_cast<size_t>(moved);
       } else if (moved != -EAGAIN) {
+        // Who answered and went away before all was said to him.
+        if (!stream_.encrypted() && events == POLLOUT && speaksHttp()) return Error{kHttpServer};
         return Error{base::format("the connection is lost: {}", stream_.errorText(moved))};
       } else if (!waitFor(stream_.fd(), events, deadline_ms_)) {
         return Error{"no answer in time"};
@@ -130,7 +147,9 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
                           int64_t deadline_ms, Choice& choice) {
   const Options& options = endpoint.options();
   if (!options.keys && !address.loopback()) {
-    return Error{"beyond loopback a key is needed: olctl keygen makes one, the setting key names its file"};
+    return Error{
+        base::format("beyond loopback a key is needed: it is looked for by {}; olctl keygen makes one, for both ends",
+                     kProgramKeyPlaces)};
   }
   const bool keyed = options.keys != nullptr;
   auto opened = open(address, options, deadline_ms, 0,

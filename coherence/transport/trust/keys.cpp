@@ -11,6 +11,7 @@
 
 #include "base/fd.h"
 #include "base/format.h"
+#include "coherence/transport/trust/key_access.h"
 
 namespace olpager::transport {
 namespace {
@@ -55,16 +56,31 @@ Status checkKeyName(const std::string& name) {
   return {};
 }
 
+Status checkKeyAccess(mode_t mode, uid_t owner, uid_t self, const std::string& path) {
+  if (owner != self && owner != 0) {
+    return Error{base::format("key file {}: belongs to user {}; it has to be this user's or root's", path, owner)};
+  }
+  // Root has chosen the group that may read its file (0440, 0640). With access lists, as systemd's credentials have, the group's bits are
+  // the most that anybody in the list has.
+  const mode_t others = owner == 0 ? S_IWGRP | S_IXGRP | S_IRWXO : S_IRWXG | S_IRWXO;
+  if ((mode & others) == 0) return {};
+  return Error{base::format("key file {}: others can read or change it (mode {:o}); run: chmod {} {}", path,
+                            mode & 07777u, owner == 0 ? "g-wx,o=" : "600", path)};
+}
+
 Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
   const base::UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
+  if (!file && (errno == ENOENT || errno == ENOTDIR))
+    return Error{base::format("key file {}: {}; a key is looked for by {}; by daemons {}; olctl keygen makes one", path,
+                              std::strerror(errno), kProgramKeyPlaces, kDaemonKeyPlaces)};
   if (!file || fstat(file.get(), &about) != 0)
     return Error{base::format("key file {}: {}", path, std::strerror(errno))};
   if (!S_ISREG(about.st_mode)) return Error{base::format("key file {}: not a regular file", path)};
-  if (about.st_uid != geteuid() && about.st_uid != 0) {
-    return Error{
-        base::format("key file {}: belongs to user {}; it has to be this user's or root's", path, about.st_uid)};
-  }
+  // Before it is read: what it says is another's. Its mode is looked at only of what is a key file: nobody is to be told to change
+  // that of another file.
+  if (auto status = checkKeyAccess(about.st_mode & ~mode_t{077}, about.st_uid, geteuid(), path); !status.ok())
+    return status.error();
   std::string text;
   char buffer[4096];
   for (ssize_t got; (got = read(file.get(), buffer, sizeof buffer)) != 0;) {
@@ -95,11 +111,7 @@ Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
   }
   std::fill(text.begin(), text.end(), '\0');
   if (keys.empty()) return Error{base::format("key file {}: no key in it", path)};
-  // Only of what is a key file: nobody is to be told to change another file's mode.
-  if ((about.st_mode & 077) != 0) {
-    return Error{base::format("key file {}: others can read or change it (mode {:o}); run: chmod 600 {}", path,
-                              about.st_mode & 07777u, path)};
-  }
+  if (auto status = checkKeyAccess(about.st_mode, about.st_uid, geteuid(), path); !status.ok()) return status.error();
   return std::shared_ptr<const KeyRing>(std::make_shared<KeyRing>(std::move(keys)));
 }
 

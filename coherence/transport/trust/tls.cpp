@@ -48,6 +48,9 @@ std::string handshakeError() {
       return "the peer's key of that name is another one";
     case SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE:
       return "the peer has no key of that name";
+    case SSL_R_WRONG_VERSION_NUMBER:
+    case SSL_R_PACKET_LENGTH_TOO_LONG:
+      return text + ": the other end speaks another protocol";
     default:
       return text;
   }

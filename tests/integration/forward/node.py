@@ -599,7 +599,7 @@ def settings(bench):
     third.wait_log("2 sessions already, the most of one key")
     state = bench.until(address, lambda state: any(s["vram"] for s in state["sessions"]))
     assert next(s for s in state["sessions"] if s["vram"])["vram"][0]["budget"] <= 32 * MIB, state
-    for text, why in (('vram = "much"\n', ":1: vram: "), ("\nnothing = 3\n", ":2: nothing: unknown option"),
+    for text, why in (('vram = "much"\n', ":1: vram: "), ("\nnothing = 3\n", ":2: unknown key 'nothing'"),
                       ("vram = 1.5\n", ":1: vram: a text, a whole number"), ("vram = 8GiB\n", "a text needs quotes: vram = \"8GiB\"")):
         with open(path, "w", encoding="utf-8") as out:
             out.write(text)

@@ -621,7 +621,7 @@ def refusals(rig):
     expect([open_key], "--listen", "127.0.0.1:0", "--key", open_key)
     expect(["loopback"], "--listen", "127.0.0.1:0", "--prometheus", "0.0.0.0:0")
     bad = rig.path("bad.toml", "memory = \"64MiB\"\nslabs = 3\n")
-    expect([bad + ":2", "slabs", "not known"], "--config", bad)
+    expect([bad + ":2", "unknown key 'slabs'", "the nearest first: slab, "], "--config", bad)
     broken = rig.path("broken.toml", "memory = \n")
     expect([broken + ":1"], "--config", broken)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -680,12 +680,15 @@ def making(rig):
         gate = Gate(rig.path("group/memory.max"))
         screen, terminal = pty.openpty()
         process = subprocess.Popen(rig.command("--listen", "127.0.0.1:0", "--huge", "off", "--proc", fake_proc(rig, available=4096 * MIB),
-                                               "--cgroup", group, *options, memory=1024 * MIB),
+                                               "--cgroup", group, "--prometheus", "127.0.0.1:0", *options, memory=1024 * MIB),
                                    text=True, stdout=subprocess.PIPE, stderr=terminal)
         os.close(terminal)
         with gate.await_reader() as file:  # what there may be at most
             file.write("max\n")
-        read_until(screen, "memory [")
+        shown = read_until(screen, "memory [")
+        # Figures are there from before memory is made: what is wrong with their address is told then.
+        told = prometheus.figures(re.search(r"figures at (\S+)", shown).group(1), "olmemserver")
+        assert told == {"configured_bytes": 1024 * MIB}, told
         file = gate.await_reader()
         os.unlink(gate.pipe)
         rig.path("group/memory.max", "max\n")  # from the next look on

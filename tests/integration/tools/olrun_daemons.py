@@ -5,12 +5,14 @@ with other keys, and things that are neither.
 olrun_daemons.py --olrun OLRUN --olmemserver OLMEMSERVER --olgpunode OLGPUNODE --olctl OLCTL
 """
 import argparse
+import http.server
 import os
 import re
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 LONG = 30  # seconds: what has to happen happens within
@@ -90,6 +92,29 @@ class Nobody:
         self.address = "127.0.0.1:%d" % self.socket.getsockname()[1]
 
 
+def http_servers(bench, kind, *options):
+    """At the port of a daemon's figures, and of somebody else's server, with a key and without: it says what is there."""
+    ports = []
+    for start in (bench.memserver, bench.gpunode):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ports.append("127.0.0.1:%d" % free.getsockname()[1])
+        start("--prometheus", ports[-1])
+
+    class Quiet(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as foreign:
+        threading.Thread(target=foreign.serve_forever, daemon=True).start()
+        for key in ((), ("--key", bench.key(f"{kind}-http"))):
+            for address in ports:
+                bench.refused([f"{kind} {address}: an HTTP server answers there", "--prometheus", "--listen"],
+                              *options, f"--{kind}", address, *key)
+        # It waits for the end of a line, and is told of no more.
+        bench.refused([kind], *options, f"--{kind}", "127.0.0.1:%d" % foreign.server_address[1])
+        foreign.shutdown()
+
+
 def memservers(bench):
     sim = ("--driver", "sim")
     mine, other = bench.key("mine"), bench.key("other")
@@ -98,7 +123,7 @@ def memservers(bench):
     absent = nobody.address
     bench.starts(*sim, "--memserver", good)
     bench.starts(*sim, "--memserver", keyed, "--key", mine)
-    bench.refused([f"memserver {absent}: Connection refused", "--memserver none"], *sim, "--memserver", absent)
+    bench.refused([f"memserver {absent}: Connection refused", "nothing listens there", "--memserver none"], *sim, "--memserver", absent)
     bench.refused([absent], *sim, "--memserver", good, "--memserver", absent)  # one of several
     bench.refused([f"memserver {keyed}", "no key was given", "--key"], *sim, "--memserver", keyed)
     bench.refused([f"memserver {keyed}", "key other"], *sim, "--memserver", keyed, "--key", other)
@@ -106,7 +131,8 @@ def memservers(bench):
     bench.refused(["key file", "none.key"], *sim, "--memserver", good, "--key", "/none.key")
     bench.refused(["named twice"], *sim, "--memserver", good, "--memserver", good)
     node = bench.gpunode()
-    bench.refused([f"memserver {node}"], *sim, "--memserver", node)
+    bench.refused([f"memserver {node}: it is no memserver but a gpunode", "--gpunode"], *sim, "--memserver", node)
+    http_servers(bench, "memserver", *sim)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = "127.0.0.1:%d" % mute.getsockname()[1]
         bench.refused([f"memserver {address}", "in time"], *sim, "--memserver", address)
@@ -129,11 +155,12 @@ def gpunodes(bench):
     absent = nobody.address
     bench.starts("--gpunode", good)
     bench.starts("--gpunode", keyed, "--key", mine)
-    bench.refused([f"gpunode {absent}: Connection refused", "--gpunode none"], "--gpunode", absent)
+    bench.refused([f"gpunode {absent}: Connection refused", "nothing listens there", "--gpunode none"], "--gpunode", absent)
     bench.refused([f"gpunode {keyed}", "no key was given", "--key"], "--gpunode", keyed)
     bench.refused([f"gpunode {keyed}", "key other"], "--gpunode", keyed, "--key", other)
     server = bench.memserver()
-    bench.refused([f"gpunode {server}", "is it a gpunode?"], "--gpunode", server)
+    bench.refused([f"gpunode {server}: it is no gpunode but a memserver", "--memserver"], "--gpunode", server)
+    http_servers(bench, "gpunode")
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = "127.0.0.1:%d" % mute.getsockname()[1]
         bench.refused([f"gpunode {address}", "in time"], "--gpunode", address)

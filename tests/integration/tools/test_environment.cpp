@@ -1,7 +1,7 @@
 #include "tests/catch.h"
 #include "tools/olrun/environment.h"
 
-using olpager::tools::addAllocators;
+using olpager::tools::addFrameworkDefaults;
 using olpager::tools::addLibraryFolder;
 using olpager::tools::addPreload;
 using olpager::tools::Environment;
@@ -35,13 +35,15 @@ TEST_CASE("paths that the variables can't hold are refused", "[olrun]") {
   CHECK_FALSE(addLibraryFolder(environment, "/a:b").ok());
 }
 
-TEST_CASE("frameworks allocate as they need, unless the user has said how", "[olrun]") {
+TEST_CASE("frameworks are told what suits them, unless the user has said how", "[olrun]") {
   Environment environment({"XLA_PYTHON_CLIENT_PREALLOCATE=true", "TF_FORCE_GPU_ALLOW_GROWTH=", "PATH=/bin"});
-  const std::vector<std::string> added = addAllocators(environment);
+  const std::vector<std::string> added = addFrameworkDefaults(environment, false);
   CHECK(added == std::vector<std::string>{"XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async"});
   CHECK(environment.get("XLA_PYTHON_CLIENT_PREALLOCATE") == "true");
   CHECK(environment.has("TF_FORCE_GPU_ALLOW_GROWTH"));
   CHECK(environment.get("TF_FORCE_GPU_ALLOW_GROWTH").empty());
   CHECK(environment.get("XLA_PYTHON_CLIENT_ALLOCATOR") == "cuda_async");
-  CHECK(addAllocators(environment).empty());
+  CHECK_FALSE(environment.has("NCCL_P2P_LEVEL"));
+  CHECK(addFrameworkDefaults(environment, false).empty());
+  CHECK(addFrameworkDefaults(environment, true) == std::vector<std::string>{"NCCL_P2P_LEVEL=SYS"});
 }

@@ -81,10 +81,19 @@ TEST_CASE("every setting has a variable and a key", "[base][settings]") {
   CHECK_FALSE(applySetting(one, "vrom", "1GiB").ok());
 }
 
+TEST_CASE("a key that nothing names is taken from systemd's credentials", "[base][settings]") {
+  Files files;
+  const std::string folder = std::filesystem::path(files.write("olpager.key", "x")).parent_path();
+  const std::string variable = "CREDENTIALS_DIRECTORY=" + folder;
+  CHECK(loadSettings(files.sources({variable})).value().key == folder + "/olpager.key");
+  CHECK(loadSettings(files.sources({variable, "OL_KEY=/other"})).value().key == "/other");
+  CHECK(loadSettings(files.sources({variable + "/none"})).value().key.empty());
+}
+
 TEST_CASE("a wrong file says where, what and what is allowed", "[base][settings]") {
   Files files;
   const auto [text, line, expected] = GENERATE(table<const char*, int, const char*>({
-      {"vram = '1GiB'\nvrom = '1GiB'\n", 2, "unknown key 'vrom'; allowed: vram, host"},
+      {"vram = '1GiB'\nvrom = '1GiB'\n", 2, "unknown key 'vrom'; allowed, the nearest first: vram, "},
       {"\n[local]\nvram = '1GiB'\n", 2, "unknown table 'local'"},
       {"vram = '8 Gigs'\n", 1, "vram: '8 Gigs' is not a size"},
       {"vram = '1MiB'\n", 1, "vram: '1MiB' is below one page; allowed: 2MiB or more"},
@@ -178,7 +187,7 @@ TEST_CASE("an unknown OL_ variable is a warning, known ones of other parts are n
       loadSettings(files.sources({"OL_VRMA=8GiB", "OL_SIM_VRAM=64MiB", "OL_COUNTERS_KEEP=1", "OLD=1"}));
   REQUIRE(settings.ok());
   REQUIRE(settings.value().warnings.size() == 1);
-  CHECK(settings.value().warnings[0].find("OL_VRMA=8GiB") != std::string::npos);
+  CHECK(settings.value().warnings[0] == "OL_VRMA=8GiB: no such setting, ignored; did you mean OL_VRAM?");
 }
 
 TEST_CASE("the working directory is never looked at", "[base][settings]") {

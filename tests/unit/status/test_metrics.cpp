@@ -98,6 +98,13 @@ TEST_CASE("figures are served, and nothing else, on loopback only") {
   const Client other(endpoint->address());
   CHECK(other.say("GET /secret HTTP/1.1\r\n\r\n"));
   CHECK(other.hear().starts_with("HTTP/1.1 404 "));
+  // A node that takes it for a daemon's port says no HTTP, and is told what this is before it has said all.
+  const Client node(endpoint->address());
+  CHECK(node.say("1PLO"));
+  CHECK(node.hear().starts_with("HTTP/1.1 400 "));
+  const auto again = serveMetrics(endpoint->address(), {});
+  REQUIRE(!again.ok());
+  CHECK(again.error().message.find("ss -ltnp 'sport = :") != std::string::npos);
   for (const char* wrong : {"0.0.0.0:0", "[::]:0", "nonsense", "127.0.0.1:port"}) CHECK(!serveMetrics(wrong, {}).ok());
 }
 

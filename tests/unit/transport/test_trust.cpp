@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "coherence/transport/core/endpoint.h"
+#include "coherence/transport/trust/key_access.h"
 #include "tests/temporary_folder.h"
 #include "tests/unit/transport/rig.h"
 
@@ -92,6 +93,32 @@ TEST_CASE("a port is a number up to 65535", "[trust]") {
 
 }  // namespace
 
+TEST_CASE("whose key files are used", "[trust]") {
+  constexpr uid_t kMe = 1000, kRoot = 0, kOther = 1001;
+  const auto good = [](mode_t mode, uid_t owner, uid_t self) {
+    return checkKeyAccess(S_IFREG | mode, owner, self, "/key").ok();
+  };
+  for (const mode_t mode : {0400, 0600, 0700}) {
+    CHECK(good(mode, kMe, kMe));
+    CHECK(good(mode, kRoot, kMe));
+    CHECK(good(mode, kRoot, kRoot));
+    CHECK_FALSE(good(mode, kOther, kMe));
+    CHECK_FALSE(good(mode, kOther, kRoot));
+  }
+  // Kubernetes' secrets, systemd's credentials: root's, for a group.
+  for (const mode_t mode : {0440, 0640}) {
+    CHECK(good(mode, kRoot, kMe));
+    CHECK_FALSE(good(mode, kMe, kMe));
+    CHECK_FALSE(good(mode, kOther, kMe));
+  }
+  for (const mode_t mode : {0444, 0404, 0644, 0460, 0660, 0450, 0402, 0401}) {
+    for (const uid_t owner : {kMe, kRoot}) CHECK_FALSE(good(mode, owner, kMe));
+  }
+  CHECK(checkKeyAccess(0644, kMe, kMe, "/key").error().message ==
+        "key file /key: others can read or change it (mode 644); run: chmod 600 /key");
+  CHECK(checkKeyAccess(0644, kRoot, kMe, "/key").error().message.ends_with("; run: chmod g-wx,o= /key"));
+}
+
 TEST_CASE("key files", "[trust]") {
   const olpager::test::TemporaryFolder folder;
   const std::string path = folder.path + "/key";
@@ -108,10 +135,26 @@ TEST_CASE("key files", "[trust]") {
   REQUIRE(!createKeyFile(folder.path + "/other", "no spaces").ok());
 
   SECTION("readable by others") {
-    chmod(path.c_str(), 0640);
-    const auto refused = loadKeys(path);
-    REQUIRE(!refused.ok());
-    REQUIRE(refused.error().message.find("chmod 600") != std::string::npos);
+    for (const mode_t mode : {0604, 0644, 0602, 0660, 0620}) {
+      chmod(path.c_str(), mode);
+      const auto refused = loadKeys(path);
+      REQUIRE(!refused.ok());
+      REQUIRE(refused.error().message.find("; run: chmod ") != std::string::npos);
+    }
+    // Of root's, as this test may make them, the group may read.
+    for (const mode_t mode : {0640, 0440}) {
+      chmod(path.c_str(), mode);
+      REQUIRE(loadKeys(path).ok() == (geteuid() == 0));
+    }
+  }
+  SECTION("by a link, as Kubernetes has it") {
+    REQUIRE(symlink(path.c_str(), (folder.path + "/link").c_str()) == 0);
+    REQUIRE(loadKeys(folder.path + "/link").ok());
+  }
+  SECTION("not there") {
+    const std::string why = loadKeys(folder.path + "/none").error().message;
+    for (const char* place : {"--key", "OL_KEY", "olpager.toml", "$CREDENTIALS_DIRECTORY", "olctl keygen"})
+      REQUIRE(why.find(place) != std::string::npos);
   }
   SECTION("bad lines") {
     for (const char* text : {"", "name", "name:00", ":00", "na me:00", "# only a comment\n"}) {

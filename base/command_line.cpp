@@ -1,0 +1,226 @@
+#include "base/command_line.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <string_view>
+
+#include "base/format.h"
+#include "base/nearest.h"
+#include "base/size.h"
+#include "base/text.h"
+
+namespace olpager::base {
+namespace {
+
+constexpr size_t kWidth = 100, kColumn = 30;
+constexpr const char* kLastGroup = "This program";
+
+// `text` in lines of kWidth from the column on.
+std::string wrapped(std::string_view text, size_t column) {
+  std::string out;
+  size_t at = column;
+  while (!text.empty()) {
+    const size_t space = std::min(text.find(' '), text.size());
+    if (at != column && at + 1 + space > kWidth) {
+      out += "\n" + std::string(column, ' ');
+      at = column;
+    }
+    if (at != column) {
+      out += ' ';
+      ++at;
+    }
+    out += text.substr(0, space);
+    at += space;
+    text.remove_prefix(std::min(space + 1, text.size()));
+  }
+  return out + "\n";
+}
+
+std::string row(const std::string& name, const std::string& text) {
+  std::string out = "  " + name;
+  // A name of which nothing is left to the column has a line of its own.
+  out += out.size() + 2 > kColumn ? "\n" + std::string(kColumn, ' ') : std::string(kColumn - out.size(), ' ');
+  return out + wrapped(text, kColumn);
+}
+
+class Help final : public CLI::Formatter {
+ public:
+  explicit Help(std::string usage) : usage_(std::move(usage)) {}
+
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode) const override {
+    const bool whole = app->get_parent() == nullptr;
+    std::string out = wrapped(app->get_description(), 0);
+    out += base::format("\nUsage: {} {}\n", name, whole ? usage_ : "[OPTION...]");
+    const auto commands = app->get_subcommands([](const CLI::App* one) { return !one->get_name().empty(); });
+    if (!commands.empty()) {
+      out += "\nCommands:\n";
+      for (const CLI::App* command : commands) out += row(command->get_name(), command->get_description());
+    }
+    std::vector<std::string> groups = app->get_groups();
+    std::stable_partition(groups.begin(), groups.end(), [](const auto& group) { return group != kLastGroup; });
+    for (const std::string& group : groups) {
+      const auto options = app->get_options([&group](const CLI::Option* one) { return one->get_group() == group; });
+      if (group.empty() || options.empty()) continue;
+      out += "\n" + group + ":\n";
+      for (const CLI::Option* option : options) out += row(nameOf(*option), textOf(*option));
+    }
+    if (const std::string examples = app->get_footer(); !examples.empty()) out += "\n" + examples;
+    return out;
+  }
+
+ private:
+  static std::string nameOf(const CLI::Option& option) {
+    const std::string type = option.get_type_size() != 0 ? option.get_type_name() : "";
+    std::string name = option.get_name(false, true);
+    name.resize(std::min(name.find('{'), name.size()));  // what a flag that takes something away would set
+    return name + (type.empty() ? "" : " " + type);
+  }
+  static std::string textOf(const CLI::Option& option) {
+    std::string text = option.get_description();
+    if (option.get_required()) text += " (needed)";
+    if (const auto given = option.get_default_str(); !given.empty()) text += base::format(" (default: {})", given);
+    return text;
+  }
+
+  const std::string usage_;
+};
+
+std::vector<std::string> optionsOf(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* each = &app; each != nullptr; each = each->get_parent()) {
+    for (const CLI::Option* option : each->get_options()) {
+      for (const std::string& name : option->get_lnames()) {
+        if (!option->get_group().empty()) names.push_back("--" + name);
+      }
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> commandsOf(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(command->get_name());
+  return names;
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  return list;
+}
+
+template <typename Number>
+bool isNumber(const std::string& text, Number& number) {
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && rest == end;
+}
+
+}  // namespace
+
+CommandLine::CommandLine(const std::string& program, const std::string& what, const std::string& usage,
+                         const std::vector<Example>& examples)
+    : app_(what, program) {
+  app_.formatter(std::make_shared<Help>(usage));
+  app_.option_defaults()->group(kLastGroup);  // of --help, and of every command's
+  app_.set_help_flag("-h,--help", "Print this, and end")->group(kLastGroup);
+  app_.set_version_flag("--version", program + " " + OLPAGER_VERSION, "Print the version, and end")->group(kLastGroup);
+  app_.allow_extras();  // told here, with what was meant
+  std::string text = "Examples:\n";
+  for (const auto& [command, does] : examples) text += base::format("  {}\n      {}", command, wrapped(does, 6));
+  if (!examples.empty()) app_.footer(text);
+}
+
+const CLI::App& CommandLine::deepest() const {
+  const CLI::App* app = &app_;
+  for (auto parsed = app->get_subcommands(); !parsed.empty(); parsed = app->get_subcommands()) app = parsed.front();
+  return *app;
+}
+
+int CommandLine::refuse(const std::string& why) const {
+  const CLI::App& app = deepest();
+  std::string command = app.get_name();
+  for (const CLI::App* above = app.get_parent(); above != nullptr; above = above->get_parent())
+    command = above->get_name() + " " + command;
+  const char* const tells = commandsOf(app).empty() ? "the options" : "the commands and options";
+  base::print(stderr, "{}: {} ({} --help lists {})\n", command, why, command, tells);
+  return 2;
+}
+
+std::string CommandLine::unexpected(const std::vector<std::string>& left) const {
+  const CLI::App& app = deepest();
+  const auto option = std::find_if(left.begin(), left.end(), [](const auto& one) { return one.starts_with('-'); });
+  if (option != left.end()) {
+    const std::string name = option->substr(0, option->find('='));
+    return base::format("unknown option {}{}", printable(name), didYouMean(name, optionsOf(app)));
+  }
+  const std::string& word = left.front();
+  if (const auto commands = commandsOf(app); !commands.empty())
+    return base::format("there is no command {}; there are: {}", printable(word), listed(byNearness(word, commands)));
+  return base::format("'{}' belongs to no option{}", printable(word), didYouMean(word, optionsOf(app)));
+}
+
+std::optional<int> CommandLine::parse(int argc, char** argv) {
+  return parse(std::vector<std::string>(argv + 1, argv + argc));
+}
+
+std::optional<int> CommandLine::parse(std::vector<std::string> arguments, std::vector<std::string>* rest) {
+  std::reverse(arguments.begin(), arguments.end());
+  std::string wrong;
+  try {
+    app_.parse(arguments);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    return app_.exit(asked);
+  } catch (const CLI::ParseError& failure) {
+    wrong = failure.what();
+  }
+  // First: what an option that there is not was for may be missing elsewhere.
+  const std::vector<std::string> left = app_.remaining(true);
+  const bool taken = rest != nullptr && (left.empty() || !left.front().starts_with('-'));
+  if (!left.empty() && !taken) return refuse(unexpected(left));
+  if (app_.get_require_subcommand_min() > 0 && app_.get_subcommands().empty()) {
+    return refuse("no command is given; there are: " + listed(commandsOf(app_)));
+  }
+  if (!wrong.empty()) return refuse(printable(wrong));
+  if (rest != nullptr) *rest = left;
+  return std::nullopt;
+}
+
+CLI::Validator numberBetween(double least, double most) {
+  return CLI::Validator(
+      [=](std::string& text) {
+        double number = 0;
+        if (isNumber(text, number) && number >= least && number <= most) return std::string();
+        return base::format("'{}' is not allowed; allowed: a number from {} to {}", printable(text), least, most);
+      },
+      "");
+}
+
+CLI::Validator wholeNumber(uint64_t least, uint64_t most) {
+  return CLI::Validator(
+      [=](std::string& text) {
+        uint64_t number = 0;
+        if (isNumber(text, number) && number >= least && number <= most) return std::string();
+        return most == UINT64_MAX
+                   ? base::format("'{}' is not allowed; allowed: a whole number, {} or more", printable(text), least)
+                   : base::format("'{}' is not allowed; allowed: a whole number from {} to {}", printable(text), least,
+                                  most);
+      },
+      "");
+}
+
+CLI::Validator sizeText() {
+  return CLI::Validator(
+      [](std::string& text) {
+        const auto size = base::parseSize(text);
+        if (!size.ok()) return size.error().message;
+        text = std::to_string(size.value());
+        return std::string();
+      },
+      "");
+}
+
+}  // namespace olpager::base
