@@ -916,6 +916,7 @@ void Pool::streamDestroyed(const StreamKey& stream) {
 void Pool::captureBegins(CUcontext context) { state_->streams.captureBegins(context); }
 void Pool::captureBegan(bool begun) { state_->streams.captureBegan(begun); }
 void Pool::captureEnded() { state_->streams.captureEnded(); }
+bool Pool::capturing() const { return state_->streams.capturing(); }
 void Pool::streamMayJoin(CUcontext context) { state_->streams.holdMarks(context); }
 void Pool::streamJoined() { state_->streams.releaseMarks(); }
 

@@ -278,6 +278,8 @@ class Pool {
   void captureBegins(CUcontext context);
   void captureBegan(bool begun);
   void captureEnded();
+  /// Between the first and the last of these calls of any capture.
+  bool capturing() const;
   /// Before and after a call that may make a stream of `context` part of another's capture.
   void streamMayJoin(CUcontext context);
   void streamJoined();

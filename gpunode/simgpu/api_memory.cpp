@@ -9,6 +9,7 @@
 
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
+#include "gpunode/simgpu/graphs/graph.h"
 #include "gpunode/simgpu/mem_pool.h"
 
 using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
@@ -292,7 +293,12 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address) {
   const Drain drain(*context, *allocation);
   if (const CUresult error = context->error()) return error;
   switch (allocation->kind) {
-    case AllocationKind::kDevice:
+    case AllocationKind::kDevice: {
+      std::shared_ptr<GraphMemory> owner;
+      const GraphMemory::Found found = GraphMemory::free(address, &owner);
+      if (found == GraphMemory::Found::kIdle) return CUDA_ERROR_INVALID_VALUE;
+      return found == GraphMemory::Found::kFreed ? CUDA_SUCCESS : memory().free(address, allocation->kind);
+    }
     case AllocationKind::kManaged:
       return memory().free(address, allocation->kind);
     case AllocationKind::kPool:

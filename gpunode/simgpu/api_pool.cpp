@@ -2,6 +2,7 @@
 
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
+#include "gpunode/simgpu/graphs/graph.h"
 #include "gpunode/simgpu/mem_pool.h"
 
 using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
@@ -56,9 +57,11 @@ CUresult release(CUdeviceptr address, CUstream stream_handle, bool per_thread) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
   if (const CUresult result = requireOwnStream(stream_handle, per_thread, &context, &stream)) return result;
-  if (stream->inCapture())
-    return captureNode(*stream, {CU_GRAPH_NODE_TYPE_MEM_FREE, context->handle(), FreeNode{address}});
   if (address == 0) return CUDA_SUCCESS;
+  if (stream->inCapture()) {
+    if (!GraphMemory::isAt(address)) return CUDA_ERROR_INVALID_VALUE;
+    return captureNode(*stream, {CU_GRAPH_NODE_TYPE_MEM_FREE, context->handle(), FreeNode{address}});
+  }
   if (const CUresult result = unsafeInCapture()) return result;
   const auto allocation = Driver::get().memory.find(address);
   if (allocation == nullptr || allocation->base != address) return CUDA_ERROR_INVALID_VALUE;
@@ -68,6 +71,17 @@ CUresult release(CUdeviceptr address, CUstream stream_handle, bool per_thread) {
     return pool->free(*context, *stream, address);
   }
   if (allocation->kind != AllocationKind::kDevice) return CUDA_ERROR_INVALID_VALUE;
+  std::shared_ptr<GraphMemory> owner;
+  switch (GraphMemory::free(address, &owner)) {
+    case GraphMemory::Found::kIdle:
+      return CUDA_ERROR_INVALID_VALUE;
+    case GraphMemory::Found::kFreed:
+      context->submit(*stream, makeOp("stream-ordered free", [owner](Context&) { return CUDA_SUCCESS; }));
+      return CUDA_SUCCESS;
+    case GraphMemory::Found::kLeft:
+    case GraphMemory::Found::kOther:
+      break;
+  }
   // Memory of cuMemAlloc may be freed in stream order too: when the stream gets there.
   context->submit(*stream, makeOp("stream-ordered free", [address](Context&) {
     return Driver::get().memory.free(address, AllocationKind::kDevice);

@@ -1,5 +1,6 @@
 #include "gpunode/worker/exchange.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "base/kernel_faults.h"
@@ -10,17 +11,24 @@
 namespace olpager::gpunode {
 namespace {
 
-struct Payment {
-  Exchange* exchange;
-  uint32_t answers;
-  std::vector<uint64_t> blocks;
-};
+void addDistinct(std::vector<uint64_t>& blocks, const std::vector<uint64_t>& more) {
+  blocks.insert(blocks.end(), more.begin(), more.end());
+  std::sort(blocks.begin(), blocks.end());
+  blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
+}
 
 }  // namespace
 
+struct Exchange::Payment {
+  Exchange* exchange;
+  Owing owing;
+  std::vector<uint64_t> blocks;
+};
+
 // In answers of bounded length, of which the last one counts.
-void Exchange::pay(const std::vector<uint64_t>& blocks, uint32_t answers) {
+void Exchange::pay(std::vector<uint64_t> blocks, const Owing& owing) {
   constexpr uint64_t kAtOnce = 1 << 20, kAnswerBytes = 4 << 20;
+  if (!owing.own.empty()) addDistinct(blocks, owing.own);
   const std::lock_guard paying(paying_);
   std::vector<std::byte> runs;
   for (const uint64_t block : blocks) {
@@ -30,24 +38,42 @@ void Exchange::pay(const std::vector<uint64_t>& blocks, uint32_t answers) {
       runs.clear();
     }
   }
-  worker_.tell(forward::Answer::kHostBytes, answers, CUDA_SUCCESS, runs, true);
+  if (!runs.empty() || owing.answers != 0)
+    worker_.tell(forward::Answer::kHostBytes, owing.answers, CUDA_SUCCESS, runs, true);
 }
 
 // A callback, which unlike a host function is called behind a fault, too: the client waits for what it counts.
 void CUDA_CB Exchange::payInStream(CUstream /*stream*/, CUresult /*status*/, void* data) {
   const std::unique_ptr<Payment> payment(static_cast<Payment*>(data));
-  payment->exchange->pay(payment->blocks, payment->answers);
+  payment->exchange->pay(payment->blocks, payment->owing);
 }
 
 // Under mutex_.
 void Exchange::noteOwes() { owes_.store(!answers_.empty() || !behind_.empty()); }
 
-void Exchange::owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks) {
+void Exchange::owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks, std::vector<uint64_t> own) {
   std::lock_guard lock(mutex_);
   if (answers_.empty()) since_ = Clock::now();
-  ++answers_[{context, stream}];
+  answers_[{context, stream}].add({1, std::move(own)});
   blocks_ = std::move(blocks);
   owes_.store(true);
+}
+
+void Exchange::expect(std::vector<uint64_t> blocks) {
+  std::lock_guard lock(mutex_);
+  expected_ = std::move(blocks);
+}
+
+void Exchange::payNow() {
+  std::vector<uint64_t> blocks;
+  {
+    std::lock_guard lock(mutex_);
+    blocks = blocks_;
+    addDistinct(blocks, expected_);
+    for (const auto& [where, owing] : answers_) addDistinct(blocks, owing.own);
+    for (const auto& [where, behind] : behind_) addDistinct(blocks, behind.owing.own);
+  }
+  if (!blocks.empty()) pay(std::move(blocks), {});
 }
 
 void Exchange::attend() {
@@ -68,7 +94,7 @@ void Exchange::attend() {
 
 // Under hands_. A stream whose event has not passed yet gets its next one then.
 void Exchange::mark() {
-  std::map<Where, uint32_t> marked;
+  std::map<Where, Owing> marked;
   std::vector<uint64_t> blocks;
   {
     std::lock_guard lock(mutex_);
@@ -80,21 +106,21 @@ void Exchange::mark() {
     blocks = blocks_;
   }
   const Relaxed relaxed(worker_.driver());
-  for (const auto& [where, answers] : marked) {
+  for (const auto& [where, owing] : marked) {
     worker_.setCurrent(where.first);
     const CUevent event = eventIn(where.first);
     const CUresult result =
         event != nullptr ? worker_.driver().cuEventRecord(event, where.second) : CUDA_ERROR_OUT_OF_MEMORY;
     if (base::isKernelFault(result)) {  // nothing runs there any more
-      pay(blocks, answers);
+      pay(blocks, owing);
       continue;
     }
     std::lock_guard lock(mutex_);
     if (result == CUDA_SUCCESS) {
-      behind_[where] = {event, answers};
+      behind_[where] = {event, owing};
     } else {  // for settle()
       if (event != nullptr) spare_[where.first].push_back(event);
-      answers_[where] += answers;
+      answers_[where].add(owing);
     }
   }
   std::lock_guard lock(mutex_);
@@ -110,7 +136,7 @@ void Exchange::collect() {
     looked.swap(behind_);
     blocks = blocks_;
   }
-  uint32_t answers = 0;
+  Owing over;
   {
     const Relaxed relaxed(worker_.driver());
     for (auto next = looked.begin(); next != looked.end();) {
@@ -118,7 +144,7 @@ void Exchange::collect() {
       worker_.setCurrent(here->first.first);
       const CUresult result = worker_.driver().cuEventQuery(here->second.event);
       if (result == CUDA_ERROR_NOT_READY) continue;
-      answers += here->second.answers;
+      over.add(here->second.owing);
       if (result == CUDA_SUCCESS) {
         std::lock_guard lock(mutex_);
         spare_[here->first.first].push_back(here->second.event);
@@ -126,7 +152,7 @@ void Exchange::collect() {
       looked.erase(here);
     }
   }
-  if (answers != 0) pay(blocks, answers);
+  if (over.answers != 0) pay(std::move(blocks), over);
   std::lock_guard lock(mutex_);
   behind_.merge(looked);
   noteOwes();
@@ -150,25 +176,25 @@ CUevent Exchange::eventIn(CUcontext context) {
 void Exchange::settle() {
   // Until all of it is in the streams: who waits for one of them next finds that something is owed, and waits here.
   const std::lock_guard hands(hands_);
-  std::map<Where, uint32_t> answers;
+  std::map<Where, Owing> answers;
   std::vector<uint64_t> blocks;
   {
     std::lock_guard lock(mutex_);
     answers.swap(answers_);
     for (const auto& [where, behind] : behind_) {
-      answers[where] += behind.answers;
+      answers[where].add(behind.owing);
       spare_[where.first].push_back(behind.event);
     }
     behind_.clear();
     blocks = blocks_;
   }
-  for (const auto& [where, count] : answers) {
-    auto payment = std::make_unique<Payment>(Payment{this, count, blocks});
+  for (const auto& [where, owing] : answers) {
+    auto payment = std::make_unique<Payment>(Payment{this, owing, blocks});
     worker_.setCurrent(where.first);
     if (worker_.driver().cuStreamAddCallback(where.second, payInStream, payment.get(), 0) == CUDA_SUCCESS) {
       (void)payment.release();
     } else {
-      worker_.tell(forward::Answer::kHostBytes, count, CUDA_SUCCESS, {}, true);
+      worker_.tell(forward::Answer::kHostBytes, owing.answers, CUDA_SUCCESS, {}, true);
     }
   }
   std::lock_guard lock(mutex_);
@@ -191,6 +217,7 @@ bool Exchange::settlesBefore(const forward::CallHead& head) {
     case Operation::kCopyDevice:
     case Operation::kHostBytes:
     case Operation::kHostChanges:
+    case Operation::kGraphBytes:
     // By which streams go on: they never wait for what settle() waits for, and tell the client of nothing.
     case Operation::kHostFunctionDone:
     case Operation::kOpenGate:

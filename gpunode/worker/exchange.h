@@ -34,9 +34,13 @@ class Exchange {
 
   explicit Exchange(Worker& worker) : worker_(worker) {}
 
-  /// What is in this stream may have changed these blocks (all that kernels can reach); the client counts on one answer
-  /// (Answer::kHostBytes).
-  void owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks);
+  /// What is in this stream may have changed these blocks (all that kernels can reach), and those of its `own`; the client counts on one
+  /// answer (Answer::kHostBytes).
+  void owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks, std::vector<uint64_t> own = {});
+  /// A graph that is launched next may change these.
+  void expect(std::vector<uint64_t> blocks);
+  /// Tells what has been changed so far of what is owed or expected: of who runs in the midst of it, a host function of a graph.
+  void payNow();
   /// Whether anything is owed.
   bool owes() const { return owes_.load(std::memory_order_relaxed); }
   /// Of the leader, at least once a kTurn while something is owed: pays what has come to its event, and puts events behind what has been owed
@@ -52,13 +56,22 @@ class Exchange {
  private:
   using Clock = std::chrono::steady_clock;
   using Where = std::pair<CUcontext, CUstream>;
+  struct Owing {
+    uint32_t answers = 0;
+    std::vector<uint64_t> own;
+    void add(const Owing& more) {
+      answers += more.answers;
+      own.insert(own.end(), more.own.begin(), more.own.end());
+    }
+  };
   struct Behind {
     CUevent event = nullptr;
-    uint32_t answers = 0;
+    Owing owing;
   };
 
+  struct Payment;
   static void CUDA_CB payInStream(CUstream stream, CUresult status, void* data);
-  void pay(const std::vector<uint64_t>& blocks, uint32_t answers);
+  void pay(std::vector<uint64_t> blocks, const Owing& owing);
   void mark();
   void collect();
   CUevent eventIn(CUcontext context);
@@ -69,12 +82,13 @@ class Exchange {
   std::mutex hands_;
   std::mutex paying_;
   std::mutex mutex_;
-  std::map<Where, uint32_t> answers_;
+  std::map<Where, Owing> answers_;
   std::map<Where, Behind> behind_;
   std::map<CUcontext, std::vector<CUevent>> spare_;
   std::vector<uint64_t> blocks_;
-  Clock::time_point since_;   // of what has no event
-  Clock::time_point looked_;  // at the events
+  std::vector<uint64_t> expected_;  // by a graph that may not have been owed for yet
+  Clock::time_point since_;         // of what has no event
+  Clock::time_point looked_;        // at the events
 };
 
 }  // namespace olpager::gpunode

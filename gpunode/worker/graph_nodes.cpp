@@ -97,6 +97,39 @@ CUresult graphMemcpyNode(Invocation& in) {
   return CUDA_ERROR_INVALID_VALUE;
 }
 
+namespace {
+
+// Appends the boxes of copies that have a side in host memory; arrays are not told.
+void addHostSides(Invocation& in, CUgraph graph) {
+  const api::DriverTable& driver = in.driver();
+  size_t count = 0;
+  if (driver.cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS || count == 0) return;
+  std::vector<CUgraphNode> nodes(count);
+  if (driver.cuGraphGetNodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return;
+  for (const CUgraphNode node : nodes) {
+    CUgraphNodeType type{};
+    if (driver.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS) continue;
+    CUgraph child = nullptr;
+    CUDA_MEMCPY3D box{};
+    if (type == CU_GRAPH_NODE_TYPE_GRAPH && driver.cuGraphChildGraphNodeGetGraph(node, &child) == CUDA_SUCCESS) {
+      addHostSides(in, child);
+    } else if (type == CU_GRAPH_NODE_TYPE_MEMCPY && driver.cuGraphMemcpyNodeGetParams(node, &box) == CUDA_SUCCESS &&
+               (box.srcMemoryType == CU_MEMORYTYPE_HOST || box.dstMemoryType == CU_MEMORYTYPE_HOST)) {
+      box.srcArray = box.dstArray = nullptr;
+      in.results().value(box);
+    }
+  }
+}
+
+}  // namespace
+
+CUresult graphHostSides(Invocation& in) {
+  const auto graph = in.handle<CUgraph>();
+  if (!in.ok()) return in.refusal();
+  addHostSides(in, graph);
+  return CUDA_SUCCESS;
+}
+
 CUresult graphAllocNode(Invocation& in) {
   const NodeTarget target = readTarget(in);
   CUDA_MEM_ALLOC_NODE_PARAMS params{};
@@ -131,10 +164,9 @@ CUresult graphConditionalNode(Invocation& in) {
   if (params.conditional.size > kMostBodies) return CUDA_ERROR_INVALID_VALUE;
   if (in.driver().cuGraphAddNode_v2 == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   CUgraphNode node = nullptr;
-  const CUresult result = made(in, target,
-                               in.driver().cuGraphAddNode_v2(&node, target.graph, target.dependencies, nullptr,
-                                                             target.count, &params),
-                               node);
+  const CUresult result = made(
+      in, target,
+      in.driver().cuGraphAddNode_v2(&node, target.graph, target.dependencies, nullptr, target.count, &params), node);
   for (uint32_t i = 0; result == CUDA_SUCCESS && i < params.conditional.size; ++i)
     in.results().value(in.numberFor(params.conditional.phGraph_out[i]));
   return result;

@@ -86,6 +86,8 @@ struct Function {
 };
 void called(void* data, CUresult status) {
   std::unique_ptr<const Function> function(static_cast<const Function*>(data));
+  // What its graph has changed so far is there for it.
+  if (function->again) function->worker->exchange().payNow();
   function->worker->callClient(function->number, status);
   if (function->again) (void)function.release();
 }
@@ -161,19 +163,60 @@ bool isCapturing(Invocation& in, CUstream stream) {
   return in.driver().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+namespace {
+
+std::vector<uint64_t> readBlocks(Invocation& in, uint32_t count) {
+  if (count > in.arguments().left() / sizeof(uint64_t)) in.arguments().fail();
+  std::vector<uint64_t> blocks;
+  for (uint32_t i = 0; in.ok() && i < count; ++i) blocks.push_back(in.value<uint64_t>());
+  return blocks;
+}
+
+struct Bytes {
+  Worker* worker;
+  std::vector<std::byte> runs;
+};
+void CUDA_CB putBytes(void* data) {
+  const std::unique_ptr<const Bytes> bytes(static_cast<const Bytes*>(data));
+  forward::Reader reader(bytes->runs);
+  for (forward::Run run; reader.left() > 0 && forward::readRun(reader, &run);)
+    (void)bytes->worker->hostMemory().apply(run);
+}
+
+}  // namespace
+
+CUresult graphBytes(Invocation& in) {
+  const auto given = in.value<uint64_t>();
+  const bool per_thread = in.value<uint8_t>() != 0;
+  std::vector<uint64_t> blocks = readBlocks(in, in.value<uint32_t>());
+  const CUstream stream = in.streamOf(given, per_thread);
+  if (!in.ok()) return in.refusal();
+  const auto runs = in.arguments().raw(in.arguments().left());
+  for (forward::Reader reader(runs); reader.left() > 0;) {
+    forward::Run run;
+    if (forward::readRun(reader, &run) && in.worker().hostMemory().has(run.address, run.length)) continue;
+    in.arguments().fail();
+    return in.refusal();
+  }
+  in.worker().exchange().expect(std::move(blocks));
+  if (runs.empty()) return CUDA_SUCCESS;
+  auto bytes = std::make_unique<Bytes>(Bytes{&in.worker(), {runs.begin(), runs.end()}});
+  const CUresult result = in.driver().cuLaunchHostFunc(stream, putBytes, bytes.get());
+  if (result == CUDA_SUCCESS) (void)bytes.release();
+  return result;
+}
+
 CUresult hostChanges(Invocation& in) {
   const auto given = in.value<uint64_t>();
   const bool per_thread = in.value<uint8_t>() != 0;
   Owed owed(in.worker(), forward::Answer::kHostBytes, 1);
-  const auto count = in.value<uint32_t>();
-  if (count > in.arguments().left() / sizeof(uint64_t)) in.arguments().fail();
-  std::vector<uint64_t> blocks;
-  for (uint32_t i = 0; in.ok() && i < count; ++i) blocks.push_back(in.value<uint64_t>());
+  std::vector<uint64_t> blocks = readBlocks(in, in.value<uint32_t>());
+  std::vector<uint64_t> own = readBlocks(in, in.value<uint32_t>());
   const CUstream stream = in.streamOf(given, per_thread);
   if (!in.ok()) return in.refusal();
   // What is captured comes back behind its graph.
   if (isCapturing(in, stream)) return CUDA_SUCCESS;
-  in.worker().exchange().owe(in.worker().contextOf(stream), stream, std::move(blocks));
+  in.worker().exchange().owe(in.worker().contextOf(stream), stream, std::move(blocks), std::move(own));
   owed.comes();
   return CUDA_SUCCESS;
 }

@@ -55,6 +55,10 @@ Serve writtenService(size_t operation) {
       return primaryRetain;
     case Operation::kHostChanges:
       return hostChanges;
+    case Operation::kGraphHostSides:
+      return graphHostSides;
+    case Operation::kGraphBytes:
+      return graphBytes;
     case Operation::kGraphKernelNode:
       return graphKernelNode;
     case Operation::kGraphHostNode:

@@ -44,6 +44,8 @@ CUresult hostBytes(Invocation& in);
 CUresult hostFunction(Invocation& in);
 CUresult hostFunctionDone(Invocation& in);
 CUresult hostChanges(Invocation& in);
+CUresult graphHostSides(Invocation& in);
+CUresult graphBytes(Invocation& in);
 CUresult gate(Invocation& in);
 CUresult openGate(Invocation& in);
 CUresult pointerAttribute(Invocation& in);

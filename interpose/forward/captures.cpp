@@ -13,6 +13,7 @@
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/stand_ins.h"
 #include "interpose/forward/streams.h"
 #include "interpose/forward/threads.h"
 
@@ -136,6 +137,40 @@ class GraphEnd {
   uint32_t notice_;
 };
 
+// What is captured becomes part of another graph, which needs what this one does.
+CUresult captureLaunch(Session* session, const StandIns& needed, CUstream stream, bool per_thread) {
+  return needed.empty() ? CUDA_SUCCESS : graphNeeds(session, capturedGraph(stream, per_thread), needed);
+}
+
+template <typename Launch>
+CUresult launchGraph(CUgraphExec graph, CUstream stream, bool per_thread, Launch launch) {
+  Session* const session = Route().handle(graph).session();
+  if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  if (const CUresult result = awaitNamed(*session); result != CUDA_SUCCESS) return result;
+  sendPinnedNow(session);
+  const StandIns needed = standInsOf(graph);
+  const bool captured = !needed.empty() && capturing() && captures(stream, per_thread);
+  if (captured) {
+    if (const CUresult result = captureLaunch(session, needed, stream, per_thread); result != CUDA_SUCCESS)
+      return result;
+  } else if (!needed.empty() || !capturing()) {
+    if (const CUresult result = sendStandIns(session, needed, stream, per_thread); result != CUDA_SUCCESS)
+      return result;
+  }
+  GraphEnd end(session, stream, per_thread);
+  const CUresult result = launch();
+  if (result != CUDA_SUCCESS) return result;
+  changesBehind(session, stream, per_thread, captured ? std::vector<uint64_t>{} : launchedStandIns(session, needed));
+  end.ask();
+  return launchTaken(stream, per_thread);
+}
+
+// An executable graph that was made of a graph, or updated to it.
+CUresult made(CUresult result, const CUgraphExec* exec, CUgraph graph) {
+  if (result == CUDA_SUCCESS) execMade(*exec, graph);
+  return result;
+}
+
 // Also one that failed has ended.
 CUresult ended(CUresult result, CUstream stream, bool per_thread) {
   Captures& known = captureList();
@@ -147,9 +182,9 @@ CUresult ended(CUresult result, CUstream stream, bool per_thread) {
 
 }  // namespace
 
-void changesBehind(Session* session, CUstream stream, bool per_thread) {
+void changesBehind(Session* session, CUstream stream, bool per_thread, std::span<const uint64_t> own) {
   const auto blocks = namedBlocks(session);
-  if (blocks.empty()) return;
+  if (blocks.empty() && own.empty()) return;
   Call call(Operation::kHostChanges, session);
   call.ofOurOwn();
   call.value(reinterpret_cast<uint64_t>(stream));
@@ -157,6 +192,8 @@ void changesBehind(Session* session, CUstream stream, bool per_thread) {
   session->expectChanges();
   call.value(static_cast<uint32_t>(blocks.size()));
   for (const uint64_t block : blocks) call.value(block);
+  call.value(static_cast<uint32_t>(own.size()));
+  for (const uint64_t block : own) call.value(block);
   if (call.oneWay() != CUDA_SUCCESS) session->changesDoNotCome();
 }
 
@@ -238,16 +275,8 @@ extern "C" {
     return CUDA_SUCCESS;                                                                                               \
   }                                                                                                                    \
   CUresult ol_forward_cuGraphLaunch##suffix(CUgraphExec graph, CUstream stream) {                                      \
-    Session* const session = Route().handle(graph).session();                                                          \
-    if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;                                                         \
-    if (const CUresult result = awaitNamed(*session); result != CUDA_SUCCESS) return result;                           \
-    sendPinnedNow(session);                                                                                            \
-    GraphEnd end(session, stream, per_thread);                                                                         \
-    const CUresult result = ol_forward_generated_cuGraphLaunch##suffix(graph, stream);                                 \
-    if (result != CUDA_SUCCESS) return result;                                                                         \
-    changesBehind(session, stream, per_thread);                                                                        \
-    end.ask();                                                                                                         \
-    return launchTaken(stream, per_thread);                                                                            \
+    return launchGraph(graph, stream, per_thread,                                                                      \
+                       [&] { return ol_forward_generated_cuGraphLaunch##suffix(graph, stream); });                     \
   }
 OL_CAPTURE(, false)
 OL_CAPTURE(_ptsz, true)
@@ -258,6 +287,51 @@ CUresult ol_forward_cuStreamDestroy(CUstream stream) {
 }
 CUresult ol_forward_cuStreamDestroy_v2(CUstream stream) {
   return destroyed(ol_forward_generated_cuStreamDestroy_v2(stream), stream);
+}
+
+CUresult ol_forward_cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, CUgraphNode* node, char* log, size_t bytes) {
+  return made(ol_forward_generated_cuGraphInstantiate(exec, graph, node, log, bytes), exec, graph);
+}
+CUresult ol_forward_cuGraphInstantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* node, char* log,
+                                          size_t bytes) {
+  return made(ol_forward_generated_cuGraphInstantiate_v2(exec, graph, node, log, bytes), exec, graph);
+}
+CUresult ol_forward_cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+  return made(ol_forward_generated_cuGraphInstantiateWithFlags(exec, graph, flags), exec, graph);
+}
+CUresult ol_forward_cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph,
+                                                 CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
+  return made(ol_forward_generated_cuGraphInstantiateWithParams(exec, graph, params), exec, graph);
+}
+CUresult ol_forward_cuGraphInstantiateWithParams_ptsz(CUgraphExec* exec, CUgraph graph,
+                                                      CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
+  return made(ol_forward_generated_cuGraphInstantiateWithParams_ptsz(exec, graph, params), exec, graph);
+}
+CUresult ol_forward_cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode* node,
+                                      CUgraphExecUpdateResult* outcome) {
+  return made(ol_forward_generated_cuGraphExecUpdate(exec, graph, node, outcome), &exec, graph);
+}
+CUresult ol_forward_cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* outcome) {
+  return made(ol_forward_generated_cuGraphExecUpdate_v2(exec, graph, outcome), &exec, graph);
+}
+CUresult ol_forward_cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+  const CUresult result = ol_forward_generated_cuGraphExecChildGraphNodeSetParams(exec, node, child);
+  if (result == CUDA_SUCCESS) execChildMade(exec, node, child);
+  return result;
+}
+CUresult ol_forward_cuGraphExecDestroy(CUgraphExec exec) {
+  const CUresult result = ol_forward_generated_cuGraphExecDestroy(exec);
+  if (result == CUDA_SUCCESS) standInsOfExecGone(exec);
+  return result;
+}
+CUresult ol_forward_cuGraphDestroy(CUgraph graph) {
+  standInsOfGraphGone(graph);
+  return ol_forward_generated_cuGraphDestroy(graph);
+}
+CUresult ol_forward_cuGraphDestroyNode(CUgraphNode node) {
+  const CUresult result = ol_forward_generated_cuGraphDestroyNode(node);
+  if (result == CUDA_SUCCESS) standInsOfNodeGone(node);
+  return result;
 }
 
 CUresult ol_forward_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {

@@ -5,6 +5,9 @@
 
 #include <cuda.h>
 
+#include <cstdint>
+#include <span>
+
 namespace olpager::forward {
 
 class Session;
@@ -22,7 +25,8 @@ void forgetCapturesOf(uint64_t context);
 void forgetCapturesIn(unsigned slot);
 void endCapturesOfThread();
 
-/// What is before it in the stream may have changed exchanged memory that kernels reach (memory.h): that comes back.
-void changesBehind(Session* session, CUstream stream, bool per_thread);
+/// What is before it in the stream may have changed exchanged memory that kernels reach (memory.h), and these blocks, which only it uses: that
+/// comes back.
+void changesBehind(Session* session, CUstream stream, bool per_thread, std::span<const uint64_t> own = {});
 
 }  // namespace olpager::forward

@@ -18,6 +18,7 @@
 #include "interpose/forward/host_copies.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/rows.h"
+#include "interpose/forward/stand_ins.h"
 
 namespace olpager::forward {
 namespace {
@@ -76,15 +77,19 @@ CopyHead headBetween(const Where& where, uint64_t to, uint64_t from, uint64_t by
 CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& where);
 CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given);
 
-// A copy in a stream that captures: with memory that the worker has as well, or not at all.
+// A copy in a stream that captures: with memory that the worker has as well.
 bool isCaptured(const Where& where) { return where.async && capturing() && captures(where.stream, where.per_thread); }
 
 // Where the worker has what a captured copy reads or writes here. It is exchanged at each launch of the graph.
 CUresult captureSide(const Where& where, uint64_t near, uint64_t bytes, uint64_t* there) {
   if (const CUresult error = pinnedThere(near, bytes, there); error != CUDA_SUCCESS) return error;
-  if (*there == 0) return refused("a captured copy from or to memory that is not pinned", false);
-  noteNamed(where.session, *there);
-  return CUDA_SUCCESS;
+  if (*there != 0) {
+    noteNamed(where.session, *there);
+    return CUDA_SUCCESS;
+  }
+  StandIns needed;
+  if (const CUresult error = standIn(where.session, near, bytes, needed, there); error != CUDA_SUCCESS) return error;
+  return graphNeeds(where.session, capturedGraph(where.stream, where.per_thread), needed);
 }
 
 CUresult captureCopy(Operation operation, const Far& far, const void* near, uint64_t bytes, const Where& where) {
@@ -128,12 +133,8 @@ CUresult awaitStream(const Where& where) {
   return wait.sync();
 }
 
-// The client's memory is read now, where the driver would read it in stream order: host functions before the copy may still write it.
 CUresult awaitFunctions(const Where& where) {
-  const auto all = existingSessions();
-  if (std::none_of(all.begin(), all.end(), [](const Session* one) { return one->functionsOutstanding(); }))
-    return CUDA_SUCCESS;
-  return awaitStream(where);
+  return olpager::forward::awaitFunctions(where.session, where.stream, where.per_thread);
 }
 
 // Whether a copy that the caller would wait for may be sent ahead of its end: its bytes are taken, the worker makes nothing else
@@ -338,7 +339,8 @@ CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& 
 
 // --- boxes -------------------------------------------------------------------------------------------------------------
 
-// Of one side of a box in the client's memory.
+}  // namespace
+
 Rows rowsOf(const void* base, const CUDA_MEMCPY3D& box, bool source) {
   const uint64_t given_pitch = source ? box.srcPitch : box.dstPitch;
   const uint64_t given_height = source ? box.srcHeight : box.dstHeight;
@@ -350,6 +352,19 @@ Rows rowsOf(const void* base, const CUDA_MEMCPY3D& box, bool source) {
   auto* const start = static_cast<std::byte*>(const_cast<void*>(base)) + (z * layer_rows + y) * pitch + x;
   return {start, box.WidthInBytes, pitch, box.Height, pitch * layer_rows, box.Depth};
 }
+
+bool pitchHoldsRow(CUmemorytype type, uint64_t pitch, const CUDA_MEMCPY3D& box) {
+  return type == CU_MEMORYTYPE_ARRAY || pitch == 0 || pitch >= box.WidthInBytes;
+}
+
+CUresult awaitFunctions(Session* session, CUstream stream, bool per_thread) {
+  const auto all = existingSessions();
+  if (std::none_of(all.begin(), all.end(), [](const Session* one) { return one->functionsOutstanding(); }))
+    return CUDA_SUCCESS;
+  return awaitStream({stream, per_thread, true, session});
+}
+
+namespace {
 
 // Unified addresses become host or device ones, and those of exchanged blocks always host ones.
 void settle(CUmemorytype& type, const void*& host, CUdeviceptr& device) {
@@ -395,6 +410,7 @@ CUresult captureBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& where) {
   head.shape = shape;
   const auto move = [&](const void* base, bool source, uint64_t* moved) {
     const Rows rows = rowsOf(base, box, source);
+    if (rows.isBeyondAddresses()) return CUDA_ERROR_INVALID_VALUE;
     const auto first = reinterpret_cast<uint64_t>(rows.first);
     uint64_t there = 0;
     const CUresult result = captureSide(where, first, rows.extent(), &there);
@@ -429,10 +445,6 @@ CUresult captureBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& where) {
 Session* sessionOf(CUmemorytype type, CUdeviceptr device, CUarray array) {
   if (type == CU_MEMORYTYPE_DEVICE) return sessionOfAddress(device);
   return type == CU_MEMORYTYPE_ARRAY ? sessionOfHandle(reinterpret_cast<uint64_t>(array)) : nullptr;
-}
-
-bool pitchHoldsRow(CUmemorytype type, uint64_t pitch, const CUDA_MEMCPY3D& box) {
-  return type == CU_MEMORYTYPE_ARRAY || pitch == 0 || pitch >= box.WidthInBytes;
 }
 
 // Whether the side is device memory and the box goes beyond what is known to be there.

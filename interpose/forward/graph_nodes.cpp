@@ -10,9 +10,11 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/graph_nodes.h"
+#include "interpose/forward/host_copies.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/node_calls.h"
+#include "interpose/forward/stand_ins.h"
 
 namespace olpager::forward {
 namespace {
@@ -41,15 +43,21 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   return finish(call, made);
 }
 
-// Sides in the client's memory have to be pinned: the worker copies to and from what it has of it. It looks at all that the copy can touch; here it is to
-// find that.
-CUresult settleSide(const Session* session, CUmemorytype type, const void* host, uint64_t* there) {
-  *there = reinterpret_cast<uint64_t>(host);
-  if (type != CU_MEMORYTYPE_HOST) return CUDA_SUCCESS;
-  if (const CUresult error = pinnedThere(reinterpret_cast<uint64_t>(host), 1, there); error != CUDA_SUCCESS)
+// Where the worker has a side in the program's memory. Pinned memory it has as a block; of pageable memory it gets a stand-in. It looks at all that the copy
+// can touch.
+CUresult settleSide(Session* session, const CUDA_MEMCPY3D& box, bool source, StandIns& needed, const void** side) {
+  const void* const host = *side;
+  const Rows rows = rowsOf(host, box, source);
+  if (host == nullptr || rows.bytes() == 0 || rows.isBeyondAddresses()) return CUDA_ERROR_INVALID_VALUE;
+  const auto first = reinterpret_cast<uint64_t>(rows.first);
+  uint64_t there = 0;
+  if (const CUresult error = pinnedThere(first, rows.extent(), &there); error != CUDA_SUCCESS) return error;
+  if (there != 0) {
+    noteNamed(session, there);
+  } else if (const CUresult error = standIn(session, first, rows.extent(), needed, &there); error != CUDA_SUCCESS) {
     return error;
-  if (*there == 0) return refused("a copy in a graph from or to memory that is not pinned", false);
-  noteNamed(session, *there);
+  }
+  *side = reinterpret_cast<const void*>(reinterpret_cast<uint64_t>(host) + (there - first));
   return CUDA_SUCCESS;
 }
 
@@ -63,19 +71,33 @@ CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext 
   if (box.dstMemoryType == CU_MEMORYTYPE_UNIFIED) box.dstHost = reinterpret_cast<void*>(box.dstDevice);
   unify(box.srcMemoryType, box.srcDevice);
   unify(box.dstMemoryType, box.dstDevice);
+  if (!pitchHoldsRow(box.srcMemoryType, box.srcPitch, box) || !pitchHoldsRow(box.dstMemoryType, box.dstPitch, box))
+    return CUDA_ERROR_INVALID_VALUE;
   Session* const session = sessionOf(target);
-  uint64_t source = 0, destination = 0;
-  if (const CUresult error = settleSide(session, box.srcMemoryType, box.srcHost, &source); error != CUDA_SUCCESS)
-    return error;
-  if (const CUresult error = settleSide(session, box.dstMemoryType, box.dstHost, &destination); error != CUDA_SUCCESS)
-    return error;
-  box.srcHost = reinterpret_cast<const void*>(source);
-  box.dstHost = reinterpret_cast<void*>(destination);
+  StandIns needed;
+  const CUDA_MEMCPY3D shape = box;
+  if (box.srcMemoryType == CU_MEMORYTYPE_HOST) {
+    if (const CUresult error = settleSide(session, shape, true, needed, &box.srcHost); error != CUDA_SUCCESS)
+      return error;
+  }
+  if (box.dstMemoryType == CU_MEMORYTYPE_HOST) {
+    const void* destination = box.dstHost;
+    if (const CUresult error = settleSide(session, shape, false, needed, &destination); error != CUDA_SUCCESS)
+      return error;
+    box.dstHost = const_cast<void*>(destination);
+  }
+  if (target.what == NodeCall::kAdd) {
+    if (const CUresult error = graphNeeds(session, target.graph, needed); error != CUDA_SUCCESS) return error;
+  }
   Call call(Operation::kGraphMemcpyNode, session);
   put(call, target);
   call.value(box);
   call.value(reinterpret_cast<uint64_t>(context));
-  return finish(call, made);
+  const CUresult result = finish(call, made);
+  if (!call.answered()) return result;
+  if (target.what == NodeCall::kSet) nodeNeeds(target.node, std::move(needed));
+  if (target.what == NodeCall::kSetExec) execNodeNeeds(target.exec, target.node, std::move(needed));
+  return result;
 }
 
 // Memory of a graph's own, outside of the pool: it is known as device memory from now on.
@@ -150,6 +172,7 @@ CUresult conditionalNode(const Target& target, CUDA_CONDITIONAL_NODE_PARAMS* giv
   auto told = std::make_unique<ToldParameters>();
   told->block.assign(bodies.begin(), bodies.end());
   given->phGraph_out = reinterpret_cast<CUgraph*>(told->block.data());
+  for (size_t i = 0; i < given->size; ++i) noteBody(given->phGraph_out[i]);
   keepTold(*made, std::move(told));
   return result;
 }
@@ -356,7 +379,7 @@ CUresult ol_forward_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* 
   const CUresult result = ask(call, node, NodeKind::kMemcpy);
   if (!call.answered()) return result;
   *out = call.reply().value<CUDA_MEMCPY3D>();
-  // Of registered memory the worker has another address.
+  // Of registered and pageable memory the worker has another address.
   if (out->srcMemoryType == CU_MEMORYTYPE_HOST)
     out->srcHost = reinterpret_cast<const void*>(hereOf(reinterpret_cast<uint64_t>(out->srcHost)));
   if (out->dstMemoryType == CU_MEMORYTYPE_HOST)

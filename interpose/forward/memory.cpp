@@ -27,6 +27,7 @@
 #include "interpose/forward/pinned.h"
 #include "interpose/forward/runs.h"
 #include "interpose/forward/shared_mappings.h"
+#include "interpose/forward/stand_ins.h"
 
 namespace olpager::forward {
 namespace {
@@ -265,26 +266,6 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-// As appendChanges() of a block that the program may have unmapped or protected while it is registered: of pages that can't be read nothing changes.
-void appendChangesUnlessGone(uint64_t there, uint64_t here, std::span<std::byte> agreed, std::vector<std::byte>& into) {
-  constexpr uint64_t kPiece = 64 * kPage;
-  const auto now = std::make_unique_for_overwrite<std::byte[]>(std::min<uint64_t>(kPiece, agreed.size()));
-  const auto piece = [&](uint64_t at, uint64_t bytes) {
-    if (!base::readUnlessGone(now.get(), here + at, bytes)) return false;
-    appendChanges(there + at, now.get(), agreed.subspan(at, bytes), into);
-    return true;
-  };
-  for (uint64_t at = 0; at < agreed.size(); at += kPiece) {
-    const uint64_t bytes = std::min(kPiece, agreed.size() - at);
-    if (piece(at, bytes)) continue;
-    for (uint64_t page = at; page < at + bytes;) {
-      const uint64_t next = std::min((here + page) / kPage * kPage + kPage - here, at + bytes);
-      (void)piece(page, next - page);
-      page = next;
-    }
-  }
-}
-
 // Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it names blocks that were not named before.
 bool takeChanges(Memory& all, unsigned slot, uint64_t base, Block& block, std::vector<std::byte>& runs) {
   const size_t before = runs.size();
@@ -310,22 +291,16 @@ bool takeChanges(Memory& all, unsigned slot, uint64_t base, Block& block, std::v
   return any;
 }
 
-// Whole runs to a call, as many as it holds.
+}  // namespace
+
 void sendRuns(Session* session, const std::vector<std::byte>& runs) {
-  for (Reader reader(runs); reader.left() > 0;) {
-    const size_t begin = runs.size() - reader.left();
-    size_t end = begin;
-    for (Run run; end - begin < kMostBytes / 2 && reader.left() > 0 && readRun(reader, &run);)
-      end = runs.size() - reader.left();
-    if (!reader.ok()) return;
+  eachPart(runs, [&](std::span<const std::byte> part) {
     Call call(Operation::kHostBytes, session);
     call.ofOurOwn();
-    call.raw(runs.data() + begin, end - begin);
+    call.raw(part.data(), part.size());
     (void)call.oneWay();
-  }
+  });
 }
-
-}  // namespace
 
 namespace {
 
@@ -572,8 +547,8 @@ uint64_t hereOf(uint64_t address) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
-  const Block* block = findThere(all, address, &base);
-  return block != nullptr ? address - block->there + base : address;
+  if (const Block* const block = findThere(all, address, &base); block != nullptr) return address - block->there + base;
+  return hereOfStandIn(address);
 }
 
 bool blockAt(uint64_t address, BlockInfo* found) {
@@ -869,7 +844,28 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
   return CUDA_SUCCESS;
 }
 
+CUresult mapThere(Session* session, uint64_t bytes, uint64_t* there) {
+  {
+    Memory& all = memory();
+    std::lock_guard lock(all.mutex);
+    *there = takePlace(all, rounded(bytes, kAlign) + kAlign);
+  }
+  if (*there == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  const auto call = allocCall(session, *there, rounded(bytes, kPage), nullptr, false, true);
+  const CUresult result = call->sync();
+  if (result == CUDA_SUCCESS) return result;
+  if (call->answered()) takeBack(session, *there);
+  givePlace(*there);
+  return result;
+}
+
+void unmapThere(Session* session, uint64_t there) {
+  takeBack(session, there);
+  givePlace(there);
+}
+
 void takePinned(unsigned slot, const Run& run) {
+  if (takeStandIn(slot, run)) return;
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;

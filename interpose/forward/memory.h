@@ -68,6 +68,13 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out);
 /// mirrored(). `there` 0: it is not all pinned.
 CUresult pinnedThere(uint64_t address, uint64_t bytes, uint64_t* there);
 
+/// Exchanged memory of a session's worker alone, in the window, for what is no block; also while something captures. Its end is the caller's to
+/// tell, when nothing uses it.
+CUresult mapThere(Session* session, uint64_t bytes, uint64_t* there);
+void unmapThere(Session* session, uint64_t there);
+/// Tells the worker what the program changed of such memory, or of blocks.
+void sendRuns(Session* session, const std::vector<std::byte>& runs);
+
 /// Names pinned memory to a session's worker: valid until it is freed or unregistered. False: [address, + bytes) is not all pinned, or could
 /// not be registered.
 bool pinnedRegion(const Session& session, const void* address, uint64_t bytes, transport::RemoteKey* key,

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <memory>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
+
+#include "base/own_memory.h"
 
 namespace olpager::forward {
 namespace {
@@ -171,6 +174,37 @@ void appendChanges(uint64_t base, const std::byte* now, std::span<std::byte> agr
       appendMasked(base + grain, bytes, difference, into);
     }
     std::memcpy(before, bytes, count);
+  }
+}
+
+void appendChangesUnlessGone(uint64_t base, uint64_t here, std::span<std::byte> agreed, std::vector<std::byte>& into) {
+  constexpr uint64_t kPiece = 64 * kGrain;
+  const auto now = std::make_unique_for_overwrite<std::byte[]>(std::min<uint64_t>(kPiece, agreed.size()));
+  const auto piece = [&](uint64_t at, uint64_t bytes) {
+    if (!olpager::base::readUnlessGone(now.get(), here + at, bytes)) return false;
+    appendChanges(base + at, now.get(), agreed.subspan(at, bytes), into);
+    return true;
+  };
+  for (uint64_t at = 0; at < agreed.size(); at += kPiece) {
+    const uint64_t bytes = std::min(kPiece, agreed.size() - at);
+    if (piece(at, bytes)) continue;
+    for (uint64_t page = at; page < at + bytes;) {
+      const uint64_t next = std::min((here + page) / kGrain * kGrain + kGrain - here, at + bytes);
+      (void)piece(page, next - page);
+      page = next;
+    }
+  }
+}
+
+void eachPart(std::span<const std::byte> runs, const std::function<void(std::span<const std::byte> part)>& send) {
+  if (runs.empty()) return send(runs);
+  for (Reader reader(runs); reader.left() > 0;) {
+    const size_t begin = runs.size() - reader.left();
+    size_t end = begin;
+    for (Run run; end - begin < kMostBytes / 2 && reader.left() > 0 && readRun(reader, &run);)
+      end = runs.size() - reader.left();
+    if (!reader.ok()) return;
+    send(runs.subspan(begin, end - begin));
   }
 }
 

@@ -41,5 +41,10 @@ bool readRun(Reader& reader, Run* run);
 
 /// Appends runs of what differs between `now`, which is said to lie at `base`, and `agreed`; agreed on after that.
 void appendChanges(uint64_t base, const std::byte* now, std::span<std::byte> agreed, std::vector<std::byte>& into);
+/// The same of memory at `now` that the program may have unmapped or protected: of pages that can't be read nothing changes.
+void appendChangesUnlessGone(uint64_t base, uint64_t now, std::span<std::byte> agreed, std::vector<std::byte>& into);
+
+/// Whole runs, as many at a time as a call holds; once, with none, where there are none.
+void eachPart(std::span<const std::byte> runs, const std::function<void(std::span<const std::byte> part)>& send);
 
 }  // namespace olpager::forward

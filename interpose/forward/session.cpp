@@ -23,6 +23,7 @@
 #include "interpose/forward/logs.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/pinned.h"
+#include "interpose/forward/stand_ins.h"
 #include "interpose/forward/tally.h"
 #include "interpose/forward/threads.h"
 #include "interpose/forward/trips.h"
@@ -223,6 +224,7 @@ void Session::lost(const std::string& why) {
   }
   for (const auto& [number, told] : notices) told(CUDA_ERROR_DEVICE_UNAVAILABLE);
   forgetUserObjects(slot_);
+  forgetStandIns(slot_);
   forgetCapturesIn(slot_);
 }
 
@@ -610,7 +612,10 @@ void Session::runFunctions() {
     lock.unlock();
     run(status);
     // What it changed is there for what is behind it in the stream, and in streams of other sessions that wait for this one.
-    for (Session* const session : existingSessions()) sendPinnedNow(session);
+    for (Session* const session : existingSessions()) {
+      sendPinnedNow(session);
+      sendStandInsNow(session);
+    }
     say(Operation::kHostFunctionDone, number);
     if (!again) functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
     lock.lock();

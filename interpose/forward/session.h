@@ -117,6 +117,8 @@ class Session {
   /// A graph is about to be launched, which may have host functions in it: the number of the notice that has to be asked for behind it. Until
   /// it comes functions are outstanding. 0: no graph has any.
   uint32_t expectGraphEnd();
+  /// Whether graphs may have host functions in them.
+  bool functionsInGraphs() const { return functions_in_graphs_.load(); }
   void graphDoesNotEnd(uint32_t number);  // it was not launched, or the notice not asked for
   /// Whether a host function may still be to run, which may change what this thread is about to read. False in a host function itself.
   bool functionsOutstanding() const;

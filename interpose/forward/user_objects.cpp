@@ -52,22 +52,8 @@ void userObjectGone(Session& session, uint64_t number) {
   notify([gone] { gone.function(gone.data); });
 }
 
-void forgetUserObjects(unsigned slot) {
-  Objects& all = objects();
-  const std::lock_guard lock(all.mutex);
-  std::erase_if(all.of, [&](const auto& one) { return slotOf(one.first) == slot; });
-}
-
-}  // namespace olpager::forward
-
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
-
-extern "C" {
-
-CUresult ol_forward_cuUserObjectCreate(CUuserObject* out, void* data, CUhostFn destroy, unsigned references,
-                                       unsigned flags) {
-  if (out == nullptr || destroy == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Session* const session = currentSession();
+CUresult createUserObject(Session* session, CUuserObject* out, void* data, CUhostFn destroy, unsigned references,
+                          unsigned flags) {
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(Operation::kUserObjectCreate, session);
   const auto object = call.number<CUuserObject>();
@@ -83,6 +69,24 @@ CUresult ol_forward_cuUserObjectCreate(CUuserObject* out, void* data, CUhostFn d
     session->nothingComes();
   }
   return result;
+}
+
+void forgetUserObjects(unsigned slot) {
+  Objects& all = objects();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.of, [&](const auto& one) { return slotOf(one.first) == slot; });
+}
+
+}  // namespace olpager::forward
+
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+
+extern "C" {
+
+CUresult ol_forward_cuUserObjectCreate(CUuserObject* out, void* data, CUhostFn destroy, unsigned references,
+                                       unsigned flags) {
+  if (out == nullptr || destroy == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return createUserObject(currentSession(), out, data, destroy, references, flags);
 }
 
 }  // extern "C"

@@ -72,6 +72,8 @@ enum class Operation : uint16_t {
   kExportMemory,     // for a descriptor of the program's; answered by an ExportToken
   kImportMemory,     // what a token names
   kExportGone,       // nobody has its descriptor any more
+  kGraphHostSides,   // boxes of the copies in a graph that have a side in the window
+  kGraphBytes,  // blocks that the next launch of a graph in the stream uses, and what the client changed of some: there when the stream comes to it
 };
 
 /// Of kVariable: whose the variable is, and which function is asked.

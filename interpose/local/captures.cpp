@@ -6,12 +6,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <vector>
 
 #include "base/log.h"
-#include "interpose/local/pinned_users.h"
 #include "interpose/local/root.h"
 
 namespace olpager::local {
@@ -24,18 +22,10 @@ namespace {
 
 using pager::ReachSet;
 
-constexpr unsigned kMostRefusals = 20000;  // of a free, a second or more
-
-// An allocation made inside a capture; freed with its last owner, unless its context went first: the address may be another's by then.
-struct GraphMemory {
-  GraphMemory(CUdeviceptr at, uint64_t id) : address(at), buffer_id(id) {}
-  ~GraphMemory();
-  GraphMemory(const GraphMemory&) = delete;
-  GraphMemory& operator=(const GraphMemory&) = delete;
-  CUdeviceptr address;
-  uint64_t buffer_id;
-};
-using Memories = std::vector<std::shared_ptr<GraphMemory>>;
+// Of a free, beside a capture that the pager knows of and does not tell of yet, or no more: half a second or more.
+constexpr unsigned kMostRefusals = 5000;
+// Beside one that it does not know of: the driver may have answered just before it ended.
+constexpr unsigned kMostStrangers = 20;
 
 // What a graph, or a capture on its way to one, is known to reach.
 struct Content {
@@ -43,7 +33,7 @@ struct Content {
   std::map<CUgraphNode, ReachSet> nodes;                   // by nodes added through the API
   std::map<CUgraphNode, std::shared_ptr<Content>> copies;  // of child graphs, as they were when added
   std::map<CUgraphNode, std::vector<CUgraph>> bodies;      // of conditional nodes, and graphs that were moved
-  Memories memories;
+  MemoryUse memory;
 };
 
 struct Capture {
@@ -61,7 +51,8 @@ struct Executable {
   std::map<CUgraphNode, ReachSet> overrides;  // set by cuGraphExec*SetParams
   ReachSet base;                              // of the graph, when it was instantiated or updated
   ReachSet all;                               // base and overrides
-  Memories memories;
+  MemoryUse memory;
+  bool auto_free = false;
   std::vector<Pin> pinned;
   bool device_launched = false;
 };
@@ -72,8 +63,7 @@ struct Captures {
   std::map<CUgraph, std::shared_ptr<Content>> graphs;
   std::map<CUgraphNode, ReachSet> changed;  // parameters set in a node whose graph is not known
   std::map<CUgraphExec, Executable> executables;
-  std::map<CUdeviceptr, uint64_t> owned;  // what lies there: AllocationInfo::buffer_id
-  std::vector<CUdeviceptr> to_free;       // when no stream captures any more
+  std::vector<CUdeviceptr> to_free;         // when no stream captures any more
 };
 
 // Never destroyed: graphs are launched in destructors of the program too.
@@ -82,44 +72,31 @@ Captures& state() {
   return *instance;
 }
 
-uint64_t bufferAt(CUdeviceptr address) {
-  pager::AllocationInfo info;
-  const pager::Pool* running = pool();
-  return running != nullptr && running->describe(address, &info) && info.base == address ? info.buffer_id : 0;
-}
-
-GraphMemory::~GraphMemory() {
-  {
-    std::lock_guard lock(state().mutex);
-    const auto found = state().owned.find(address);
-    if (found != state().owned.end() && found->second == buffer_id) state().owned.erase(found);
-  }
-  try {
-    if (bufferAt(address) != buffer_id) return;
-    forgetPointerState(address);
-    (void)freeMemory(address);
-  } catch (const std::exception& failure) {  // no memory: the graph goes all the same
-    base::logError("memory of a graph that is gone stays: %s", failure.what());
-  }
-}
-
 std::shared_ptr<Content>& contentOf(Captures& all, CUgraph graph) {
   std::shared_ptr<Content>& content = all.graphs[graph];
   if (content == nullptr) content = std::make_shared<Content>();
   return content;
 }
 
-void gather(const Captures& all, const Content& content, ReachSet& reach, Memories& memories) {
+void gather(const Captures& all, const Content& content, ReachSet& reach, MemoryUse& memory) {
   reach.add(content.captured);
   for (const auto& [node, set] : content.nodes) reach.add(set);
-  for (const auto& [node, copy] : content.copies) gather(all, *copy, reach, memories);
+  for (const auto& [node, copy] : content.copies) gather(all, *copy, reach, memory);
   for (const auto& [node, bodies] : content.bodies) {
     for (CUgraph body : bodies) {
       const auto found = all.graphs.find(body);
-      if (found != all.graphs.end()) gather(all, *found->second, reach, memories);
+      if (found != all.graphs.end()) gather(all, *found->second, reach, memory);
     }
   }
-  memories.insert(memories.end(), content.memories.begin(), content.memories.end());
+  memory.add(content.memory);
+}
+
+// As the driver: a graph frees nothing twice.
+CUresult addFree(Content& content, CUdeviceptr address) {
+  std::vector<CUdeviceptr>& frees = content.memory.frees;
+  if (std::find(frees.begin(), frees.end(), address) != frees.end()) return CUDA_ERROR_INVALID_VALUE;
+  frees.push_back(address);
+  return CUDA_SUCCESS;
 }
 
 void rebuild(Executable& executable) {
@@ -227,7 +204,7 @@ CUresult refusedByCapture() {
 }
 
 CUresult freeMemory(CUdeviceptr address) {
-  for (unsigned refused = 0;; ++refused) {
+  for (unsigned refused = 0, strangers = 0;; ++refused) {
     if (anyCapture()) {
       std::lock_guard lock(state().mutex);
       if (anyCapture()) {  // else the last one's end has taken what was there
@@ -238,8 +215,9 @@ CUresult freeMemory(CUdeviceptr address) {
     pager::Pool* running = pool();
     if (running == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
     const CUresult result = running->free(address);
-    // The pager knows of a capture a moment earlier than anyCapture(), and longer. Of one that was begun past us neither does.
     if (result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || refused == kMostRefusals) return result;
+    // The pager knows of a capture a moment earlier than anyCapture(), and longer. One that was begun past us nobody here can wait for.
+    if (!running->capturing() && ++strangers == kMostStrangers) return result;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
@@ -288,33 +266,38 @@ void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph) {
     if (ended.captures != 0 && graph != nullptr) {
       Content& into = *contentOf(all, graph);
       into.captured.add(content.captured);
-      into.memories.insert(into.memories.end(), content.memories.begin(), content.memories.end());
+      into.memory.add(content.memory);
     }
   }
 }
 
+// Captures that are gone without a graph, and what they had: dropped without the mutex.
+struct GoneCaptures {
+  Ended ended;  // after the others are gone
+  std::map<uint64_t, Capture> dropped;
+};
+
 namespace {
 
-// Those that `goes` tells of, without a graph.
+// Those that `goes` tells of.
 template <typename Goes>
-void endCaptures(Captures& all, Goes goes) {
-  Ended ended;
-  std::map<uint64_t, Capture> dropped;
+GoneCapturesPtr endCaptures(Captures& all, Goes goes) {
+  GoneCapturesPtr gone = std::make_shared<GoneCaptures>();
   std::lock_guard lock(all.mutex);
   for (auto it = all.running.begin(); it != all.running.end();) {
     const auto here = it++;
     if (!goes(here->second)) continue;
-    dropped.insert(all.running.extract(here));
-    ++ended.captures;
+    gone->dropped.insert(all.running.extract(here));
+    ++gone->ended.captures;
   }
+  return gone;
 }
 
 }  // namespace
 
-void captureStreamGone(const pager::StreamKey& stream) {
-  if (!anyCapture()) return;
-  Captures& all = state();
-  endCaptures(all, [&](const auto& capture) { return capture.stream == stream; });
+GoneCapturesPtr captureStreamGone(const pager::StreamKey& stream) {
+  if (!anyCapture()) return nullptr;
+  return endCaptures(state(), [&](const auto& capture) { return capture.stream == stream; });
 }
 
 void captureAdd(uint64_t id, const pager::Access& access) {
@@ -330,43 +313,43 @@ void captureAdd(uint64_t id, const ReachSet& reach) {
   if (found != all.running.end()) found->second.content.captured.add(reach);
 }
 
-void captureOwns(uint64_t id, CUdeviceptr address) {
-  auto memory = std::make_shared<GraphMemory>(address, bufferAt(address));
+void captureAllocates(uint64_t id, CUdeviceptr address) {
+  auto memory = newGraphMemory(address);
   Captures& all = state();
   std::lock_guard lock(all.mutex);
-  all.owned[address] = memory->buffer_id;
   const auto found = all.running.find(id);
   if (found == all.running.end()) return;
-  found->second.content.memories.push_back(std::move(memory));
+  found->second.content.memory.allocates.push_back(std::move(memory));
   found->second.content.captured.add(address);
 }
 
-bool graphOwns(CUdeviceptr address) {
+CUresult captureFrees(uint64_t id, CUdeviceptr address) {
   Captures& all = state();
-  uint64_t owned = 0;
-  {
-    std::lock_guard lock(all.mutex);
-    const auto found = all.owned.find(address);
-    if (found == all.owned.end()) return false;
-    owned = found->second;
-  }
-  return bufferAt(address) == owned;
+  std::lock_guard lock(all.mutex);
+  const auto found = all.running.find(id);
+  if (found == all.running.end()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  return addFree(found->second.content, address);
+}
+
+void captureLaunches(uint64_t id, CUgraphExec exec) {
+  MemoryUse kept;  // until after the lock
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  const auto launched = all.executables.find(exec);
+  const auto found = all.running.find(id);
+  if (launched == all.executables.end() || found == all.running.end()) return;
+  found->second.content.memory.add(launched->second.memory);
+}
+
+CUresult graphFrees(CUgraph graph, CUdeviceptr address) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  return addFree(*contentOf(all, graph), address);
 }
 
 void capturesOfContextGone(CUcontext context) {
-  Captures& all = state();
-  endCaptures(all, [&](const auto& capture) { return capture.stream.context == context; });
-  // Of owners that live on, since nobody has destroyed the graphs, the memory is gone.
-  std::vector<std::pair<CUdeviceptr, uint64_t>> owned;
-  {
-    std::lock_guard lock(all.mutex);
-    owned.assign(all.owned.begin(), all.owned.end());
-  }
-  std::erase_if(owned, [](const auto& memory) { return bufferAt(memory.first) == memory.second; });
-  std::lock_guard lock(all.mutex);
-  for (const auto& [address, id] : owned)
-    if (const auto found = all.owned.find(address); found != all.owned.end() && found->second == id)
-      all.owned.erase(found);
+  (void)endCaptures(state(), [&](const auto& capture) { return capture.stream.context == context; });
+  graphMemoryOfContextGone();
 }
 
 void graphNodeReaches(CUgraph graph, CUgraphNode node, const ReachSet& reach) {
@@ -396,7 +379,7 @@ void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared) 
   const auto found = all.graphs.find(child);
   if (found == all.graphs.end()) return;
   copy = std::make_shared<Content>();
-  gather(all, *found->second, copy->captured, copy->memories);
+  gather(all, *found->second, copy->captured, copy->memory);
   contentOf(all, graph)->copies[node].swap(copy);
 }
 
@@ -408,12 +391,12 @@ void graphCloned(CUgraph clone, CUgraph original) {
   if (found == all.graphs.end()) return;
   // What the clone's nodes reach is the same, but by handles of their own: a change of the original's is none of theirs.
   copy = std::make_shared<Content>();
-  gather(all, *found->second, copy->captured, copy->memories);
+  gather(all, *found->second, copy->captured, copy->memory);
   all.graphs[clone].swap(copy);
 }
 
 void graphReach(CUgraph graph, ReachSet& into) {
-  Memories kept;  // until after the lock
+  MemoryUse kept;  // until after the lock
   Captures& all = state();
   std::lock_guard lock(all.mutex);
   const auto found = all.graphs.find(graph);
@@ -526,20 +509,20 @@ void stays(Leaving& leaving) {
   }
 }
 
-void execMade(CUgraphExec exec, CUgraph graph, bool device_launched) {
+void execMade(CUgraphExec exec, CUgraph graph, unsigned long long flags) {
   Captures& all = state();
-  Memories dropped;
+  MemoryUse dropped;
   Repin change;
   {
     std::lock_guard lock(all.mutex);
     Executable& executable = all.executables[exec];
-    executable.device_launched = executable.device_launched || device_launched;
+    if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) executable.device_launched = true;
+    if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0) executable.auto_free = true;
     executable.overrides.clear();
     executable.base = {};
-    dropped = std::move(executable.memories);
-    executable.memories.clear();
+    dropped = std::exchange(executable.memory, {});
     const auto found = all.graphs.find(graph);
-    if (found != all.graphs.end()) gather(all, *found->second, executable.base, executable.memories);
+    if (found != all.graphs.end()) gather(all, *found->second, executable.base, executable.memory);
     for (const auto& [node, set] : all.changed) executable.base.add(set);
     rebuild(executable);
     change = repin(executable);
@@ -564,14 +547,13 @@ void execNodeReaches(CUgraphExec exec, CUgraphNode node, const ReachSet& reach) 
 
 void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child) {
   ReachSet reach;
-  Memories memories;
+  MemoryUse memory;
   {
     Captures& all = state();
     std::lock_guard lock(all.mutex);
     const auto found = all.graphs.find(child);
-    if (found != all.graphs.end()) gather(all, *found->second, reach, memories);
-    Executable& executable = all.executables[exec];
-    executable.memories.insert(executable.memories.end(), memories.begin(), memories.end());
+    if (found != all.graphs.end()) gather(all, *found->second, reach, memory);
+    all.executables[exec].memory.add(memory);
   }
   execNodeReaches(exec, node, reach);
 }
@@ -581,6 +563,15 @@ void execReach(CUgraphExec exec, ReachSet& into) {
   std::lock_guard lock(all.mutex);
   const auto found = all.executables.find(exec);
   if (found != all.executables.end()) into.add(found->second.all);
+}
+
+MemoryUse execMemory(CUgraphExec exec, bool* auto_free) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.executables.find(exec);
+  if (found == all.executables.end()) return {};
+  *auto_free = found->second.auto_free;
+  return found->second.memory;
 }
 
 }  // namespace olpager::local

@@ -3,7 +3,7 @@
 // each launch. Every way in which a node gets into a graph passes here (a captured call, cuGraphAdd*, SetParams, a
 // child graph, a clone), so a graph is never walked.
 //
-// Memory allocated inside a capture lives as long as a graph or executable graph that was made of the capture.
+// So does what becomes of memory that is allocated inside captures (graph_memory.h).
 //
 // Thread-safety: everything may be called from any thread. Lock: Captures::mutex, except where nothing captures.
 #pragma once
@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "interpose/local/graph_memory.h"
 #include "pager/pool.h"
 
 namespace olpager::local {
@@ -33,15 +34,19 @@ uint64_t captureOf(const pager::StreamKey& stream);
 void captureBegan(const pager::StreamKey& stream);
 /// It has ended: `graph` is what it made, nullptr when it failed.
 void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph);
-/// The stream is being destroyed, with the capture that began on it.
-void captureStreamGone(const pager::StreamKey& stream);
+/// The stream is about to be destroyed, with the capture that began on it. What the capture had is freed with the pointer, which is dropped
+/// once the driver has destroyed the stream: a free waits for what a stream that captures keeps from being waited for.
+struct GoneCaptures;
+using GoneCapturesPtr = std::shared_ptr<GoneCaptures>;
+GoneCapturesPtr captureStreamGone(const pager::StreamKey& stream);
 /// The operation of `access` is part of capture `id`.
 void captureAdd(uint64_t id, const pager::Access& access);
 void captureAdd(uint64_t id, const pager::ReachSet& reach);
-/// `address` was allocated for capture `id`.
-void captureOwns(uint64_t id, CUdeviceptr address);
-/// True when `address` belongs to a graph: it is freed with it, not by the program.
-bool graphOwns(CUdeviceptr address);
+/// `address` was allocated for capture `id`, or is memory of a graph that capture `id` frees.
+void captureAllocates(uint64_t id, CUdeviceptr address);
+CUresult captureFrees(uint64_t id, CUdeviceptr address);
+/// The launch of `exec` is part of capture `id`.
+void captureLaunches(uint64_t id, CUgraphExec exec);
 /// The context is gone for the pager, with all of its memory: so are the captures in it.
 void capturesOfContextGone(CUcontext context);
 
@@ -54,16 +59,19 @@ void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared);
 void graphCloned(CUgraph clone, CUgraph original);
 /// Adds to `into` everything that `graph` reaches, with its child graphs.
 void graphReach(CUgraph graph, pager::ReachSet& into);
+/// A node of `graph` frees memory of a graph.
+CUresult graphFrees(CUgraph graph, CUdeviceptr address);
 /// Of its conditional nodes.
 std::vector<CUgraph> graphBodies(CUgraph graph);
 
 // --- executable graphs -----------------------------------------------------------------------------------------------
-/// `exec` was made of `graph`, or updated to it. `device_launched`: kernels may launch it, so all of it stays in VRAM.
-void execMade(CUgraphExec exec, CUgraph graph, bool device_launched);
+/// `exec` was made of `graph`, with these flags, or updated to it (0). What kernels may launch stays all in VRAM.
+void execMade(CUgraphExec exec, CUgraph graph, unsigned long long flags);
 void execNodeReaches(CUgraphExec exec, CUgraphNode node, const pager::ReachSet& reach);
 void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
 /// Adds to `into` everything that `exec` reaches.
 void execReach(CUgraphExec exec, pager::ReachSet& into);
+MemoryUse execMemory(CUgraphExec exec, bool* auto_free);
 
 // --- what goes -------------------------------------------------------------------------------------------------------
 /// What is known of a graph, a node or an executable graph is taken away before the driver destroys it: its handle may be another's as soon

@@ -7,6 +7,7 @@
 #include "interpose/local/context.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/launch.h"
+#include "interpose/local/pinned_users.h"
 #include "interpose/local/root.h"
 #include "interpose/local/runtime.h"
 
@@ -189,14 +190,29 @@ void noteGraphMemory(const Params& params) {
     running->addRoot(memoryContext(), params.dptr, params.bytesize, olpager::pager::RootKind::kUnknown);
 }
 
+// A node that frees the pager's memory: an empty one, in whose place a launch of its graph does it.
+template <typename Native>
+CUresult addFreeNode(CUgraph graph, CUdeviceptr address, Native native) {
+  if (!isGraphMemory(address)) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = native();
+  return result == CUDA_SUCCESS ? graphFrees(graph, address) : result;
+}
+
 // The form of adding nodes that takes every kind.
 template <typename Native>
 CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, Native native) {
+  if (params != nullptr && params->type == CU_GRAPH_NODE_TYPE_MEM_FREE && pool() != nullptr &&
+      pool()->contains(params->free.dptr)) {
+    CUgraphNodeParams empty{};
+    empty.type = CU_GRAPH_NODE_TYPE_EMPTY;
+    return addFreeNode(graph, params->free.dptr, [&] { return native(&empty); });
+  }
   const bool is_child = params != nullptr && params->type == CU_GRAPH_NODE_TYPE_GRAPH;
   // Read now: the driver may put the node's copy there.
   const CUgraph child = is_child ? params->graph.graph : nullptr;
   const bool moved = is_child && params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
-  const auto shown = [&] { return is_child ? showGraph(child, nullptr, Looks::kAtAll, native) : native(); };
+  const auto call = [&] { return native(params); };
+  const auto shown = [&] { return is_child ? showGraph(child, nullptr, Looks::kAtAll, call) : call(); };
   return withNode(params, shown, [&](const ReachSet& reach) {
     if (out == nullptr) return;
     if (is_child) {
@@ -237,14 +253,10 @@ CUresult destroyed(const LeavingPtr& leaving, CUresult result) {
   return result;
 }
 
-constexpr bool deviceLaunched(unsigned long long flags) {
-  return (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
-}
-
 template <typename Native>
 CUresult instantiate(CUgraphExec* out, CUgraph graph, unsigned long long flags, Native native) {
   const CUresult result = showGraph(graph, nullptr, Looks::kAtMemsets, native);
-  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(*out, graph, deviceLaunched(flags));
+  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(*out, graph, flags);
   return result;
 }
 
@@ -254,6 +266,13 @@ CUresult launchGraph(CUgraphExec exec, CUstream stream, bool per_thread, Native 
   if (running == nullptr) return native();
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return native();
+  const uint64_t capture = captureOf(key);
+  MemoryLaunch memory;
+  if (capture == 0) {
+    bool auto_free = false;
+    MemoryUse use = execMemory(exec, &auto_free);
+    if (const CUresult refused = memory.begin(std::move(use), auto_free); refused != CUDA_SUCCESS) return refused;
+  }
   ReachSet reach;
   execReach(exec, reach);
   Access access(*running, key);
@@ -263,6 +282,13 @@ CUresult launchGraph(CUgraphExec exec, CUstream stream, bool per_thread, Native 
   if (entered != CUDA_SUCCESS) return entered;
   const CUresult result = native();
   leave(access, key, result);
+  if (result != CUDA_SUCCESS) return result;
+  if (capture != 0) captureLaunches(capture, exec);
+  for (const CUdeviceptr address : memory.done()) {
+    RelaxedCapture relaxed;
+    forgetPointerState(address);
+    (void)running->freeAsync(address, key);
+  }
   return result;
 }
 
@@ -298,13 +324,16 @@ OLPAGER_HOOK(cuGraphAddBatchMemOpNode)
 }
 OLPAGER_HOOK(cuGraphAddNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUgraphNodeParams* params) {
-  return addAnyNode(out, graph, params, [&] { return driver().cuGraphAddNode(out, graph, from, count, params); });
+  return addAnyNode(out, graph, params, [&](CUgraphNodeParams* given) {
+    return driver().cuGraphAddNode(out, graph, from, count, given);
+  });
 }
 OLPAGER_HOOK(cuGraphAddNode_v2)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges, size_t count,
  CUgraphNodeParams* params) {
-  return addAnyNode(out, graph, params,
-                    [&] { return driver().cuGraphAddNode_v2(out, graph, from, edges, count, params); });
+  return addAnyNode(out, graph, params, [&](CUgraphNodeParams* given) {
+    return driver().cuGraphAddNode_v2(out, graph, from, edges, count, given);
+  });
 }
 
 OLPAGER_HOOK(cuGraphAddChildGraphNode)
@@ -315,7 +344,6 @@ OLPAGER_HOOK(cuGraphAddChildGraphNode)
   return result;
 }
 
-// Memory of the pager that is freed by a graph's node stays until its graph, or the program, frees it.
 OLPAGER_HOOK(cuGraphAddMemAllocNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS_v1* params) {
   const CUresult result = driver().cuGraphAddMemAllocNode(out, graph, from, count, params);
@@ -325,10 +353,9 @@ OLPAGER_HOOK(cuGraphAddMemAllocNode)
 OLPAGER_HOOK(cuGraphAddMemFreeNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUdeviceptr address) {
   const Pool* running = pool();
-  if (running != nullptr && running->contains(address)) {
-    return driver().cuGraphAddEmptyNode(out, graph, from, count);
-  }
-  return driver().cuGraphAddMemFreeNode(out, graph, from, count, address);
+  if (running == nullptr || !running->contains(address))
+    return driver().cuGraphAddMemFreeNode(out, graph, from, count, address);
+  return addFreeNode(graph, address, [&] { return driver().cuGraphAddEmptyNode(out, graph, from, count); });
 }
 
 OLPAGER_HOOK(cuGraphKernelNodeSetParams)(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
@@ -403,13 +430,13 @@ OLPAGER_HOOK(cuGraphExecUpdate)
 (CUgraphExec exec, CUgraph graph, CUgraphNode* error, CUgraphExecUpdateResult* outcome) {
   const CUresult result =
       showGraph(graph, exec, Looks::kAtAll, [&] { return driver().cuGraphExecUpdate(exec, graph, error, outcome); });
-  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, false);
+  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, 0);
   return result;
 }
 OLPAGER_HOOK(cuGraphExecUpdate_v2)(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* outcome) {
   const CUresult result =
       showGraph(graph, exec, Looks::kAtAll, [&] { return driver().cuGraphExecUpdate_v2(exec, graph, outcome); });
-  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, false);
+  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, 0);
   return result;
 }
 

@@ -7,6 +7,7 @@
 //    2  ModuleRoots::mutex       modules.cpp       modules and libraries, and which of their variables the pager knows
 //    3  ParamLayouts::mutex      param_layout.cpp  writers of the table of parameter layouts (readers take nothing)
 //    4  Captures::mutex          captures.cpp      what captures, graphs and executable graphs reach
+//       GraphMemories::mutex graph_memory.cpp  memory that is allocated inside captures (under Captures::mutex, too)
 //    5  ForeignMaps::mutex       foreign_maps.cpp  mappings of the driver's own handles in the range
 //    6  PinnedUsers::mutex       pinned_users.cpp  textures, surfaces and exported handles that keep memory in VRAM
 //       IpcExports::mutex    ipc_exports.cpp   allocations that other processes may map (taken with no other)

@@ -11,6 +11,7 @@
 #include "interpose/local/context.h"
 #include "interpose/local/contexts.h"
 #include "interpose/local/foreign_maps.h"
+#include "interpose/local/graph_memory.h"
 #include "interpose/local/green_contexts.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
@@ -84,7 +85,7 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, const Pl
   const CUresult result = running.allocate(place.context, place.device, bytes, AllocationKind::kStreamOrdered, out);
   if (result != CUDA_SUCCESS) return result;
   if (share) share->becomes(*out);
-  if (capture != 0) captureOwns(capture, *out);
+  if (capture != 0) captureAllocates(capture, *out);
   return CUDA_SUCCESS;
 }
 
@@ -145,15 +146,24 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
     running->removeRoot(address);
     return native();
   }
-  if (graphOwns(address)) return CUDA_SUCCESS;
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  if (captureOf(key) != 0) {
+  if (const uint64_t capture = captureOf(key); capture != 0) {
+    if (isGraphMemory(address)) return captureFrees(capture, address);
     olpager::base::warnOnce(
         "free in capture", "memory that was allocated outside of a capture is freed inside of one: it stays allocated");
     return CUDA_SUCCESS;
   }
   if (!running->isAllocated(address)) return CUDA_ERROR_INVALID_VALUE;
+  switch (freeGraphMemory(address)) {
+    case GraphFree::kIdle:
+      return CUDA_ERROR_INVALID_VALUE;
+    case GraphFree::kFreed:
+      return CUDA_SUCCESS;
+    case GraphFree::kLeft:
+    case GraphFree::kOther:
+      break;
+  }
   RelaxedCapture relaxed;
   AllocationInfo info;
   if (running->describe(address, &info) && info.base == address) forgetPointerState(address);
@@ -257,7 +267,6 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
     if (result == CUDA_SUCCESS) loanGone(address);
     return result;
   }
-  if (graphOwns(address)) return CUDA_SUCCESS;
   AllocationInfo info;
   if (!running->describe(address, &info) || info.base != address || info.kind == AllocationKind::kVmm) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -267,6 +276,15 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
     if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
   }
   if (!running->isAllocated(address)) return CUDA_ERROR_INVALID_VALUE;
+  switch (freeGraphMemory(address)) {
+    case GraphFree::kIdle:
+      return CUDA_ERROR_INVALID_VALUE;
+    case GraphFree::kFreed:  // as ever what uses it is over by then; beside a capture nothing is waited for
+      return anyCapture() || currentContext() == nullptr ? CUDA_SUCCESS : driver().cuCtxSynchronize();
+    case GraphFree::kLeft:
+    case GraphFree::kOther:
+      break;
+  }
   forgetPointerState(address);
   return freeMemory(address);
 }

@@ -13,11 +13,10 @@ namespace {
 template <typename Native>
 CUresult destroy(CUstream stream, Native native) {
   Pool* running = pool();
-  if (running != nullptr && stream != nullptr) {
-    const StreamKey key = streamKey(stream, false);
-    captureStreamGone(key);
-    running->streamDestroyed(key);
-  }
+  if (running == nullptr || stream == nullptr) return native();
+  const StreamKey key = streamKey(stream, false);
+  const GoneCapturesPtr gone = captureStreamGone(key);
+  running->streamDestroyed(key);
   return native();
 }
 

@@ -325,6 +325,21 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       writer.value(uint8_t{0});
       writer.value(uint32_t{1});
       writer.value(forward::kWindow + out.drawNumber() % (1 << 20));
+      writer.value(uint32_t{1});
+      writer.value(forward::kWindow + out.drawNumber() % (1 << 20));
+      return;
+    case Operation::kGraphHostSides:
+      writer.value(out.drawHandle(HandleKind::kGraph));
+      return;
+    case Operation::kGraphBytes:
+      writer.value(out.drawHandle(HandleKind::kStream));
+      writer.value(uint8_t{0});
+      writer.value(uint32_t{1});
+      writer.value(forward::kWindow + out.drawNumber() % (1 << 20));
+      writer.value(forward::kWindow + out.drawNumber() % (1 << 20));
+      writer.value(uint64_t{16});
+      writer.value(out.drawAddress());
+      writer.value(out.drawNumber());
       return;
     case Operation::kHostBytes:
       writer.value(forward::kWindow + out.drawNumber() % (1 << 20));
@@ -531,7 +546,7 @@ class Session {
       operate(Operation::kPeerLink, none, 0);
     }
     constexpr auto kFirst = static_cast<uint16_t>(Operation::kParameters);
-    constexpr auto kLast = static_cast<uint16_t>(Operation::kExportGone);
+    constexpr auto kLast = static_cast<uint16_t>(Operation::kGraphBytes);
     for (size_t i = 0; i < kMostCalls && !input.empty() && !worker_.ended(); ++i) {
       const uint8_t how = input.byte();
       if (how % 3 == 0) {

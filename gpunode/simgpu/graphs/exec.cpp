@@ -20,9 +20,12 @@ struct BoundOp {
 // A run of an instance. Keeps the memory of its allocation nodes, and what the program has tied to it, until it is done.
 class GraphOp final : public StreamOp {
  public:
-  GraphOp(std::vector<BoundOp> ops, std::vector<std::shared_ptr<GraphMemory>> memory,
+  GraphOp(std::vector<BoundOp> ops, std::vector<std::shared_ptr<GraphMemory>> memory, std::vector<CUdeviceptr> left,
           std::shared_ptr<UserObjectReferences> user_objects)
-      : ops_(std::move(ops)), memory_(std::move(memory)), user_objects_(std::move(user_objects)) {}
+      : ops_(std::move(ops)),
+        memory_(std::move(memory)),
+        left_(std::move(left)),
+        user_objects_(std::move(user_objects)) {}
 
   const char* name() const override { return "graph"; }
 
@@ -41,12 +44,14 @@ class GraphOp final : public StreamOp {
       }
       bound.op.reset();
     }
+    for (const CUdeviceptr address : left_) (void)Driver::get().memory.free(address, AllocationKind::kDevice);
     return CUDA_SUCCESS;
   }
 
  private:
   std::vector<BoundOp> ops_;
   std::vector<std::shared_ptr<GraphMemory>> memory_;
+  std::vector<CUdeviceptr> left_;  // by other graphs, and freed by this one
   std::shared_ptr<UserObjectReferences> user_objects_;
 };
 
@@ -114,14 +119,24 @@ CUresult lookAtMemsets(std::vector<ExecNode>& nodes, CUgraphNode* culprit) {
   return CUDA_SUCCESS;
 }
 
-void collect(const std::vector<ExecNode>& nodes, const std::vector<size_t>& order, std::vector<BoundOp>* ops,
-             std::vector<std::shared_ptr<GraphMemory>>* memory) {
+// What a launch runs, and what it does to memory of graphs.
+struct Run {
+  std::vector<BoundOp> ops;
+  std::vector<std::shared_ptr<GraphMemory>> memory;
+  std::vector<GraphMemory::Step> steps;
+};
+
+void collect(const std::vector<ExecNode>& nodes, const std::vector<size_t>& order, Run* run) {
   for (const size_t at : order) {
     const ExecNode& node = nodes[at];
-    memory->insert(memory->end(), node.memory.begin(), node.memory.end());
+    for (const auto& memory : node.memory) {
+      run->memory.push_back(memory);
+      run->steps.push_back({memory->address(), false});
+    }
+    if (const auto* const freed = std::get_if<FreeNode>(&node.spec.params)) run->steps.push_back({freed->address, true});
     if (!node.enabled) continue;
-    if (!node.children.empty()) collect(node.children, node.child_order, ops, memory);
-    if (auto op = makeGraphNodeOp(node.spec)) ops->push_back({node.spec.context, std::move(op)});
+    if (!node.children.empty()) collect(node.children, node.child_order, run);
+    if (auto op = makeGraphNodeOp(node.spec)) run->ops.push_back({node.spec.context, std::move(op)});
   }
 }
 
@@ -250,12 +265,16 @@ CUresult GraphExec::launch(Context& context, Stream& stream) {
     if (const CUresult error = context.checkLegacyCapture(); error != CUDA_SUCCESS) return error;
   }
   const std::lock_guard lock(mutex_);
-  std::vector<BoundOp> ops;
-  std::vector<std::shared_ptr<GraphMemory>> memory;
-  collect(nodes_, order_, &ops, &memory);
+  Run run;
+  collect(nodes_, order_, &run);
+  std::vector<CUdeviceptr> left;
+  const bool auto_free = (flags_ & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
+  if (const CUresult error = GraphMemory::launch(run.steps, auto_free, &run.memory, &left);
+      error != CUDA_SUCCESS) return error;
   std::vector<StreamPoint> dependencies;
   if (last_.stream != nullptr && last_.stream.get() != &stream && !last_.complete()) dependencies.push_back(last_);
-  last_ = context.submit(stream, std::make_unique<GraphOp>(std::move(ops), std::move(memory), user_objects_),
+  last_ = context.submit(stream, std::make_unique<GraphOp>(std::move(run.ops), std::move(run.memory),
+                                                           std::move(left), user_objects_),
                          std::move(dependencies));
   return CUDA_SUCCESS;
 }

@@ -18,18 +18,50 @@ bool validData(const CUgraphEdgeData& data) {
          data.type <= CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
 }
 
-struct DeviceUsage {
+// Memory of all graphs, by its address.
+struct GraphMemories {
+  struct One {
+    size_t bytes = 0;
+    int device = 0;
+    uint64_t buffer_id = 0;
+    std::weak_ptr<GraphMemory> owner;  // expired: it is left
+    bool allocated = false;
+  };
   std::mutex mutex;
+  std::unordered_map<CUdeviceptr, One> all;
   std::array<GraphMemory::Usage, 64> devices;
+
+  GraphMemory::Usage& usageOf(int ordinal) { return devices.at(static_cast<size_t>(ordinal) % devices.size()); }
+  // One whose context is gone is none: another allocation may be at its address.
+  One* find(CUdeviceptr address) {
+    const auto found = all.find(address);
+    if (found == all.end()) return nullptr;
+    if (isThere(address, found->second)) return &found->second;
+    if (found->second.owner.expired()) remove(address);
+    return nullptr;
+  }
+  static bool isThere(CUdeviceptr address, const One& one) {
+    const auto allocation = Driver::get().memory.find(address);
+    return allocation != nullptr && allocation->base == address && allocation->buffer_id == one.buffer_id;
+  }
+  void setAllocated(One& one, bool allocated) {
+    if (one.allocated == allocated) return;
+    one.allocated = allocated;
+    GraphMemory::Usage& usage = usageOf(one.device);
+    usage.used = allocated ? usage.used + one.bytes : usage.used - one.bytes;
+    usage.used_high = std::max(usage.used_high, usage.used);
+  }
+  void remove(CUdeviceptr address) {
+    const auto found = all.find(address);
+    setAllocated(found->second, false);
+    usageOf(found->second.device).reserved -= found->second.bytes;
+    all.erase(found);
+  }
 };
 
-DeviceUsage& deviceUsage() {
-  static auto* const usage = new DeviceUsage;
-  return *usage;
-}
-
-GraphMemory::Usage& usageOf(DeviceUsage& all, int ordinal) {
-  return all.devices.at(static_cast<size_t>(ordinal) % all.devices.size());
+GraphMemories& graphMemories() {
+  static auto* const memories = new GraphMemories;
+  return *memories;
 }
 
 }  // namespace
@@ -53,42 +85,94 @@ CUresult GraphMemory::make(Context& context, size_t bytes, std::shared_ptr<Graph
       error != CUDA_SUCCESS) {
     return error;
   }
-  made->bytes_ = bytes;
-  made->device_ = context.device().ordinal;
   if (const auto allocation = memory.find(made->address_)) made->buffer_id_ = allocation->buffer_id;
-  DeviceUsage& usage = deviceUsage();
-  const std::lock_guard lock(usage.mutex);
-  Usage& own = usageOf(usage, made->device_);
-  own.current += bytes;
-  own.high = std::max(own.high, own.current);
+  GraphMemories& memories = graphMemories();
+  const std::lock_guard lock(memories.mutex);
+  const int device = context.device().ordinal;
+  memories.all[made->address_] = {bytes, device, made->buffer_id_, made};
+  Usage& usage = memories.usageOf(device);
+  usage.reserved += bytes;
+  usage.reserved_high = std::max(usage.reserved_high, usage.reserved);
   *out = std::move(made);
   return CUDA_SUCCESS;
 }
 
 GraphMemory::~GraphMemory() {
   if (address_ == 0) return;
-  Memory& memory = Driver::get().memory;
-  // The program may have freed it already, outside any graph.
-  const auto allocation = memory.find(address_);
-  if (allocation != nullptr && allocation->base == address_ && allocation->buffer_id == buffer_id_) {
-    (void)memory.free(address_, AllocationKind::kDevice);
+  GraphMemories& memories = graphMemories();
+  const std::lock_guard lock(memories.mutex);
+  const auto found = memories.all.find(address_);
+  if (found == memories.all.end() || found->second.buffer_id != buffer_id_) return;
+  const bool there = GraphMemories::isThere(address_, found->second);
+  if (there && found->second.allocated) return;
+  memories.remove(address_);
+  if (there) (void)Driver::get().memory.free(address_, AllocationKind::kDevice);
+}
+
+bool GraphMemory::isAt(CUdeviceptr address) {
+  GraphMemories& memories = graphMemories();
+  const std::lock_guard lock(memories.mutex);
+  return memories.find(address) != nullptr;
+}
+
+GraphMemory::Found GraphMemory::free(CUdeviceptr address, std::shared_ptr<GraphMemory>* owner) {
+  GraphMemories& memories = graphMemories();
+  const std::lock_guard lock(memories.mutex);
+  GraphMemories::One* const one = memories.find(address);
+  if (one == nullptr) return Found::kOther;
+  if (!one->allocated) return Found::kIdle;
+  memories.setAllocated(*one, false);
+  *owner = one->owner.lock();
+  if (*owner != nullptr) return Found::kFreed;
+  memories.remove(address);
+  return Found::kLeft;
+}
+
+CUresult GraphMemory::launch(std::span<const Step> steps, bool auto_free,
+                             std::vector<std::shared_ptr<GraphMemory>>* owners, std::vector<CUdeviceptr>* left) {
+  GraphMemories& memories = graphMemories();
+  const std::lock_guard lock(memories.mutex);
+  std::unordered_map<CUdeviceptr, bool> allocated;  // by the steps so far
+  for (const Step& step : steps) {
+    const GraphMemories::One* const one = memories.find(step.address);
+    if (one == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto [now, first] = allocated.try_emplace(step.address, one->allocated);
+    const bool freed_first = first && auto_free && !step.frees;
+    if (now->second != step.frees && !freed_first) return CUDA_ERROR_INVALID_VALUE;
+    now->second = !step.frees;
   }
-  DeviceUsage& usage = deviceUsage();
-  const std::lock_guard lock(usage.mutex);
-  usageOf(usage, device_).current -= bytes_;
+  for (const Step& step : steps) memories.setAllocated(*memories.find(step.address), !step.frees);
+  for (const auto& [address, is_allocated] : allocated) {
+    if (is_allocated) continue;
+    const GraphMemories::One& one = *memories.find(address);
+    if (auto owner = one.owner.lock(); owner != nullptr) {
+      owners->push_back(std::move(owner));
+      continue;
+    }
+    memories.remove(address);
+    left->push_back(address);
+  }
+  return CUDA_SUCCESS;
 }
 
 GraphMemory::Usage GraphMemory::usage(int ordinal) {
-  DeviceUsage& usage = deviceUsage();
-  const std::lock_guard lock(usage.mutex);
-  return usageOf(usage, ordinal);
+  GraphMemories& memories = graphMemories();
+  const std::lock_guard lock(memories.mutex);
+  return memories.usageOf(ordinal);
 }
 
-void GraphMemory::resetHigh(int ordinal) {
-  DeviceUsage& usage = deviceUsage();
-  const std::lock_guard lock(usage.mutex);
-  Usage& own = usageOf(usage, ordinal);
-  own.high = own.current;
+void GraphMemory::resetUsedHigh(int ordinal) {
+  GraphMemories& memories = graphMemories();
+  const std::lock_guard lock(memories.mutex);
+  Usage& own = memories.usageOf(ordinal);
+  own.used_high = own.used;
+}
+
+void GraphMemory::resetReservedHigh(int ordinal) {
+  GraphMemories& memories = graphMemories();
+  const std::lock_guard lock(memories.mutex);
+  Usage& own = memories.usageOf(ordinal);
+  own.reserved_high = own.reserved;
 }
 
 // --- Graph ----------------------------------------------------------------------------------------------------------

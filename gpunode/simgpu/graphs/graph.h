@@ -35,8 +35,14 @@ class ChildGraph final : public KernelLaunchBase {
   const std::shared_ptr<Graph> graph;
 };
 
-/// Device memory of an allocation node (one that is captured with no address gets it there): lives as long as a graph
-/// or an instance that has the node.
+/// Device memory of an allocation node (one that is captured with no address gets it there). Its address is taken for as long as a graph or
+/// an instance has the node; launches allocate it, and frees of the program or of free nodes, of whichever graph, free it. What is allocated
+/// outlives its graph.
+///
+/// States, under a lock of its own (a leaf but for Memory's):
+///   idle       made, or freed              -> allocated (a launch), gone (its last owner)
+///   allocated  by a launch                 -> idle (a free), left (its last owner)
+///   left       plain device memory by now  -> gone (a free)
 class GraphMemory {
  public:
   static CUresult make(Context& context, size_t bytes, std::shared_ptr<GraphMemory>* out);
@@ -45,21 +51,44 @@ class GraphMemory {
   GraphMemory& operator=(const GraphMemory&) = delete;
 
   CUdeviceptr address() const { return address_; }
-  size_t bytes() const { return bytes_; }
-  /// Bytes in all graphs' allocations of a device, now and at most (cuDeviceGetGraphMemAttribute).
+
+  /// Whether a graph's allocation begins there, also one that is left.
+  static bool isAt(CUdeviceptr address);
+  /// What the program's own free finds there.
+  enum class Found : uint8_t {
+    kOther,  // nothing of a graph's
+    kIdle,   // nothing that could be freed
+    kFreed,  // by this call; its graph keeps it
+    kLeft,   // as kFreed, but nobody has it any more: the caller gives the memory back
+  };
+  /// `owner`: of what is freed, so that it stays until the stream has come to the free.
+  static Found free(CUdeviceptr address, std::shared_ptr<GraphMemory>* owner);
+  /// What a node does to such memory.
+  struct Step {
+    CUdeviceptr address;
+    bool frees;
+  };
+  /// A launch: its steps in their order. CUDA_ERROR_INVALID_VALUE, and nothing done, where one would allocate what is allocated (unless what was so
+  /// before the launch is freed by it, `auto_free`) or free what is not. `owners`: of what is freed, to be kept until the launch is over; `left`:
+  /// what has none, and is given back then.
+  static CUresult launch(std::span<const Step> steps, bool auto_free, std::vector<std::shared_ptr<GraphMemory>>* owners,
+                         std::vector<CUdeviceptr>* left);
+
+  /// Bytes that are allocated in a device's graphs, and that are set aside for them, now and at most (cuDeviceGetGraphMemAttribute).
   struct Usage {
-    uint64_t current = 0;
-    uint64_t high = 0;
+    uint64_t used = 0;
+    uint64_t used_high = 0;
+    uint64_t reserved = 0;
+    uint64_t reserved_high = 0;
   };
   static Usage usage(int device_ordinal);
-  static void resetHigh(int device_ordinal);
+  static void resetUsedHigh(int device_ordinal);
+  static void resetReservedHigh(int device_ordinal);
 
  private:
   GraphMemory() = default;
-  int device_ = 0;
   CUdeviceptr address_ = 0;
-  size_t bytes_ = 0;
-  uint64_t buffer_id_ = 0;  // so that only this allocation is freed, not one that came after it
+  uint64_t buffer_id_ = 0;  // of this allocation, not of one that came after it
 };
 
 struct Edge {

@@ -307,6 +307,7 @@ CUresult CUDAAPI cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned
   return std::fclose(out) == 0 && written ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
+// Nothing is kept for graphs that are gone.
 CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice ordinal) {
   if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
   return Driver::get().device(ordinal) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -320,12 +321,16 @@ CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attri
   auto* out = static_cast<cuuint64_t*>(value);
   switch (attribute) {
     case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT:
-    case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
-      *out = usage.current;
+      *out = usage.used;
       return CUDA_SUCCESS;
     case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH:
+      *out = usage.used_high;
+      return CUDA_SUCCESS;
+    case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
+      *out = usage.reserved;
+      return CUDA_SUCCESS;
     case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
-      *out = usage.high;
+      *out = usage.reserved_high;
       return CUDA_SUCCESS;
   }
   return CUDA_ERROR_INVALID_VALUE;
@@ -338,7 +343,8 @@ CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attri
     return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
   if (Driver::get().device(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  GraphMemory::resetHigh(ordinal);
+  attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH ? GraphMemory::resetUsedHigh(ordinal)
+                                               : GraphMemory::resetReservedHigh(ordinal);
   return CUDA_SUCCESS;
 }
 

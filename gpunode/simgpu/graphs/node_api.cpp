@@ -84,7 +84,7 @@ CUresult addAlloc(const Place& place, Params* params) {
 }
 
 CUresult addFree(const Place& place, CUdeviceptr address) {
-  if (address == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!GraphMemory::isAt(address)) return CUDA_ERROR_INVALID_VALUE;
   return addMade(place, [&](CaptureNode* spec) {
     *spec = {CU_GRAPH_NODE_TYPE_MEM_FREE, nullptr, FreeNode{address}};
     return CUDA_SUCCESS;

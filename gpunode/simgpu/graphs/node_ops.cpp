@@ -13,7 +13,7 @@ std::unique_ptr<StreamOp> makeGraphNodeOp(const CaptureNode& spec) {
       return makeEventRecordOp(std::get<EventNode>(spec.params).event);
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
       return makeEventWaitOp(std::get<EventNode>(spec.params).event);
-    // The memory is there from the node's making until the last graph that has it is gone.
+    // A launch says for all of its nodes what of the memory is allocated (GraphMemory::launch).
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
     case CU_GRAPH_NODE_TYPE_EMPTY:

@@ -153,6 +153,7 @@ TEST_CASE("what a call owes is answered whichever way it ends", "[gpunode]") {
     changes.value(kNoStream);
     changes.value(uint8_t{0});
     changes.value(uint32_t{0});
+    changes.value(uint32_t{0});
     CHECK(told(forward::Operation::kHostChanges, changes));
     gate.value(kNoStream);
     gate.value(uint8_t{0});

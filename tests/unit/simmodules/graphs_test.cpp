@@ -651,6 +651,10 @@ TEST_CASE("memory that a graph allocates lives as long as the graph") {
   }
   cuuint64_t used = 0;
   CU(cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used));
+  CHECK(used == 0);
+  CU(cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &used));
+  CHECK(used == 8 << 20);
+  CU(cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, &used));
   CHECK(used == 8 << 20);
   CU(cuGraphExecDestroy(exec));
   size_t after = 0;
