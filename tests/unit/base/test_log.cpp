@@ -110,13 +110,15 @@ TEST_CASE("a place that logs again and again writes few lines, and says how many
   CHECK(lines < kGraveRate.freely + 30);
   CHECK(text.starts_with("olpager: error: again 0\nolpager: error: again 1\n"));
   CHECK(text.find("again 19 (more lines like this one are left out for a while)\n") != std::string::npos);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
-  text = captured([&] { again(1); });
+  // The next one comes when its time has come.
+  unsigned tries = 0;
+  for (text.clear(); text.empty(); text = captured([&] { again(1); }), ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   unsigned left_out = 0;
   REQUIRE(sscanf(text.c_str(), "olpager: error: again 0 (%u lines like this one were left out before it)", &left_out) ==
           1);
   CHECK(left_out > 0);
-  CHECK(left_out <= kMany - lines);
+  CHECK(left_out <= kMany - lines + tries);
   // Another place is another matter, and whoever wants to see everything does.
   text = captured([] { logError("elsewhere"); });
   CHECK(text == "olpager: error: elsewhere\n");
