@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -137,6 +138,32 @@ class GraphEnd {
   uint32_t notice_;
 };
 
+// Graphs that allocate memory, and what was made of them. A leaf.
+struct Allocating {
+  std::mutex mutex;
+  std::set<CUgraph> graphs;
+  std::set<CUgraphExec> execs;
+  std::atomic<bool> any{false};  // that there ever was
+};
+Allocating& allocating() {
+  static auto* const instance = new Allocating;
+  return *instance;
+}
+bool allocates(CUgraphExec exec) {
+  Allocating& all = allocating();
+  if (!all.any.load(std::memory_order_relaxed)) return false;
+  std::lock_guard lock(all.mutex);
+  return all.execs.contains(exec);
+}
+
+CUresult launchNow(CUgraphExec exec, CUstream stream, bool per_thread) {
+  Call call(per_thread ? api::Symbol::kCuGraphLaunch_ptsz : api::Symbol::kCuGraphLaunch,
+            Route().handle(exec).handle(stream));
+  call.handle(exec);
+  call.handle(stream);
+  return call.sync();
+}
+
 // What is captured becomes part of another graph, which needs what this one does.
 CUresult captureLaunch(Session* session, const StandIns& needed, CUstream stream, bool per_thread) {
   return needed.empty() ? CUDA_SUCCESS : graphNeeds(session, capturedGraph(stream, per_thread), needed);
@@ -158,7 +185,7 @@ CUresult launchGraph(CUgraphExec graph, CUstream stream, bool per_thread, Launch
       return result;
   }
   GraphEnd end(session, stream, per_thread);
-  const CUresult result = launch();
+  const CUresult result = allocates(graph) ? launchNow(graph, stream, per_thread) : launch();
   if (result != CUDA_SUCCESS) return result;
   changesBehind(session, stream, per_thread, captured ? std::vector<uint64_t>{} : launchedStandIns(session, needed));
   end.ask();
@@ -167,7 +194,12 @@ CUresult launchGraph(CUgraphExec graph, CUstream stream, bool per_thread, Launch
 
 // An executable graph that was made of a graph, or updated to it.
 CUresult made(CUresult result, const CUgraphExec* exec, CUgraph graph) {
-  if (result == CUDA_SUCCESS) execMade(*exec, graph);
+  if (result != CUDA_SUCCESS) return result;
+  execMade(*exec, graph);
+  Allocating& all = allocating();
+  if (!all.any) return result;
+  std::lock_guard lock(all.mutex);
+  if (all.graphs.contains(graph)) all.execs.insert(*exec);
   return result;
 }
 
@@ -215,6 +247,33 @@ bool captures(CUstream stream, bool per_thread) {
   const CUresult result = per_thread ? ol_forward_generated_cuStreamIsCapturing_ptsz(stream, &status)
                                      : ol_forward_generated_cuStreamIsCapturing(stream, &status);
   return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+void noteAllocates(CUgraph graph) {
+  Allocating& all = allocating();
+  std::lock_guard lock(all.mutex);
+  all.graphs.insert(graph);
+  all.any.store(true);
+}
+
+CUgraph capturedGraph(CUstream stream, bool per_thread) {
+  CUstreamCaptureStatus status{};
+  CUgraph graph = nullptr;
+  const auto offers = [&](api::Symbol symbol) {
+    const Session* const session = Route().handle(stream).session();
+    return session != nullptr && session->offers(static_cast<size_t>(symbol));
+  };
+  if (offers(api::Symbol::kCuStreamGetCaptureInfo_v2)) {
+    (void)(per_thread
+               ? ol_forward_generated_cuStreamGetCaptureInfo_v2_ptsz(stream, &status, nullptr, &graph, nullptr, nullptr)
+               : ol_forward_generated_cuStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, nullptr, nullptr));
+  } else {
+    (void)(per_thread ? ol_forward_generated_cuStreamGetCaptureInfo_v3_ptsz(stream, &status, nullptr, &graph, nullptr,
+                                                                            nullptr, nullptr)
+                      : ol_forward_generated_cuStreamGetCaptureInfo_v3(stream, &status, nullptr, &graph, nullptr,
+                                                                       nullptr, nullptr));
+  }
+  return graph;
 }
 
 void forgetCapturesOf(uint64_t context) {
@@ -321,12 +380,22 @@ CUresult ol_forward_cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraph
 }
 CUresult ol_forward_cuGraphExecDestroy(CUgraphExec exec) {
   const CUresult result = ol_forward_generated_cuGraphExecDestroy(exec);
-  if (result == CUDA_SUCCESS) standInsOfExecGone(exec);
+  if (result != CUDA_SUCCESS) return result;
+  standInsOfExecGone(exec);
+  Allocating& all = allocating();
+  if (!all.any) return result;
+  std::lock_guard lock(all.mutex);
+  all.execs.erase(exec);
   return result;
 }
 CUresult ol_forward_cuGraphDestroy(CUgraph graph) {
   standInsOfGraphGone(graph);
-  return ol_forward_generated_cuGraphDestroy(graph);
+  const CUresult result = ol_forward_generated_cuGraphDestroy(graph);
+  Allocating& all = allocating();
+  if (result != CUDA_SUCCESS || !all.any) return result;
+  std::lock_guard lock(all.mutex);
+  all.graphs.erase(graph);
+  return result;
 }
 CUresult ol_forward_cuGraphDestroyNode(CUgraphNode node) {
   const CUresult result = ol_forward_generated_cuGraphDestroyNode(node);

@@ -25,6 +25,11 @@ void forgetCapturesOf(uint64_t context);
 void forgetCapturesIn(unsigned slot);
 void endCapturesOfThread();
 
+/// A node of the graph allocates memory, or its capture does: launches of what is made of it may be refused, and are waited for.
+void noteAllocates(CUgraph graph);
+/// The graph that the stream's capture adds to; null: it does not capture. Asks the worker.
+CUgraph capturedGraph(CUstream stream, bool per_thread);
+
 /// What is before it in the stream may have changed exchanged memory that kernels reach (memory.h), and these blocks, which only it uses: that
 /// comes back.
 void changesBehind(Session* session, CUstream stream, bool per_thread, std::span<const uint64_t> own = {});

@@ -287,8 +287,11 @@ CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
 }
 
 // What was allocated outside of the pager's range is known as device memory from now on.
-CUresult noted(const CUdeviceptr* out, uint64_t bytes, CUstream stream, const Session* session, CUresult result) {
+CUresult noted(const CUdeviceptr* out, uint64_t bytes, CUstream stream, bool per_thread, const Session* session,
+               CUresult result) {
   if (result != CUDA_SUCCESS || session == nullptr || *out == 0) return result;
+  if (const CUgraph graph = capturing() ? capturedGraph(stream, per_thread) : nullptr; graph != nullptr)
+    noteAllocates(graph);
   const Description& description = session->description();
   if (*out - description.va_base >= description.va_size) {
     noteDeviceMemory(*session, *out, bytes);
@@ -379,18 +382,18 @@ CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size
   return result;
 }
 // Where a stream captures, and from some pools, it is the driver's own memory, outside of the pager's range.
-#define OL_IN_ORDER(suffix)                                                                              \
+#define OL_IN_ORDER(suffix, per_thread)                                                                  \
   CUresult ol_forward_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) {         \
-    return noted(out, bytes, stream, Route().handle(stream).session(),                                   \
+    return noted(out, bytes, stream, per_thread, Route().handle(stream).session(),                       \
                  ol_forward_generated_cuMemAllocAsync##suffix(out, bytes, stream));                      \
   }                                                                                                      \
   CUresult ol_forward_cuMemAllocFromPoolAsync##suffix(CUdeviceptr* out, size_t bytes, CUmemoryPool pool, \
                                                       CUstream stream) {                                 \
-    return noted(out, bytes, stream, Route().handle(pool).handle(stream).session(),                      \
+    return noted(out, bytes, stream, per_thread, Route().handle(pool).handle(stream).session(),          \
                  ol_forward_generated_cuMemAllocFromPoolAsync##suffix(out, bytes, pool, stream));        \
   }
-OL_IN_ORDER()
-OL_IN_ORDER(_ptsz)
+OL_IN_ORDER(, false)
+OL_IN_ORDER(_ptsz, true)
 #undef OL_IN_ORDER
 
 CUresult ol_forward_cuMemFree_v2(CUdeviceptr address) {

@@ -9,6 +9,7 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/captures.h"
 #include "interpose/forward/graph_nodes.h"
 #include "interpose/forward/host_copies.h"
 #include "interpose/forward/launch.h"
@@ -119,6 +120,7 @@ CUresult allocNode(CUgraph graph, const CUgraphNode* dependencies, size_t count,
   *made = reinterpret_cast<CUgraphNode>(call.reply().value<uint64_t>());
   given->dptr = call.reply().value<CUdeviceptr>();
   noteDeviceMemory(*session, given->dptr, given->bytesize);
+  noteAllocates(graph);
   return result;
 }
 

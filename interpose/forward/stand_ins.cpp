@@ -289,26 +289,6 @@ void nodeNeeds(CUgraphNode node, StandIns all) {
   known.count();
 }
 
-CUgraph capturedGraph(CUstream stream, bool per_thread) {
-  CUstreamCaptureStatus status{};
-  CUgraph graph = nullptr;
-  const auto offers = [&](api::Symbol symbol) {
-    const Session* const session = Route().handle(stream).session();
-    return session != nullptr && session->offers(static_cast<size_t>(symbol));
-  };
-  if (offers(api::Symbol::kCuStreamGetCaptureInfo_v2)) {
-    (void)(per_thread
-               ? ol_forward_generated_cuStreamGetCaptureInfo_v2_ptsz(stream, &status, nullptr, &graph, nullptr, nullptr)
-               : ol_forward_generated_cuStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, nullptr, nullptr));
-  } else {
-    (void)(per_thread ? ol_forward_generated_cuStreamGetCaptureInfo_v3_ptsz(stream, &status, nullptr, &graph, nullptr,
-                                                                            nullptr, nullptr)
-                      : ol_forward_generated_cuStreamGetCaptureInfo_v3(stream, &status, nullptr, &graph, nullptr,
-                                                                       nullptr, nullptr));
-  }
-  return graph;
-}
-
 void execMade(CUgraphExec exec, CUgraph graph) {
   Table& all = table();
   Table::Exec before;

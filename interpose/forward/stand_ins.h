@@ -32,8 +32,6 @@ CUresult graphNeeds(Session* session, CUgraph graph, const StandIns& all);
 void noteBody(CUgraph graph);
 /// A node of a graph that is not known needs these, and nothing that it needed before.
 void nodeNeeds(CUgraphNode node, StandIns all);
-/// The graph that the stream's capture adds to.
-CUgraph capturedGraph(CUstream stream, bool per_thread);
 
 /// `exec` was made of `graph`, or updated to it; its copy nodes were set to name these; a child graph of it was changed to `child`.
 void execMade(CUgraphExec exec, CUgraph graph);

@@ -73,7 +73,7 @@ enum class Operation : uint16_t {
   kImportMemory,     // what a token names
   kExportGone,       // nobody has its descriptor any more
   kGraphHostSides,   // boxes of the copies in a graph that have a side in the window
-  kGraphBytes,  // blocks that the next launch of a graph in the stream uses, and what the client changed of some: there when the stream comes to it
+  kGraphBytes,  // blocks that a graph uses which is launched next, and what the client changed of some: there when the stream comes to it
 };
 
 /// Of kVariable: whose the variable is, and which function is asked.

@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr uint32_t kCount = 1 << 16;
+constexpr uint32_t kCount = 1 << 14;
 constexpr size_t kBytes = kCount * sizeof(uint32_t);
 
 __global__ void addTo(uint32_t* at, uint32_t count, uint32_t value) {
