@@ -358,6 +358,7 @@ void Agent::arrive(ExtentId extent, Age age, Mode mode, Actions& actions) {
     } else {
       wants_[want].asked = false;
       if (!w.claimed) list(want);
+      put_off_ = true;
     }
   }
   if (age == kNobody || known(age) || !holds(Rule::kClaimAhead)) return;
@@ -456,6 +457,8 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
     ready.content = at(extent).content;
     actions.push_back({.kind = ActionKind::kSend, .message = ready});
   }
+  if (input == AgentInput::kYieldOwn && !holds(Rule::kDoneBeforeRelease))
+    step(extent, AgentInput::kRelease, cause, actions);
   if ((effects & kSendDone) != 0) send(MessageKind::kDone, cause, actions);
   if ((effects & kSendRefused) != 0) send(MessageKind::kRefused, cause, actions);
   if ((effects & kSendDeclined) != 0) send(MessageKind::kDeclined, cause, actions);
@@ -480,8 +483,7 @@ void Agent::demand(const Message& message, Actions& actions) {
   const Mode taken = yield ? message.mode : Mode::kOwn;
   const Age age = forget ? 0 : demandAge(message);
   const bool mapped = usable(at(extent).state(), Mode::kShared);
-  bool blocked =
-      mapped && (forget ? underSubmitted(extent, Mode::kOwn) && holds(Rule::kFreeWaits) : inTheWay(extent, age, taken));
+  bool blocked = mapped && (forget ? underSubmitted(extent, Mode::kOwn) : inTheWay(extent, age, taken));
   if (message.kind == MessageKind::kInvalidate && !holds(Rule::kInvalidateHeedsAge)) {
     blocked = mapped && underSubmitted(extent, Mode::kOwn);
   }
@@ -512,8 +514,8 @@ void Agent::ready(const Message& message, Actions& actions) {
   const ExtentId extent = message.extent;
   const Extent& e = at(extent);
   const bool own = message.mode == Mode::kOwn;
-  if (e.state() == AgentState::kAbsent &&
-      (used_ == frames_ || (holds(Rule::kTakerNeedsFrame) && olderLacks(message.served)))) {
+  // A free frame is nobody's: an older operation that lacks one would have it.
+  if (e.state() == AgentState::kAbsent && used_ == frames_) {
     if (holds(Rule::kRefuse)) step(extent, AgentInput::kNoRoom, message, actions);
     return;
   }
@@ -541,7 +543,9 @@ void Agent::landed(ExtentId extent, Number number, Actions& actions) {
 
 /// What the lost agent said before is not heard from now on, and nothing that comes from it arrives.
 void Agent::fence(const Message& message, Actions& actions) {
-  if (holds(Rule::kEpochs)) peers_[message.taker] = std::max(peers_[message.taker], message.taker_epoch);
+  // A duplicate: the agent may have come again since.
+  if (message.taker_epoch <= peers_[message.taker]) return;
+  peers_[message.taker] = message.taker_epoch;
   for (ExtentId extent = 0; extent < extents_.size(); ++extent) {
     if (at(extent).busy == kNone || busy(extent).giver != message.taker) continue;
     step(extent, AgentInput::kSourceLost, {.extent = extent}, actions);
@@ -556,7 +560,7 @@ void Agent::receive(const Message& message, Actions& actions) {
     return;
   }
   if (message.kind == MessageKind::kFence) {
-    if (message.epoch != epoch_) return;
+    if (message.epoch != epoch_ || message.taker >= kMostAgents) return;
     fence(message, actions);
     settle(actions);
     return;
@@ -573,7 +577,7 @@ void Agent::receive(const Message& message, Actions& actions) {
   const bool ready_message = message.kind == MessageKind::kReady;
   // To or from an agent that has been lost since.
   if ((ready_message ? message.taker_epoch : message.epoch) != epoch_) return;
-  if (ready_message && message.epoch < peers_[message.from]) return;
+  if (ready_message && message.epoch < peers_[message.from] && holds(Rule::kEpochs)) return;
   // Late, or a duplicate. A number that waits here is known as well.
   const bool waits = e.busy != kNone && busy(extent).waits;
   const bool known_number = message.number <= e.number || (waits && message.number <= busy(extent).demand.number);
@@ -610,7 +614,7 @@ void Agent::receive(const Message& message, Actions& actions) {
           step(extent, AgentInput::kGrant, message, actions);
           break;
         case MessageKind::kFirst: {
-          const bool room = e.state() != AgentState::kAbsent || (used_ < frames_ && !olderLacks(message.served));
+          const bool room = e.state() != AgentState::kAbsent || used_ < frames_;
           step(extent, room ? AgentInput::kFirst : AgentInput::kNoRoom, message, actions);
           break;
         }
@@ -641,23 +645,11 @@ void Agent::receive(const Message& message, Actions& actions) {
 
 // ---- frames
 
-bool Agent::lacks(const Operation& operation) const {
-  if (operation.failed) return false;
-  for (uint32_t want = operation.todo; want != kNone; want = wants_[want].todo_next) {
-    if (at(wants_[want].extent).state() == AgentState::kAbsent) return true;
-  }
-  return false;
-}
-
-bool Agent::olderLacks(Age age) const {
-  for (const Key& key : waiting_) {
-    if (key.age >= age) return false;
-    if (lacks(operations_[key.operation])) return true;
-  }
-  return false;
-}
-
 void Agent::settle(Actions& actions) {
+  if (put_off_) {
+    put_off_ = false;
+    return;
+  }
   while (changed_) {
     changed_ = false;
     pump(actions);
@@ -724,7 +716,11 @@ bool Agent::makeRoom(const Operation& operation, uint32_t lacking, Actions& acti
   }
   // What is given frees its frame soon; so does what is pushed.
   uint32_t coming = lists_[kListGiven].size;
-  for (const ExtentId extent : pushed_) coming += busy(extent).push_age <= age ? 1 : 0;
+  for (const ExtentId extent : pushed_) {
+    // It stays where an older operation claims it meanwhile, or this one finds that it needs the extent itself.
+    const bool goes = !needs(operation, extent) && !inTheWay(extent, age, Mode::kOwn);
+    coming += goes && busy(extent).push_age <= age ? 1 : 0;
+  }
   if (coming >= lacking) return false;
   for (ExtentId extent = lists_[kListOwned].first; extent != kNone; extent = at(extent).next) {
     if (needs(operation, extent)) continue;

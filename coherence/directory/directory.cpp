@@ -347,14 +347,7 @@ void Directory::answer(const Message& message, Actions& actions) {
       break;
     case MessageKind::kAdopted: {
       if (o.phase != Phase::kAdopting || message.from != o.taker) return;
-      if (o.mode == Mode::kOwn) {
-        actions.push_back(
-            {.kind = ActionKind::kReverted, .peer = static_cast<AgentId>(record.owner), .extent = extent});
-        const bool broken = members_[record.owner].exposed && holds(Rule::kAllOrNothing);
-        if (broken)
-          actions.push_back(
-              {.kind = ActionKind::kBroken, .peer = static_cast<AgentId>(record.owner), .extent = extent});
-      }
+      if (o.mode == Mode::kOwn) reverted(extent, static_cast<AgentId>(record.owner), actions);
       const auto lost = static_cast<AgentId>(record.owner);
       step(extent, HomeInput::kAdopted, actions);
       settled(lost, actions);
@@ -386,9 +379,12 @@ void Directory::receive(const Message& message, Actions& actions) {
     case MessageKind::kPush:
       push(message.extent, from, message.age, actions);
       break;
-    case MessageKind::kFenced:
-      fencedBy(message.taker, from, actions);
+    case MessageKind::kFenced: {
+      // Of this loss, not of an earlier one.
+      const bool known = message.taker < kMostAgents && message.taker_epoch == members_[message.taker].epoch + 1;
+      if (known) fencedBy(message.taker, from, actions);
       break;
+    }
     case MessageKind::kWrote:
       if (records_[message.extent].owner == from) records_[message.extent].written = 1;
       break;
@@ -469,6 +465,13 @@ void Directory::settle(AgentId lost, Actions& actions) {
   settled(lost, actions);
 }
 
+/// What the lost agent may have written of the extent is gone. Something else that the same operation wrote may have left in time.
+void Directory::reverted(ExtentId extent, AgentId lost, Actions& actions) const {
+  actions.push_back({.kind = ActionKind::kReverted, .peer = lost, .extent = extent});
+  if (!members_[lost].exposed || !holds(Rule::kAllOrNothing)) return;
+  actions.push_back({.kind = ActionKind::kBroken, .peer = lost, .extent = extent});
+}
+
 /// An extent of a lost agent has found its place. With the last of them the agent may join again.
 void Directory::settled(AgentId lost, Actions& actions) {
   Member& member = members_[lost];
@@ -497,6 +500,9 @@ void Directory::settleExtent(ExtentId extent, AgentId lost, Actions& actions) {
   if (o.taker == lost && o.phase == Phase::kAdopting) {
     adopt(extent, HomeInput::kNotHereMore, HomeInput::kNotHereLast, actions);
   } else if (o.taker == lost) {
+    // It may have had the extent already, and written it: the giver has what was before.
+    const bool had = o.phase == Phase::kFirsting || (o.phase == Phase::kYielding && o.mode == Mode::kOwn && !o.push);
+    if (had) reverted(extent, lost, actions);
     step(extent, HomeInput::kTakerLost, actions);
   } else {
     answered(extent, lost, actions);

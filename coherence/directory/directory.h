@@ -135,6 +135,7 @@ class Directory {
   void adopt(ExtentId extent, HomeInput more, HomeInput last, Actions& actions);
   void fencedBy(AgentId lost, AgentId by, Actions& actions);
   void settle(AgentId lost, Actions& actions);
+  void reverted(ExtentId extent, AgentId lost, Actions& actions) const;
   void settled(AgentId lost, Actions& actions);
   void settleExtent(ExtentId extent, AgentId lost, Actions& actions);
 

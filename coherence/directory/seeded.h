@@ -17,7 +17,6 @@ enum class Rule : uint8_t {
   kClaimAhead,          // 2  also the one that has not arrived yet
   kUrge,                // 3  an older request lowers the age of the open transaction
   kOldestFirst,         // 3  the home serves the oldest request
-  kTakerNeedsFrame,     // 4  a Ready without a reservation takes a free frame only
   kRefuse,              // 5  a taker without a frame refuses
   kFramesToOldest,      // 6  no younger operation asks while an older one lacks a frame
   kFramesAlsoInPlace,   // 6  not even on a frame that is there
@@ -39,7 +38,6 @@ enum class Rule : uint8_t {
   kAdoptUnwritten,      // 14 kept bytes are adopted only if no completed operation wrote after them
   kBackToGiver,         // 14 what a lost taker was to get stays with the giver
   kAllOrNothing,        // 14 an operation's writes are all kept or all lost, or the context is broken
-  kFreeWaits,           //    a free waits for what is submitted
   kRules,
 };
 
