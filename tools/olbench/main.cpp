@@ -9,6 +9,7 @@
 #include "base/locate.h"
 #include "base/size.h"
 #include "tools/olbench/child.h"
+#include "tools/olbench/directory.h"
 #include "tools/olbench/forward.h"
 #include "tools/olbench/measure.h"
 #include "tools/olbench/memserver.h"
@@ -221,6 +222,12 @@ int run(int argc, char** argv) {
       app.add_subcommand("memserver", "Pages of a memserver on this host, beside the bare link to it");
   MemserverOptions memserver;
   seconds(*memserver_command, memserver.seconds);
+  auto* directory_command =
+      app.add_subcommand("directory", "Steps of the ownership protocol, and what extents at rest take");
+  DirectoryOptions directory;
+  directory_command->add_option("--extents", directory.extents, "In one directory")
+      ->capture_default_str()
+      ->check(CLI::Range(1024u, 1u << 28));
   auto* remote_command = app.add_subcommand(
       "remote", "Walks through more than VRAM and host RAM hold: 1 to 3 memservers, replicas, TCP and shared memory");
   auto* forward_command =
@@ -234,6 +241,16 @@ int run(int argc, char** argv) {
       base::print("{}\n", result.dump(2));
     } else {
       printMemserver(result);
+    }
+    return 0;
+  }
+  if (directory_command->parsed()) {
+    directory.rounds = options.rounds;
+    const json result = measureDirectory(directory);
+    if (as_json) {
+      base::print("{}\n", result.dump(2));
+    } else {
+      printDirectory(result);
     }
     return 0;
   }

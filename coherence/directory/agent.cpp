@@ -1,0 +1,741 @@
+#include "coherence/directory/agent.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "coherence/directory/seeded.h"
+
+namespace olpager::directory {
+
+// ---- lists of extents, by state
+
+Agent::ListOf Agent::listOf(AgentState state) {
+  switch (state) {
+    case AgentState::kTaking:
+      return kListTaking;
+    case AgentState::kOwned:
+    case AgentState::kOwnedShared:
+      return kListOwned;
+    case AgentState::kShared:
+      return kListShared;
+    case AgentState::kGiven:
+      return kListGiven;
+    case AgentState::kRetained:
+      return kListRetained;
+    default:
+      return kLists;
+  }
+}
+
+void Agent::link(ExtentId extent) {
+  Extent& e = extents_[extent];
+  const ListOf which = listOf(e.state());
+  if (which == kLists) return;
+  List& list = lists_[which];
+  e.previous = list.last;
+  e.next = kNone;
+  (list.last == kNone ? list.first : extents_[list.last].next) = extent;
+  list.last = extent;
+  ++list.size;
+}
+
+void Agent::unlink(ExtentId extent) {
+  Extent& e = extents_[extent];
+  const ListOf which = listOf(e.state());
+  if (which == kLists) return;
+  List& list = lists_[which];
+  (e.previous == kNone ? list.first : extents_[e.previous].next) = e.next;
+  (e.next == kNone ? list.last : extents_[e.next].previous) = e.previous;
+  e.previous = e.next = kNone;
+  --list.size;
+}
+
+/// What was used last goes last.
+void Agent::touch(ExtentId extent) {
+  unlink(extent);
+  link(extent);
+}
+
+Agent::Busy& Agent::busy(ExtentId extent) {
+  Extent& e = extents_[extent];
+  if (e.busy == kNone) e.busy = busy_.take({});
+  return busy_[e.busy];
+}
+
+void Agent::calm(ExtentId extent) {
+  Extent& e = extents_[extent];
+  if (e.busy == kNone || !busy_[e.busy].idle()) return;
+  busy_.give(e.busy);
+  e.busy = kNone;
+}
+
+// ---- operations and their wants
+
+uint32_t Agent::find(Age age) const {
+  const auto found = std::lower_bound(order_.begin(), order_.end(), age, inOrder);
+  return found != order_.end() && found->age == age ? found->operation : kNone;
+}
+
+bool Agent::submitted(Age age) const {
+  const uint32_t operation = find(age);
+  return operation != kNone && operations_[operation].progress == Progress::kSubmitted;
+}
+
+bool Agent::runnable(Age age) const {
+  const uint32_t operation = find(age);
+  return operation != kNone && operations_[operation].progress == Progress::kWaiting &&
+         !operations_[operation].failed && operations_[operation].unclaimed == 0;
+}
+
+void Agent::list(uint32_t want) {
+  Want& w = wants_[want];
+  if (w.listed) return;
+  Operation& operation = operations_[w.operation];
+  w.todo_previous = kNone;
+  w.todo_next = operation.todo;
+  if (operation.todo != kNone) wants_[operation.todo].todo_previous = want;
+  operation.todo = want;
+  w.listed = true;
+  changed_ = true;
+}
+
+void Agent::unlist(uint32_t want) {
+  Want& w = wants_[want];
+  if (!w.listed) return;
+  (w.todo_previous == kNone ? operations_[w.operation].todo : wants_[w.todo_previous].todo_next) = w.todo_next;
+  if (w.todo_next != kNone) wants_[w.todo_next].todo_previous = w.todo_previous;
+  w.todo_previous = w.todo_next = kNone;
+  w.listed = false;
+}
+
+bool Agent::needs(const Operation& operation, ExtentId extent) const {
+  for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
+    if (&operations_[wants_[want].operation] == &operation) return true;
+  }
+  return false;
+}
+
+/// A demand that waits lets no new younger claim in: else a stream of them could hold it up for ever.
+bool Agent::barred(const Want& want) const {
+  const Extent& extent = at(want.extent);
+  if (extent.busy == kNone || !holds(Rule::kPendingBars)) return false;
+  const Busy& busy = busy_[extent.busy];
+  if (!busy.waits || operations_[want.operation].age <= demandAge(busy.demand)) return false;
+  return busy.demand.kind != MessageKind::kYield || busy.demand.mode != Mode::kShared || want.mode != Mode::kShared;
+}
+
+void Agent::claim(uint32_t want, Actions& actions) {
+  Want& w = wants_[want];
+  unlist(want);
+  w.asked = false;
+  if (w.claimed) return;
+  w.claimed = true;
+  touch(w.extent);
+  Operation& operation = operations_[w.operation];
+  if (--operation.unclaimed == 0 && !operation.failed)
+    actions.push_back({.kind = ActionKind::kRunnable, .age = operation.age});
+}
+
+void Agent::tryClaim(uint32_t want, Actions& actions) {
+  const Want& w = wants_[want];
+  if (usable(at(w.extent).state(), w.mode) && !barred(w)) claim(want, actions);
+}
+
+void Agent::addWant(uint32_t operation, Need need, Actions& actions) {
+  for (uint32_t want = at(need.extent).wants; want != kNone; want = wants_[want].next_of_extent) {
+    Want& w = wants_[want];
+    if (w.operation != operation) continue;
+    if (w.mode == need.mode || w.mode == Mode::kOwn) return;
+    // It reads the extent and is found to write it as well.
+    w.mode = Mode::kOwn;
+    if (w.claimed && usable(at(w.extent).state(), Mode::kOwn) && !barred(w)) return;
+    if (w.claimed) ++operations_[operation].unclaimed;
+    w.claimed = w.asked = false;
+    list(want);
+    tryClaim(want, actions);
+    return;
+  }
+  Operation& op = operations_[operation];
+  if (op.count == frames_) {
+    op.failed = true;
+    actions.push_back({.kind = ActionKind::kFailed, .extent = kNone, .age = op.age});
+    return;
+  }
+  const uint32_t want = wants_.take({.extent = need.extent,
+                                     .operation = operation,
+                                     .mode = need.mode,
+                                     .next_of_operation = op.wants,
+                                     .next_of_extent = at(need.extent).wants});
+  op.wants = extents_[need.extent].wants = want;
+  ++op.count;
+  ++op.unclaimed;
+  list(want);
+  if (at(need.extent).state() == AgentState::kPoisoned) {
+    fail(need.extent, actions);
+  } else if (holds(Rule::kClaimOnArrival)) {
+    tryClaim(want, actions);
+  }
+}
+
+void Agent::begin(Age age, std::span<const Need> needs, Age oldest, Actions& actions) {
+  assert(find(age) == kNone);
+  seen_.addBelow(oldest);
+  seen_.add(age);
+  const uint32_t operation = operations_.take({.age = age});
+  const Key key{age, operation};
+  order_.insert(std::lower_bound(order_.begin(), order_.end(), age, inOrder), key);
+  waiting_.insert(std::lower_bound(waiting_.begin(), waiting_.end(), age, inOrder), key);
+  for (const Need& need : needs) addWant(operation, need, actions);
+  if (needs.empty()) actions.push_back({.kind = ActionKind::kRunnable, .age = age});
+  heedAhead(actions);
+  settle(actions);
+}
+
+/// What was fetched for an operation before it arrived is its own claim once it is here, and nobody's if it does not come.
+void Agent::heedAhead(Actions& actions) {
+  for (size_t i = 0; i < ahead_.size();) {
+    const ExtentId extent = ahead_[i];
+    if (!known(busy(extent).ahead)) {
+      ++i;
+      continue;
+    }
+    busy(extent).ahead = kNobody;
+    ahead_[i] = ahead_.back();
+    ahead_.pop_back();
+    if (busy(extent).waits) demand(Message(busy(extent).demand), actions);
+    calm(extent);
+  }
+}
+
+void Agent::reach(Age age, Need need, Actions& actions) {
+  const uint32_t operation = find(age);
+  assert(operation != kNone && operations_[operation].progress == Progress::kWaiting);
+  addWant(operation, need, actions);
+  settle(actions);
+}
+
+bool Agent::submit(Age age) {
+  if (!runnable(age)) return false;
+  operations_[find(age)].progress = Progress::kSubmitted;
+  waiting_.erase(std::lower_bound(waiting_.begin(), waiting_.end(), age, inOrder));
+  return true;
+}
+
+void Agent::complete(Age age, Actions& actions) {
+  const uint32_t operation = find(age);
+  assert(operation != kNone && operations_[operation].progress == Progress::kSubmitted);
+  for (uint32_t want = operations_[operation].wants; want != kNone; want = wants_[want].next_of_operation) {
+    const Want& w = wants_[want];
+    touch(w.extent);
+    if (w.mode == Mode::kShared) continue;
+    // Only the owner writes, and no two are owners by the same number: the number names what it wrote. Another's bytes
+    // can't have that name.
+    extents_[w.extent].content = at(w.extent).number;
+    send(MessageKind::kWrote, {.extent = w.extent, .number = at(w.extent).number, .age = age}, actions);
+  }
+  send(MessageKind::kCompleted, {.age = age}, actions);
+  end(operation, actions);
+}
+
+void Agent::cancel(Age age, Actions& actions) {
+  const uint32_t operation = find(age);
+  if (operation == kNone || operations_[operation].progress == Progress::kSubmitted) return;
+  waiting_.erase(std::lower_bound(waiting_.begin(), waiting_.end(), age, inOrder));
+  send(MessageKind::kCompleted, {.age = age}, actions);
+  end(operation, actions);
+}
+
+void Agent::end(uint32_t operation, Actions& actions) {
+  const uint32_t first = operations_[operation].wants;
+  order_.erase(std::lower_bound(order_.begin(), order_.end(), operations_[operation].age, inOrder));
+  for (uint32_t want = first; want != kNone; want = wants_[want].next_of_operation) {
+    unlist(want);
+    uint32_t* link = &extents_[wants_[want].extent].wants;
+    while (*link != want) link = &wants_[*link].next_of_extent;
+    *link = wants_[want].next_of_extent;
+  }
+  operations_.give(operation);
+  changed_ = true;
+  for (uint32_t want = first; want != kNone;) {
+    const ExtentId extent = wants_[want].extent;
+    const uint32_t next = wants_[want].next_of_operation;
+    wants_.give(want);
+    want = next;
+    if (at(extent).busy != kNone && busy(extent).waits) demand(Message(busy(extent).demand), actions);
+  }
+  settle(actions);
+}
+
+/// Operations that need what is lost or freed can't run; their pager gives them up.
+void Agent::fail(ExtentId extent, Actions& actions) {
+  for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
+    Want& w = wants_[want];
+    Operation& operation = operations_[w.operation];
+    unlist(want);
+    if (w.claimed) ++operation.unclaimed;
+    w.asked = w.claimed = false;
+    if (!operation.failed) actions.push_back({.kind = ActionKind::kFailed, .extent = extent, .age = operation.age});
+    operation.failed = true;
+  }
+}
+
+// ---- who is in the way
+
+/// The age that a demand acts with. A push whose operation is over presses no more.
+Age Agent::demandAge(const Message& demand) const {
+  if (!demand.push || demand.kind != MessageKind::kYield) return demand.age;
+  if (!holds(Rule::kPushHasAge)) return kNobody;
+  // The push is this agent's own, so it knows the operation; unless an older request has urged.
+  return demand.age == demand.served && find(demand.age) == kNone ? kNobody : demand.age;
+}
+
+/// Does an operation here keep the extent from one of that age? For a replica only writers do.
+bool Agent::inTheWay(ExtentId extent, Age age, Mode taken, bool submitted_only) const {
+  for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
+    const Want& w = wants_[want];
+    if (taken == Mode::kShared && w.mode == Mode::kShared) continue;
+    const Operation& operation = operations_[w.operation];
+    if (operation.progress == Progress::kSubmitted) {
+      if (holds(Rule::kSubmittedHolds)) return true;
+      continue;
+    }
+    if (submitted_only || !w.claimed) continue;
+    if (operation.age <= age ? holds(Rule::kOlderClaimHolds) : !holds(Rule::kYoungerClaimYields)) return true;
+  }
+  if (submitted_only || at(extent).busy == kNone) return false;
+  const Busy& busy = busy_[at(extent).busy];
+  return busy.ahead <= age && busy.ahead != kNobody && (taken == Mode::kOwn || busy.ahead_mode == Mode::kOwn);
+}
+
+/// Those that are younger lose their claims.
+void Agent::wound(ExtentId extent, Age age, Mode taken, Actions& actions) {
+  for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
+    Want& w = wants_[want];
+    if (!w.claimed || (taken == Mode::kShared && w.mode == Mode::kShared)) continue;
+    w.claimed = false;
+    ++operations_[w.operation].unclaimed;
+    list(want);
+    actions.push_back(
+        {.kind = ActionKind::kClaimLost, .extent = extent, .age = operations_[w.operation].age, .to = age});
+  }
+  if (at(extent).busy == kNone) return;
+  Busy& busy = busy_[at(extent).busy];
+  if (busy.ahead != kNobody && (taken == Mode::kOwn || busy.ahead_mode == Mode::kOwn)) {
+    busy.ahead = kNobody;
+    std::erase(ahead_, extent);
+    calm(extent);
+  }
+}
+
+bool Agent::asked(ExtentId extent) const { return askedByOlder(extent, kNobody, true); }
+
+bool Agent::askedByOlder(ExtentId extent, Age age, bool or_same) const {
+  for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
+    const Age asker = operations_[wants_[want].operation].age;
+    if (wants_[want].asked && (asker < age || (or_same && asker == age))) return true;
+  }
+  return false;
+}
+
+void Agent::forgetAsks(ExtentId extent) {
+  for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
+    if (!wants_[want].asked) continue;
+    wants_[want].asked = false;
+    list(want);
+  }
+}
+
+/// Every operation here that waits for the extent claims it in the step in which it comes, as does the one that it was fetched
+/// for even if that is still on its way.
+void Agent::arrive(ExtentId extent, Age age, Mode mode, Actions& actions) {
+  for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
+    const Want& w = wants_[want];
+    if (mode == Mode::kShared && w.mode == Mode::kOwn) continue;
+    const Operation& operation = operations_[w.operation];
+    if (operation.progress == Progress::kSubmitted || operation.failed) continue;
+    if (holds(Rule::kClaimOnArrival) && (holds(Rule::kAllClaimOnArrival) || operation.age == age)) {
+      claim(want, actions);
+    } else {
+      wants_[want].asked = false;
+      if (!w.claimed) list(want);
+      put_off_ = true;
+    }
+  }
+  if (age == kNobody || known(age) || !holds(Rule::kClaimAhead)) return;
+  Busy& b = busy(extent);
+  if (b.ahead == kNobody) ahead_.push_back(extent);
+  b.ahead = age;
+  b.ahead_mode = mode;
+}
+
+// ---- the table's steps
+
+void Agent::send(MessageKind kind, const Message& cause, Actions& actions) const {
+  Message message = cause;
+  message.kind = kind;
+  message.from = id_;
+  message.to = kHome;
+  message.epoch = epoch_;
+  actions.push_back({.kind = ActionKind::kSend, .message = message});
+}
+
+void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Actions& actions) {
+  const AgentCell cell = kAgentTable(at(extent).state(), input);
+  if (cell.kind == AgentCell::kIgnored) return;
+  if (cell.kind != AgentCell::kGoes) {
+    actions.push_back({.kind = ActionKind::kViolation, .extent = extent, .number = cause.number, .message = cause});
+    return;
+  }
+  const uint32_t effects = cell.effects;
+  const auto act = [&](ActionKind kind, Mode mode = Mode::kOwn) {
+    actions.push_back({.kind = kind, .mode = mode, .extent = extent, .number = cause.number});
+  };
+  if ((effects & kWait) != 0) {
+    Busy& b = busy(extent);
+    b.waits = true;
+    b.demand = cause;
+    return;
+  }
+  if (cause.number > at(extent).number) extents_[extent].number = cause.number;
+  if ((effects & kAbortFetch) != 0) act(ActionKind::kAbort);
+  if ((effects & kUnmapIt) != 0) act(ActionKind::kUnmap);
+  if ((effects & kTakeFrame) != 0) ++used_;
+  if ((effects & kFetchBytes) != 0) {
+    Busy& b = busy(extent);
+    b.giver = cause.from;
+    b.coming = cause.content;
+    b.fetched_for = cause.served;
+    b.push_taken = cause.push;
+    actions.push_back({.kind = ActionKind::kFetch,
+                       .mode = cause.mode,
+                       .peer = cause.from,
+                       .extent = extent,
+                       .number = cause.number,
+                       .content = at(extent).content});
+    extents_[extent].content = 0;
+  }
+  if ((effects & kClearFrame) != 0) {
+    act(ActionKind::kClear);
+    extents_[extent].content = cause.number;
+  }
+  if ((effects & kMapIt) != 0) act(ActionKind::kMap);
+  if ((effects & kMapReadOnly) != 0) act(ActionKind::kMap, Mode::kShared);
+  if ((effects & kFreeFrame) != 0) {
+    act(ActionKind::kFree);
+    --used_;
+    extents_[extent].content = 0;
+  }
+  if (cell.next != at(extent).state()) {
+    unlink(extent);
+    extents_[extent].state_ = static_cast<uint64_t>(cell.next);
+    link(extent);
+    changed_ = true;
+  }
+  if (at(extent).busy != kNone) {
+    Busy& b = busy(extent);
+    if ((effects & kEndWait) != 0 && b.waits) {
+      b.waits = false;
+      changed_ = true;
+    }
+    const bool owned = cell.next == AgentState::kOwned || cell.next == AgentState::kOwnedShared;
+    if (b.pushed && (!owned || input == AgentInput::kDecline || input == AgentInput::kKeep)) {
+      b.pushed = false;
+      std::erase(pushed_, extent);
+      changed_ = true;
+    }
+    if (cell.next != AgentState::kLandingOwn && cell.next != AgentState::kLandingShared) b.giver = kNoAgent;
+    calm(extent);
+  }
+
+  if ((effects & kSendGet) != 0) send(MessageKind::kGet, cause, actions);
+  if ((effects & kSendReady) != 0) {
+    Message ready = cause;
+    ready.kind = MessageKind::kReady;
+    ready.from = id_;
+    ready.to = cause.taker;
+    ready.epoch = epoch_;
+    ready.content = at(extent).content;
+    actions.push_back({.kind = ActionKind::kSend, .message = ready});
+  }
+  if (input == AgentInput::kYieldOwn && !holds(Rule::kDoneBeforeRelease))
+    step(extent, AgentInput::kRelease, cause, actions);
+  if ((effects & kSendDone) != 0) send(MessageKind::kDone, cause, actions);
+  if ((effects & kSendRefused) != 0) send(MessageKind::kRefused, cause, actions);
+  if ((effects & kSendDeclined) != 0) send(MessageKind::kDeclined, cause, actions);
+  if ((effects & kSendAcked) != 0) send(MessageKind::kAcked, cause, actions);
+  if ((effects & kSendAdopted) != 0) send(MessageKind::kAdopted, cause, actions);
+  if ((effects & kSendNotHere) != 0) send(MessageKind::kNotHere, cause, actions);
+  if ((effects & kSendForgotten) != 0) send(MessageKind::kForgotten, cause, actions);
+  if ((effects & kArrive) != 0) {
+    const bool own = at(extent).state() == AgentState::kOwned;
+    // What is kept was not fetched for an operation of this agent, nor is what makes room.
+    arrive(extent, cause.push || input == AgentInput::kKeep ? kNobody : cause.served, own ? Mode::kOwn : Mode::kShared,
+           actions);
+  }
+  if ((effects & kFail) != 0) fail(extent, actions);
+}
+
+/// Yield, Invalidate, Forget: now, if nobody is in the way; else when nobody is any more.
+void Agent::demand(const Message& message, Actions& actions) {
+  const ExtentId extent = message.extent;
+  const bool yield = message.kind == MessageKind::kYield;
+  const bool forget = message.kind == MessageKind::kForget;
+  const Mode taken = yield ? message.mode : Mode::kOwn;
+  const Age age = forget ? 0 : demandAge(message);
+  const bool mapped = usable(at(extent).state(), Mode::kShared);
+  bool blocked = mapped && (forget ? underSubmitted(extent, Mode::kOwn) : inTheWay(extent, age, taken));
+  if (message.kind == MessageKind::kInvalidate && !holds(Rule::kInvalidateHeedsAge)) {
+    blocked = mapped && underSubmitted(extent, Mode::kOwn);
+  }
+  if (blocked) {
+    // For room only, and claimed: not worth waiting for. What is submitted will be over.
+    if (yield && message.push && holds(Rule::kPushDeclined) && !underSubmitted(extent, taken)) {
+      step(extent, AgentInput::kDecline, message, actions);
+      return;
+    }
+    step(extent,
+         yield    ? AgentInput::kYieldWait
+         : forget ? AgentInput::kForgetWait
+                  : AgentInput::kInvalidateWait,
+         message, actions);
+    return;
+  }
+  if (mapped) wound(extent, age, taken, actions);
+  if (yield) {
+    step(extent, message.mode == Mode::kShared ? AgentInput::kYieldShared : AgentInput::kYieldOwn, message, actions);
+  } else if (forget) {
+    step(extent, AgentInput::kForget, message, actions);
+  } else {
+    step(extent, asked(extent) ? AgentInput::kInvalidateAsked : AgentInput::kInvalidate, message, actions);
+  }
+}
+
+void Agent::ready(const Message& message, Actions& actions) {
+  const ExtentId extent = message.extent;
+  const Extent& e = at(extent);
+  const bool own = message.mode == Mode::kOwn;
+  // A free frame is nobody's: an older operation that lacks one would have it.
+  if (e.state() == AgentState::kAbsent && used_ == frames_) {
+    if (holds(Rule::kRefuse)) step(extent, AgentInput::kNoRoom, message, actions);
+    return;
+  }
+  const bool same = e.content != 0 && (e.content == message.content || !holds(Rule::kRetainedEqual));
+  step(extent,
+       same ? (own ? AgentInput::kHaveOwn : AgentInput::kHaveShared)
+            : (own ? AgentInput::kReadyOwn : AgentInput::kReadyShared),
+       message, actions);
+}
+
+void Agent::landed(ExtentId extent, Number number, Actions& actions) {
+  const Extent& e = at(extent);
+  const bool own = e.state() == AgentState::kLandingOwn;
+  if ((!own && e.state() != AgentState::kLandingShared) || e.number != number) return;
+  const Busy& b = busy(extent);
+  const Message cause{.mode = own ? Mode::kOwn : Mode::kShared,
+                      .push = b.push_taken,
+                      .extent = extent,
+                      .number = number,
+                      .served = b.fetched_for};
+  extents_[extent].content = b.coming;
+  step(extent, AgentInput::kLanded, cause, actions);
+  settle(actions);
+}
+
+/// What the lost agent said before is not heard from now on, and nothing that comes from it arrives.
+void Agent::fence(const Message& message, Actions& actions) {
+  // A duplicate: the agent may have come again since.
+  if (message.taker_epoch <= peers_[message.taker]) return;
+  peers_[message.taker] = message.taker_epoch;
+  for (ExtentId extent = 0; extent < extents_.size(); ++extent) {
+    if (at(extent).busy == kNone || busy(extent).giver != message.taker) continue;
+    step(extent, AgentInput::kSourceLost, {.extent = extent}, actions);
+    forgetAsks(extent);
+  }
+  send(MessageKind::kFenced, message, actions);
+}
+
+void Agent::receive(const Message& message, Actions& actions) {
+  if (message.to != id_) {
+    actions.push_back({.kind = ActionKind::kViolation, .message = message});
+    return;
+  }
+  if (message.kind == MessageKind::kFence) {
+    if (message.epoch != epoch_ || message.taker >= kMostAgents) return;
+    fence(message, actions);
+    settle(actions);
+    return;
+  }
+  if (message.kind == MessageKind::kOver) {
+    seen_.add(message.age);
+    heedAhead(actions);
+    settle(actions);
+    return;
+  }
+  if (message.extent >= extents_.size()) resize(message.extent + 1);
+  const ExtentId extent = message.extent;
+  const Extent& e = at(extent);
+  const bool ready_message = message.kind == MessageKind::kReady;
+  // To or from an agent that has been lost since.
+  if ((ready_message ? message.taker_epoch : message.epoch) != epoch_) return;
+  if (ready_message && message.epoch < peers_[message.from] && holds(Rule::kEpochs)) return;
+  // Late, or a duplicate. A number that waits here is known as well.
+  const bool waits = e.busy != kNone && busy(extent).waits;
+  const bool known_number = message.number <= e.number || (waits && message.number <= busy(extent).demand.number);
+  switch (message.kind) {
+    case MessageKind::kUrge: {
+      if (!waits || busy(extent).demand.number != message.number || message.age >= busy(extent).demand.age) return;
+      busy(extent).demand.age = message.age;
+      demand(Message(busy(extent).demand), actions);
+      break;
+    }
+    case MessageKind::kRelease: {
+      if (e.state() == AgentState::kGiven && e.number != message.number && holds(Rule::kReleaseMatches)) return;
+      step(extent, asked(extent) ? AgentInput::kReleaseAsked : AgentInput::kRelease, message, actions);
+      break;
+    }
+    case MessageKind::kKeep: {
+      // Given by that number, or asked for by it and not given yet.
+      if (waits ? busy(extent).demand.number != message.number : e.number != message.number) return;
+      step(extent, AgentInput::kKeep, message, actions);
+      break;
+    }
+    default: {
+      if (known_number && holds(Rule::kOldNumberIgnored)) return;
+      switch (message.kind) {
+        case MessageKind::kYield:
+        case MessageKind::kInvalidate:
+        case MessageKind::kForget:
+          demand(message, actions);
+          break;
+        case MessageKind::kReady:
+          ready(message, actions);
+          break;
+        case MessageKind::kGrant:
+          step(extent, AgentInput::kGrant, message, actions);
+          break;
+        case MessageKind::kFirst: {
+          const bool room = e.state() != AgentState::kAbsent || used_ < frames_;
+          step(extent, room ? AgentInput::kFirst : AgentInput::kNoRoom, message, actions);
+          break;
+        }
+        case MessageKind::kAdopt: {
+          const bool given = e.state() == AgentState::kGiven || e.state() == AgentState::kRetained ||
+                             (e.state() == AgentState::kTaking && e.content != 0);
+          if (message.mode == Mode::kShared) {
+            step(extent, e.state() == AgentState::kShared ? AgentInput::kAdoptReplica : AgentInput::kAdoptNot, message,
+                 actions);
+          } else {
+            step(extent,
+                 given && static_cast<uint32_t>(e.number) == message.content ? AgentInput::kAdoptKept
+                                                                             : AgentInput::kAdoptNot,
+                 message, actions);
+          }
+          break;
+        }
+        case MessageKind::kPoison:
+          step(extent, AgentInput::kPoison, message, actions);
+          break;
+        default:
+          actions.push_back({.kind = ActionKind::kViolation, .extent = extent, .message = message});
+      }
+    }
+  }
+  settle(actions);
+}
+
+// ---- frames
+
+void Agent::settle(Actions& actions) {
+  if (put_off_) {
+    put_off_ = false;
+    return;
+  }
+  while (changed_) {
+    changed_ = false;
+    pump(actions);
+  }
+}
+
+/// Asks for what waiting operations lack, the oldest first. Frames go to the oldest that lacks one; until it has it, no younger
+/// one asks for anything.
+void Agent::pump(Actions& actions) {
+  bool starved = false;  // an older one lacks a frame
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    const uint32_t index = waiting_[i].operation;
+    if (operations_[index].failed) continue;
+    uint32_t lacking = 0;
+    for (uint32_t want = operations_[index].todo, next; want != kNone; want = next) {
+      next = wants_[want].todo_next;
+      const ExtentId extent = wants_[want].extent;
+      const AgentState state = at(extent).state();
+      if (usable(state, wants_[want].mode)) {
+        tryClaim(want, actions);
+        continue;
+      }
+      if (state == AgentState::kLandingOwn || state == AgentState::kLandingShared) continue;
+      if (starved && (state == AgentState::kAbsent || holds(Rule::kFramesAlsoInPlace))) continue;
+      if (state == AgentState::kAbsent && used_ == frames_ && !makeRoom(operations_[index], ++lacking, actions))
+        continue;
+      // Room may have been made of this very list.
+      next = wants_[want].todo_next;
+      unlist(want);
+      wants_[want].asked = true;
+      step(extent, AgentInput::kAsk,
+           {.mode = wants_[want].mode, .extent = extent, .number = at(extent).number, .age = operations_[index].age},
+           actions);
+    }
+    if (lacking != 0 && holds(Rule::kFramesToOldest)) starved = true;
+  }
+}
+
+/// A frame for the oldest operation that lacks one: true if there is one now. `lacking`: how many it lacks, up to this one.
+bool Agent::makeRoom(const Operation& operation, uint32_t lacking, Actions& actions) {
+  const Age age = operation.age;
+  const auto drop = [&](ExtentId extent) {
+    step(extent, AgentInput::kDrop, {.extent = extent}, actions);
+    forgetAsks(extent);
+    return true;
+  };
+  if (holds(Rule::kDropRetained)) {
+    for (ExtentId extent = lists_[kListRetained].first; extent != kNone; extent = at(extent).next) {
+      if (!needs(operation, extent)) return drop(extent);
+    }
+  }
+  for (ExtentId extent = lists_[kListShared].first; extent != kNone; extent = at(extent).next) {
+    if (needs(operation, extent) || inTheWay(extent, age, Mode::kOwn) || askedByOlder(extent, age, false)) continue;
+    wound(extent, age, Mode::kOwn, actions);
+    if (at(extent).busy == kNone || !busy(extent).waits) return drop(extent);
+    // The home waits for it to go: nobody is in the way any more.
+    demand(Message(busy(extent).demand), actions);
+    return makeRoom(operation, lacking, actions);
+  }
+  if (holds(Rule::kRevoke)) {
+    for (ExtentId extent = lists_[kListTaking].first; extent != kNone; extent = at(extent).next) {
+      if (!needs(operation, extent) && !askedByOlder(extent, age, true)) return drop(extent);
+    }
+  }
+  // What is given frees its frame soon; so does what is pushed.
+  uint32_t coming = lists_[kListGiven].size;
+  for (const ExtentId extent : pushed_) {
+    // It stays where an older operation claims it meanwhile, or this one finds that it needs the extent itself.
+    const bool goes = !needs(operation, extent) && !inTheWay(extent, age, Mode::kOwn);
+    coming += goes && busy(extent).push_age <= age ? 1 : 0;
+  }
+  if (coming >= lacking) return false;
+  for (ExtentId extent = lists_[kListOwned].first; extent != kNone; extent = at(extent).next) {
+    if (needs(operation, extent)) continue;
+    if (inTheWay(extent, age, Mode::kOwn) && holds(Rule::kRoomHeedsClaims)) continue;
+    Busy& b = busy(extent);
+    if (b.pushed && b.push_age <= age) {
+      continue;
+    }
+    if (!b.pushed) pushed_.push_back(extent);
+    b.pushed = true;
+    b.push_age = age;
+    send(MessageKind::kPush, {.extent = extent, .number = at(extent).number, .age = age}, actions);
+    return false;
+  }
+  return false;
+}
+
+}  // namespace olpager::directory

@@ -1,0 +1,192 @@
+// The home's side of the ownership protocol: for each extent its owner, its replicas, and the one transaction that may be open.
+// Pure: no I/O, no clock, no lock. Each call is a step, which appends to `actions` what has to be sent, in that order.
+//
+//   extent       Phase (home_table.h); the steps below move it by the table. At rest 16 bytes; what is under way is in pools
+//   agent        joined, lost (its fence is under way), gone. An agent joins again under a new epoch
+//   operation    sent to an agent, complete. Ages are given out by whoever routes operations; the directory is told
+//
+// A free while a transaction is open follows when the transaction is over. Thread-safety: none; whoever owns the directory
+// brings the lock.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "coherence/directory/ages.h"
+#include "coherence/directory/home_table.h"
+#include "coherence/directory/pool.h"
+#include "coherence/directory/types.h"
+
+namespace olpager::directory {
+
+class Directory {
+ public:
+  /// `spill`: the agent that takes what others have no room for.
+  explicit Directory(AgentId spill) : spill_(spill) {}
+
+  /// Extents of a new region: nobody owns them. Those were never allocated, or are kReleased.
+  void allocate(ExtentId first, ExtentId count);
+  /// The program has freed them: no operation that is under way reaches them. kReleased tells of each when nothing is left.
+  void free(ExtentId first, ExtentId count, Actions& actions);
+
+  /// An agent takes part, under that epoch. One that was lost: after kSettled.
+  void join(AgentId agent, Epoch epoch);
+  /// It does no longer: nothing more is heard from it. Its operations are over.
+  void lost(AgentId agent, Actions& actions);
+
+  /// The age of the next operation of the program.
+  Age operation();
+  /// It goes to that agent.
+  void sent(Age age, AgentId agent);
+  /// The home asks on behalf of an operation that it has sent or will send: a hint, since no frame is reserved.
+  void ask(Age age, AgentId agent, ExtentId first, ExtentId count, Mode mode, Actions& actions);
+  /// It will not be sent.
+  void cancel(Age age, Actions& actions);
+  /// All operations below are complete.
+  Age oldest() const { return routes_.empty() ? next_ : routes_.front().age; }
+  bool complete(Age age) const { return complete_.has(age); }
+
+  void receive(const Message& message, Actions& actions);
+
+  Phase phase(ExtentId extent) const;
+  AgentId owner(ExtentId extent) const { return records_[extent].owner; }
+  uint32_t replicas(ExtentId extent) const { return records_[extent].replicas; }
+  Number number(ExtentId extent) const { return records_[extent].number; }
+  size_t extents() const { return records_.size(); }
+  /// Transactions that are open, or wait.
+  size_t busy() const { return open_.used(); }
+  bool fencing() const { return fencing_ != 0; }
+  static constexpr size_t kBytesAtRest = 16;
+
+  template <typename Sink>
+  void describe(Sink& sink) const;
+
+ private:
+  struct Record {
+    uint64_t number : 48 = 0;  // of the last transaction
+    uint64_t owner : 8 = kNoAgent;
+    uint64_t rest : 2 = kAtRestGone;
+    uint64_t written : 1 = 0;  // an operation that is complete wrote it since the owner got it
+    uint64_t busy : 1 = 0;
+    uint64_t : 4;
+    uint32_t replicas = 0;  // a bit for each agent; one may have dropped its own since
+    uint32_t link = 0;      // at rest: `version`, of the transaction by which the owner got it; busy: Open
+  };
+  static_assert(sizeof(Record) == kBytesAtRest);
+  enum : uint64_t { kAtRest, kAtRestPoisoned, kAtRestGone };
+
+  /// A transaction, and who waits for the next.
+  struct Open {
+    ExtentId extent = 0;
+    uint32_t version = 0;
+    Phase phase = Phase::kRest;
+    bool push = false;     // it is for room
+    bool free = false;     // a free follows
+    bool opening = false;  // the next is being looked for
+    Mode mode = Mode::kShared;
+    AgentId taker = kNoAgent;
+    Age age = kNobody;        // that it acts with: of the oldest that waits for it
+    Age served = kNobody;     // of the request that it serves
+    uint32_t pending = 0;     // agents that have not answered
+    uint32_t candidates = 0;  // agents that may adopt
+    Age push_age = kNobody;   // the owner waits for room
+    uint32_t waiting = kNone;
+  };
+  struct Request {
+    AgentId agent = kNoAgent;
+    Mode mode = Mode::kShared;
+    Age age = kNobody;
+    uint32_t next = kNone;
+  };
+  struct Member {
+    bool live = false;
+    Epoch epoch = 0;
+    uint32_t fenced_by = 0;  // lost: agents that have not fenced it yet
+    Age gave_away = 0;       // what it has given last, operations below may have written
+    bool settling = false;   // lost: all have fenced it
+    uint32_t adopting = 0;   // lost: extents of it that have not found their place
+    bool exposed = false;    // lost, and of an operation that was under way there a write may have left in time
+  };
+
+  struct Route {
+    Age age;
+    AgentId agent;           // kNoAgent: not sent, though something may have been asked for it
+    uint32_t asked_for = 0;  // agents
+  };
+
+  static constexpr uint32_t bit(AgentId agent) { return uint32_t{1} << agent; }
+  bool live(AgentId agent) const { return agent < kMostAgents && (live_ & bit(agent)) != 0; }
+  Open& open(ExtentId extent);
+  void rest(ExtentId extent);
+  Route* route(Age age);
+  void finished(Age age);
+
+  void request(ExtentId extent, AgentId agent, Mode mode, Age age, Actions& actions);
+  void push(ExtentId extent, AgentId agent, Age age, Actions& actions);
+  void older(ExtentId extent, Age age, Actions& actions);
+  void addRequest(Open& o, AgentId agent, Mode mode, Age age);
+  void dropRequests(Open& o, AgentId agent, Mode mode);
+  void dropAllRequests(Open& o);
+  void openNext(ExtentId extent, Actions& actions);
+  bool openOne(ExtentId extent, Actions& actions);
+  void begin(ExtentId extent, AgentId taker, Mode mode, Age age, bool for_room, Actions& actions);
+  void answer(const Message& message, Actions& actions);
+  void answered(ExtentId extent, AgentId agent, Actions& actions);
+  void adopt(ExtentId extent, HomeInput more, HomeInput last, Actions& actions);
+  void fencedBy(AgentId lost, AgentId by, Actions& actions);
+  void settle(AgentId lost, Actions& actions);
+  void reverted(ExtentId extent, AgentId lost, Actions& actions) const;
+  void settled(AgentId lost, Actions& actions);
+  void settleExtent(ExtentId extent, AgentId lost, Actions& actions);
+
+  void step(ExtentId extent, HomeInput input, Actions& actions);
+  void tell(MessageKind kind, AgentId agent, Message message, Actions& actions) const;
+
+  AgentId spill_;
+  uint32_t live_ = 0;
+  uint32_t fencing_ = 0;  // lost agents that are not settled
+  std::vector<Record> records_;
+  Pool<Open> open_;
+  Pool<Request> requests_;
+  Member members_[kMostAgents];
+  Ages complete_;
+  Age next_ = 0;
+  std::vector<Route> routes_;  // operations that are not complete, by age
+};
+
+template <typename Sink>
+void Directory::describe(Sink& sink) const {
+  for (ExtentId id = 0; id < records_.size(); ++id) {
+    const Record& record = records_[id];
+    sink.number(id, record.number);
+    sink.value(record.owner | uint64_t{record.rest} << 8 | uint64_t{record.written} << 10 |
+               uint64_t{record.busy} << 11 | uint64_t{record.replicas} << 32);
+    sink.number(id, record.busy != 0 ? open_[record.link].version : record.link);
+    if (record.busy == 0) continue;
+    const Open& o = open_[record.link];
+    sink.value(static_cast<uint64_t>(o.phase) | uint64_t{o.push} << 8 | uint64_t{o.free} << 9 |
+               static_cast<uint64_t>(o.mode) << 10 | uint64_t{o.taker} << 16);
+    sink.value(o.age);
+    sink.value(o.served);
+    sink.value(o.pending | uint64_t{o.candidates} << 32);
+    sink.value(o.push_age);
+    uint64_t sum = 0;
+    for (uint32_t r = o.waiting; r != kNone; r = requests_[r].next) {
+      sum += (uint64_t{1} << 32 | requests_[r].age << 8 | uint64_t{requests_[r].agent} << 1 |
+              static_cast<unsigned>(requests_[r].mode)) *
+             0x9E3779B97F4A7C15u;
+    }
+    sink.value(sum);
+  }
+  for (const Member& member : members_) {
+    if (member.live || member.epoch != 0) {
+      sink.value(uint64_t{member.live} | uint64_t{member.epoch} << 1 | uint64_t{member.fenced_by} << 17 |
+                 uint64_t{member.settling} << 50 | uint64_t{member.exposed} << 51);
+      sink.value(member.gave_away);
+    }
+  }
+  sink.value(fencing_);
+  for (const Route& route : routes_) sink.value(route.age << 8 | route.agent);
+}
+
+}  // namespace olpager::directory

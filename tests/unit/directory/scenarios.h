@@ -1,0 +1,133 @@
+// The small systems that are explored whole.
+#pragma once
+
+#include <vector>
+
+#include "tests/unit/directory/world.h"
+
+namespace olpager::directory::test {
+
+struct NamedScenario {
+  const char* name;
+  Scenario scenario;
+  bool is_long = false;
+};
+
+inline std::vector<NamedScenario> scenarios() {
+  constexpr Mode W = Mode::kOwn, R = Mode::kShared;
+  std::vector<NamedScenario> all;
+  all.push_back(
+      {"ping-pong",
+       {.agents = 2, .extents = 1, .placed = 1, .plans = {{0, {{0, W}}, {}}, {1, {{0, W}}, {}}, {0, {{0, W}}, {}}}}});
+  all.push_back(
+      {"first touch", {.agents = 2, .extents = 1, .plans = {{0, {{0, R}}, {}}, {1, {{0, W}}, {}}, {0, {{0, W}}, {}}}}});
+  all.push_back(
+      {"crossed",
+       {.agents = 2, .extents = 2, .placed = 2, .plans = {{0, {{0, W}}, {{1, W}}}, {1, {{1, W}}, {{0, W}}}}}});
+  all.push_back({"swap",
+                 {.agents = 2,
+                  .frames = 1,
+                  .extents = 2,
+                  .placed = 2,
+                  .plans = {{0, {{1, W}}, {}}, {1, {{0, W}}, {}}},
+                  .hints = 1}});
+  all.push_back({"room",
+                 {.agents = 1,
+                  .frames = 2,
+                  .extents = 3,
+                  .placed = 1,
+                  .plans = {{0, {{0, W}, {1, W}}, {}}, {0, {{1, W}}, {{2, W}}}, {0, {{0, W}}, {}}}}});
+  all.push_back({"replicas",
+                 {.agents = 2,
+                  .extents = 1,
+                  .placed = 2,
+                  .plans = {{0, {{0, R}}, {}}, {1, {{0, R}}, {}}, {1, {{0, W}}, {}}, {0, {{0, R}}, {}}}}});
+  all.push_back({"replicas and cpu",
+                 {.agents = 3,
+                  .cpu_frames = 2,
+                  .extents = 1,
+                  .placed = 1,
+                  .plans = {{0, {{0, R}}, {}}, {1, {{0, W}}, {}}, {2, {{0, R}}, {}}}}});
+  all.push_back({"cpu between",
+                 {.agents = 3,
+                  .cpu_frames = 2,
+                  .extents = 2,
+                  .placed = 2,
+                  .plans = {{0, {{0, W}}, {{1, W}}}, {2, {{0, W}}, {}}, {1, {{1, W}}, {{0, W}}}}}});
+  all.push_back({"duplicates",
+                 {.agents = 2,
+                  .extents = 1,
+                  .placed = 2,
+                  .plans = {{0, {{0, W}}, {}}, {1, {{0, R}}, {}}, {1, {{0, W}}, {}}},
+                  .duplicates = 1}});
+  all.push_back(
+      {"hints",
+       {.agents = 2, .extents = 2, .placed = 2, .plans = {{0, {{1, W}}, {}}, {1, {{0, W}, {1, W}}, {}}}, .hints = 2}});
+  all.push_back({"crash",
+                 {.agents = 2,
+                  .extents = 1,
+                  .placed = 1,
+                  .plans = {{0, {{0, W}}, {}}, {1, {{0, W}}, {}}, {0, {{0, R}}, {}}},
+                  .crashes = 1}});
+  all.push_back({"crash of two extents",
+                 {.agents = 2,
+                  .extents = 2,
+                  .placed = 2,
+                  .plans = {{0, {{0, W}, {1, W}}, {}}, {1, {{0, W}}, {}}},
+                  .crashes = 1}});
+  all.push_back(
+      {"crash among replicas",
+       {.agents = 3, .extents = 1, .placed = 2, .plans = {{1, {{0, R}}, {}}, {2, {{0, W}}, {}}}, .crashes = 1}});
+  all.push_back({"zombie",
+                 {.agents = 2,
+                  .extents = 1,
+                  .placed = 2,
+                  .plans = {{0, {{0, W}}, {}}, {1, {{0, W}}, {}}, {0, {{0, W}}, {}}},
+                  .crashes = 1,
+                  .zombies = true}});
+  all.push_back({"restart",
+                 {.agents = 2,
+                  .extents = 1,
+                  .placed = 1,
+                  .plans = {{0, {{0, W}}, {}}, {1, {{0, W}}, {}}},
+                  .crashes = 1,
+                  .restarts = true,
+                  .zombies = true}});
+  all.push_back({"free",
+                 {.agents = 2,
+                  .extents = 1,
+                  .placed = 2,
+                  .plans = {{0, {{0, W}}, {}}, {1, {{0, R}}, {}}},
+                  .hints = 1,
+                  .frees = 1}});
+  all.push_back({"small spill",
+                 {.agents = 2,
+                  .frames = 1,
+                  .spill_frames = 2,
+                  .extents = 3,
+                  .placed = 2,
+                  .plans = {{0, {{1, W}}, {}}, {1, {{0, W}}, {}}}}});
+  all.push_back({"three deep",
+                 {.agents = 2,
+                  .extents = 2,
+                  .placed = 2,
+                  .plans = {{0, {{0, W}}, {{1, W}}}, {1, {{1, W}}, {{0, W}}}, {0, {{1, W}}, {}}}},
+                 true});
+  all.push_back({"room of three",
+                 {.agents = 2,
+                  .frames = 2,
+                  .extents = 3,
+                  .placed = 1,
+                  .plans = {{0, {{0, W}}, {{1, W}}}, {0, {{2, W}}, {}}, {1, {{1, W}}, {{2, W}}}}},
+                 true});
+  all.push_back({"replicas of two",
+                 {.agents = 3,
+                  .cpu_frames = 2,
+                  .extents = 2,
+                  .placed = 2,
+                  .plans = {{0, {{0, R}}, {{1, W}}}, {1, {{0, W}}, {}}, {2, {{0, R}, {1, R}}, {}}}},
+                 true});
+  return all;
+}
+
+}  // namespace olpager::directory::test

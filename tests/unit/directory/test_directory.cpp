@@ -1,0 +1,378 @@
+// The directory and agents step by step, without a network: messages are carried one by one.
+#include <deque>
+
+#include "coherence/directory/agent.h"
+#include "coherence/directory/directory.h"
+#include "coherence/directory/seeded.h"
+#include "tests/catch.h"
+
+using namespace olpager::directory;
+
+namespace {
+
+/// A home, agents 0 and 1, and the spill, which is 2. Messages wait in `posts` until they are delivered.
+struct System {
+  Directory home{2};
+  std::vector<Agent> agents;
+  std::deque<Message> posts;
+  std::vector<Action> told;  // all other actions, `peer` the agent
+
+  explicit System(uint32_t frames = 4, ExtentId extents = 8) {
+    for (AgentId id = 0; id < 3; ++id) {
+      agents.emplace_back(id, 1, id == 2 ? kUnlimited : frames);
+      agents.back().resize(extents);
+      home.join(id, 1);
+    }
+    home.allocate(0, extents);
+  }
+  void take(AgentId who, Actions& actions) {
+    for (const Action& action : actions) {
+      if (action.kind == ActionKind::kSend) {
+        posts.push_back(action.message);
+      } else {
+        told.push_back(action);
+        if (action.kind != ActionKind::kFetch) told.back().peer = who;
+        if (action.kind == ActionKind::kFetch) fetched.push_back({who, action});
+      }
+    }
+    actions.clear();
+  }
+  Age begin(AgentId agent, std::initializer_list<Need> needs) {
+    const Age age = home.operation();
+    home.sent(age, agent);
+    begin(age, agent, needs);
+    return age;
+  }
+  void begin(Age age, AgentId agent, std::initializer_list<Need> needs) {
+    Actions actions;
+    agents[agent].begin(age, std::vector<Need>(needs), home.oldest(), actions);
+    take(agent, actions);
+  }
+  void complete(AgentId agent, Age age) {
+    Actions actions;
+    agents[agent].complete(age, actions);
+    take(agent, actions);
+  }
+  void ask(Age age, AgentId agent, ExtentId extent, Mode mode) {
+    Actions actions;
+    home.ask(age, agent, extent, 1, mode, actions);
+    take(kHome, actions);
+  }
+  void deliver(const Message& message) {
+    Actions actions;
+    if (message.to == kHome) {
+      home.receive(message, actions);
+    } else {
+      agents[message.to].receive(message, actions);
+    }
+    take(message.to, actions);
+  }
+  /// Everything on its way arrives, and so do all bytes.
+  void quiet() {
+    while (!posts.empty() || !fetched.empty()) {
+      if (!posts.empty()) {
+        const Message message = posts.front();
+        posts.pop_front();
+        deliver(message);
+        continue;
+      }
+      const auto [who, action] = fetched.front();
+      fetched.pop_front();
+      Actions actions;
+      agents[who].landed(action.extent, action.number, actions);
+      take(who, actions);
+    }
+  }
+  void run(AgentId agent, std::initializer_list<Need> needs) {
+    const Age age = begin(agent, needs);
+    quiet();
+    REQUIRE(agents[agent].submit(age));
+    complete(agent, age);
+    quiet();
+  }
+  size_t count(ActionKind kind) const {
+    size_t found = 0;
+    for (const Action& action : told) found += action.kind == kind ? 1 : 0;
+    return found;
+  }
+  AgentState at(AgentId agent, ExtentId extent) const { return agents[agent].state(extent); }
+
+  std::deque<std::pair<AgentId, Action>> fetched;
+};
+
+constexpr Mode W = Mode::kOwn, R = Mode::kShared;
+
+}  // namespace
+
+TEST_CASE("the first operation that touches an extent owns it", "[directory]") {
+  System s;
+  s.run(0, {{3, R}});
+  CHECK(s.at(0, 3) == AgentState::kOwned);
+  CHECK(s.home.owner(3) == 0);
+  CHECK(s.count(ActionKind::kClear) == 1);
+  CHECK(s.count(ActionKind::kFetch) == 0);
+  CHECK(s.home.busy() == 0);
+  CHECK(s.agents[0].busy() == 0);
+}
+
+TEST_CASE("an extent goes from agent to agent, and what comes back unchanged is not fetched", "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  s.run(1, {{0, R}});
+  CHECK(s.at(0, 0) == AgentState::kOwnedShared);
+  CHECK(s.at(1, 0) == AgentState::kShared);
+  CHECK(s.home.replicas(0) == 2);
+  CHECK(s.count(ActionKind::kFetch) == 1);
+  s.run(1, {{0, W}});
+  CHECK(s.at(0, 0) == AgentState::kRetained);
+  CHECK(s.at(1, 0) == AgentState::kOwned);
+  CHECK(s.home.owner(0) == 1);
+  CHECK(s.home.replicas(0) == 0);
+  // The replica had the bytes.
+  CHECK(s.count(ActionKind::kFetch) == 1);
+  s.run(0, {{0, R}});
+  // They have been written since.
+  CHECK(s.count(ActionKind::kFetch) == 2);
+  s.run(0, {{0, W}});
+  s.told.clear();
+  // Nobody has written.
+  s.run(0, {{0, R}});
+  CHECK(s.told.size() == 1);
+}
+
+TEST_CASE("an older operation takes what a younger one claims, a younger one waits", "[directory]") {
+  System s;
+  s.run(0, {{0, W}, {1, W}});
+  const Age older = s.home.operation();
+  const Age younger = s.begin(0, {{0, W}, {2, W}});
+  CHECK_FALSE(s.agents[0].runnable(younger));  // extent 2 is on its way
+  s.home.sent(older, 1);
+  s.begin(older, 1, {{0, W}});
+  s.quiet();
+  CHECK(s.agents[1].runnable(older));
+  CHECK_FALSE(s.agents[0].runnable(younger));
+  CHECK(s.count(ActionKind::kClaimLost) == 1);
+  REQUIRE(s.agents[1].submit(older));
+  s.quiet();
+  // What is submitted is not taken from under it.
+  CHECK(s.at(1, 0) == AgentState::kOwned);
+  s.complete(1, older);
+  s.quiet();
+  CHECK(s.agents[0].runnable(younger));
+}
+
+TEST_CASE("a stream of younger operations can't hold an extent against one that waits", "[directory]") {
+  for (const Rule rule : {Rule::kAll, Rule::kPendingBars}) {
+    broken_rule = rule;
+    System s;
+    s.run(0, {{0, W}});
+    Age running = s.begin(0, {{0, W}});
+    REQUIRE(s.agents[0].submit(running));
+    const Age waits = s.begin(1, {{0, W}});
+    s.quiet();
+    int rounds = 0;
+    while (!s.agents[1].runnable(waits) && ++rounds < 100) {
+      const Age next = s.begin(0, {{0, W}});
+      const bool submitted = s.agents[0].runnable(next) && s.agents[0].submit(next);
+      s.complete(0, running);
+      if (submitted) running = next;
+      s.quiet();
+    }
+    CHECK(rounds == (rule == Rule::kAll ? 1 : 100));
+  }
+  broken_rule = Rule::kAll;
+}
+
+TEST_CASE("what was fetched for an operation that has not arrived is its own", "[directory]") {
+  for (const Rule rule : {Rule::kAll, Rule::kClaimAhead}) {
+    broken_rule = rule;
+    System s;
+    s.run(0, {{0, W}});
+    const Age ahead = s.home.operation();
+    s.home.sent(ahead, 1);
+    s.ask(ahead, 1, 0, W);
+    s.quiet();
+    CHECK(s.at(1, 0) == AgentState::kOwned);
+    const Age younger = s.begin(0, {{0, W}});
+    s.quiet();
+    CHECK(s.agents[0].runnable(younger) == (rule == Rule::kClaimAhead));
+    if (rule == Rule::kAll) {
+      s.begin(ahead, 1, {{0, W}});
+      REQUIRE(s.agents[1].submit(ahead));
+      s.complete(1, ahead);
+      s.quiet();
+      CHECK(s.agents[0].runnable(younger));
+    }
+  }
+  broken_rule = Rule::kAll;
+}
+
+TEST_CASE("an operation that will not come holds nothing", "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  const Age ahead = s.home.operation();
+  s.home.sent(ahead, 1);
+  s.ask(ahead, 1, 0, W);
+  s.quiet();
+  const Age younger = s.begin(0, {{0, W}});
+  s.quiet();
+  REQUIRE_FALSE(s.agents[0].runnable(younger));
+  Actions actions;
+  s.home.cancel(ahead, actions);
+  s.take(kHome, actions);
+  s.quiet();
+  CHECK(s.agents[0].runnable(younger));
+}
+
+TEST_CASE("a Get of an operation that is complete moves nothing", "[directory]") {
+  for (const Rule rule : {Rule::kAll, Rule::kDropCompleted}) {
+    broken_rule = rule;
+    System s;
+    s.run(0, {{0, W}});
+    const Age age = s.begin(1, {{0, W}});
+    const Message get = s.posts.front();
+    REQUIRE(get.kind == MessageKind::kGet);
+    s.quiet();
+    REQUIRE(s.agents[1].submit(age));
+    s.complete(1, age);
+    s.quiet();
+    s.run(0, {{0, W}});
+    s.deliver(get);
+    s.quiet();
+    CHECK(s.home.owner(0) == (rule == Rule::kAll ? 0 : 1));
+  }
+  broken_rule = Rule::kAll;
+}
+
+TEST_CASE("room: what is retained goes first, then replicas, then what is owned and idle is pushed", "[directory]") {
+  System s(2);
+  s.run(0, {{0, W}, {1, W}});
+  s.run(1, {{0, W}});
+  CHECK(s.at(0, 0) == AgentState::kRetained);
+  s.run(0, {{2, W}});
+  CHECK(s.at(0, 0) == AgentState::kAbsent);
+  s.run(1, {{2, R}});
+  s.run(1, {{3, W}});  // 1 has extent 0 and a replica of 2: the replica goes, though 0 is idle for longer
+  CHECK(s.at(1, 2) == AgentState::kAbsent);
+  CHECK(s.at(1, 0) == AgentState::kOwned);
+  s.run(1, {{4, W}});
+  CHECK(s.home.owner(0) == 2);
+  CHECK(s.agents[1].framesUsed() == 2);
+}
+
+TEST_CASE("an operation that needs more than there are frames fails", "[directory]") {
+  System s(2);
+  s.begin(0, {{0, W}, {1, W}, {2, W}});
+  REQUIRE(s.count(ActionKind::kFailed) == 1);
+}
+
+TEST_CASE("a freed extent is forgotten everywhere, and can be allocated again", "[directory]") {
+  System s;
+  s.run(0, {{0, W}, {1, W}});
+  s.run(1, {{0, R}});
+  Actions actions;
+  s.home.free(0, 2, actions);
+  s.take(kHome, actions);
+  s.quiet();
+  CHECK(s.count(ActionKind::kReleased) == 2);
+  CHECK(s.home.phase(0) == Phase::kGone);
+  CHECK(s.at(0, 0) == AgentState::kAbsent);
+  CHECK(s.at(1, 0) == AgentState::kAbsent);
+  CHECK(s.agents[0].framesUsed() == 0);
+  const Number number = s.home.number(0);
+  s.home.allocate(0, 2);
+  s.told.clear();
+  s.run(1, {{0, R}});
+  CHECK(s.count(ActionKind::kClear) == 1);
+  CHECK(s.home.number(0) > number);
+}
+
+TEST_CASE("an operation that needs a freed extent fails", "[directory]") {
+  System s;
+  Actions actions;
+  s.home.free(0, 1, actions);
+  s.take(kHome, actions);
+  s.quiet();
+  const Age age = s.begin(0, {{0, W}});
+  s.quiet();
+  CHECK(s.count(ActionKind::kFailed) == 1);
+  s.agents[0].cancel(age, actions);
+  s.take(0, actions);
+  s.quiet();
+  CHECK(s.agents[0].busy() == 0);
+  CHECK(s.agents[0].framesUsed() == 0);
+}
+
+TEST_CASE("a lost owner: what nobody retains is poison, what is retained unwritten comes back", "[directory]") {
+  System s;
+  s.run(0, {{0, W}, {1, W}});
+  s.run(1, {{0, W}});
+  // Extent 1 is with agent 1, which has not written it.
+  const Age age = s.begin(1, {{1, W}});
+  s.quiet();
+  REQUIRE(s.agents[1].submit(age));
+  Actions actions;
+  s.home.lost(1, actions);
+  s.take(kHome, actions);
+  s.quiet();
+  CHECK(s.home.phase(0) == Phase::kPoisoned);
+  CHECK(s.at(0, 0) == AgentState::kPoisoned);
+  CHECK(s.home.owner(1) == 0);
+  CHECK(s.at(0, 1) == AgentState::kOwned);
+  CHECK(s.count(ActionKind::kReverted) == 1);
+  CHECK(s.count(ActionKind::kBroken) == 0);
+  CHECK(s.count(ActionKind::kSettled) == 1);
+  s.begin(0, {{0, R}});
+  s.quiet();
+  CHECK(s.count(ActionKind::kFailed) == 1);
+}
+
+TEST_CASE("a replica of a lost owner becomes the owner", "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  s.run(1, {{0, R}});
+  Actions actions;
+  s.home.lost(0, actions);
+  s.take(kHome, actions);
+  s.quiet();
+  CHECK(s.home.owner(0) == 1);
+  CHECK(s.at(1, 0) == AgentState::kOwnedShared);
+  s.run(1, {{0, W}});
+  CHECK(s.at(1, 0) == AgentState::kOwned);
+}
+
+TEST_CASE("what is out of place is a violation, what is late is nothing", "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  const Number number = s.home.number(0);
+  s.deliver({.kind = MessageKind::kRelease, .to = 0, .epoch = 1, .extent = 0, .number = number});
+  s.deliver({.kind = MessageKind::kYield,
+             .to = 0,
+             .mode = W,
+             .taker = 1,
+             .epoch = 1,
+             .taker_epoch = 1,
+             .extent = 0,
+             .number = number});
+  s.deliver({.kind = MessageKind::kDone, .from = 1, .epoch = 1, .extent = 0, .number = number});
+  s.deliver({.kind = MessageKind::kDone, .from = 1, .epoch = 0, .extent = 0, .number = number + 1});
+  CHECK(s.count(ActionKind::kViolation) == 0);
+  CHECK(s.at(0, 0) == AgentState::kOwned);
+  s.deliver({.kind = MessageKind::kInvalidate, .to = 0, .epoch = 1, .extent = 0, .number = number + 1});
+  CHECK(s.count(ActionKind::kViolation) == 1);
+  s.deliver({.kind = MessageKind::kGet, .from = 40, .epoch = 1, .extent = 0});
+  s.deliver({.kind = MessageKind::kGet, .from = 1, .epoch = 1, .extent = 4000});
+  CHECK(s.count(ActionKind::kViolation) == 3);
+}
+
+TEST_CASE("ages that are in a set", "[directory]") {
+  Ages ages;
+  for (Age age = 0; age < 1000; age += 2) ages.add(age);
+  for (Age age = 0; age < 1000; ++age) CHECK(ages.has(age) == (age % 2 == 0));
+  CHECK_FALSE(ages.has(100000));
+  ages.addBelow(501);
+  for (Age age = 0; age < 1000; ++age) CHECK(ages.has(age) == (age <= 500 || age % 2 == 0));
+  for (Age age = 0; age < 1000; ++age) ages.add(age);
+  CHECK(ages.has(999));
+  CHECK_FALSE(ages.has(1000));
+}

@@ -1,0 +1,737 @@
+// A whole system in one value: the real directory, real agents, a virtual network between them, and frames with contents. Whoever
+// explores or simulates picks the next of the events that are possible; after each the world checks what has to hold:
+//
+//   one writer      an extent that an agent may write is mapped nowhere else
+//   no stale read   what is mapped has the bytes of the last write, and so has what an operation reads and writes
+//   no lost page    somebody has those bytes, unless a crash took them and the extent is poisoned
+//   frames          no agent uses more than it has
+//   the oldest      claims are lost to older operations only; the oldest operation asks once for an extent
+//   no dead end     as long as operations are not complete, something can happen
+//
+// A page is two words. A fetch copies one when it begins and the other when it ends: a giver that lets go too early is seen.
+#pragma once
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "coherence/directory/agent.h"
+#include "coherence/directory/directory.h"
+
+namespace olpager::directory::test {
+
+/// One operation: where it runs, what the home knows of its reach, and what only running it shows.
+struct Plan {
+  AgentId agent = 0;
+  std::vector<Need> needs;
+  std::vector<Need> hidden;
+  int after = -1;  // it is sent when that operation (older or younger) is complete
+};
+
+struct Scenario {
+  uint32_t agents = 2;      // that run operations; agent number `agents` is the spill
+  uint32_t cpu_frames = 0;  // not 0: the last of them is the CPU, with that many
+  uint32_t frames = 2;      // of each of the others
+  uint32_t spill_frames = kUnlimited;
+  ExtentId extents = 2;
+  uint32_t placed = 0;  // 0: nobody owns an extent at first; 1: the spill all; 2: agents, in order, frames full
+  std::vector<Plan> plans;
+  uint32_t hints = 0;       // asks of the home ahead, for any operation and extent that it needs
+  uint32_t duplicates = 0;  // messages that come twice
+  uint32_t crashes = 0;     // agents that fail
+  bool restarts = false;    // and come again
+  bool zombies = false;     // an agent may be taken for lost while it runs on
+  uint32_t frees = 0;       // extents that are freed when all that need them is complete
+};
+
+enum class EventKind : uint8_t {
+  kSendOperation,  // a: plan
+  kArrive,         // a: plan; the channel from home may deliver it at any time
+  kReveal,         // a: plan, its next hidden need
+  kSubmit,         // a: plan
+  kComplete,       // a: plan
+  kDeliver,        // a: from, b: to
+  kDeliverTwice,   // the network keeps a copy
+  kAgain,          // a duplicate arrives; a: place in the list of delivered ones
+  kLand,           // a: fetch
+  kHint,           // a: plan, b: need
+  kCrash,          // a: agent
+  kDetect,         // a: agent: the home takes it for lost
+  kRestart,        // a: agent
+  kFree,           // a: extent
+};
+struct Event {
+  EventKind kind;
+  uint32_t a = 0, b = 0;
+};
+
+inline const char* nameOf(MessageKind kind) {
+  static const char* const names[] = {"Get",        "Push",      "Done",   "Refused", "Declined",  "Acked", "Adopted",
+                                      "NotHere",    "Forgotten", "Fenced", "Wrote",   "Completed", "Yield", "Urge",
+                                      "Invalidate", "Grant",     "First",  "Release", "Keep",      "Adopt", "Poison",
+                                      "Forget",     "Over",      "Fence",  "Ready"};
+  static_assert(std::size(names) == kMessageKinds);
+  return names[static_cast<size_t>(kind)];
+}
+
+class World {
+ public:
+  static constexpr AgentId kMost = 6;
+  static constexpr ExtentId kMostExtents = 8;
+
+  explicit World(const Scenario& scenario) : plan_(&scenario), directory_(static_cast<AgentId>(scenario.agents)) {
+    const Scenario& s = scenario;
+    for (AgentId a = 0; a <= s.agents; ++a) {
+      agents_.emplace_back(a, 1, framesOf(a));
+      agents_[a].resize(s.extents);
+      directory_.join(a, 1);
+    }
+    directory_.allocate(0, s.extents);
+    for (size_t i = 0; i < s.plans.size(); ++i) directory_.operation();
+    states_.resize(s.plans.size());
+    crashes_ = s.crashes;
+    duplicates_ = s.duplicates;
+    hints_ = s.hints;
+    frees_ = s.frees;
+    if (s.placed != 0) place();
+  }
+
+  bool failed() const { return !failure_.empty(); }
+  const std::string& failure() const { return failure_; }
+  bool over() const {
+    for (const State& state : states_) {
+      if (state.progress != kFinished) return false;
+    }
+    return true;
+  }
+  uint64_t steps() const { return steps_; }
+  /// Nothing is under way, and everything is at its place.
+  void checkQuiet() {
+    if (directory_.busy() != 0) fail("all is quiet, but for a transaction");
+    for (const Agent& agent : agents_) {
+      if (!dead_[agent.id()] && agent.busy() != 0) fail("all is quiet, but for an agent");
+    }
+  }
+
+  /// What can happen now. Those of `spare` need not: they are faults, hints and frees.
+  void events(std::vector<Event>& normal, std::vector<Event>& spare) const {
+    normal.clear();
+    spare.clear();
+    const Scenario& s = *plan_;
+    for (uint32_t i = 0; i < s.plans.size(); ++i) {
+      const State& state = states_[i];
+      const Plan& plan = s.plans[i];
+      const bool able = !down_[plan.agent];
+      if (dead_[plan.agent] && state.progress != kUnsent) continue;
+      switch (state.progress) {
+        case kUnsent:
+          if (able && (plan.after < 0 || states_[static_cast<size_t>(plan.after)].progress == kFinished))
+            normal.push_back({EventKind::kSendOperation, i});
+          break;
+        case kUnderWay:
+          normal.push_back({EventKind::kArrive, i});
+          break;
+        case kWaiting:
+          if (state.failed) break;
+          if (state.revealed < plan.hidden.size() && (state.runnable || plan.needs.empty()))
+            normal.push_back({EventKind::kReveal, i});
+          if (state.revealed == plan.hidden.size() && agents_[plan.agent].runnable(i))
+            normal.push_back({EventKind::kSubmit, i});
+          break;
+        case kSubmitted:
+          normal.push_back({EventKind::kComplete, i});
+          break;
+        case kFinished:
+          break;
+      }
+      // What waits for a younger operation is not asked for ahead: the younger one may need the same.
+      const bool may_come =
+          plan.after < static_cast<int>(i) || states_[static_cast<size_t>(plan.after)].progress == kFinished;
+      if (hints_ > 0 && able && may_come && state.progress != kFinished) {
+        for (uint32_t n = 0; n < plan.needs.size() + plan.hidden.size(); ++n) spare.push_back({EventKind::kHint, i, n});
+      }
+    }
+    for (uint32_t from = 0; from < kEnds; ++from) {
+      for (uint32_t to = 0; to < kEnds; ++to) {
+        if (channels_[from][to].empty()) continue;
+        normal.push_back({EventKind::kDeliver, from, to});
+        if (duplicates_ > 0) spare.push_back({EventKind::kDeliverTwice, from, to});
+      }
+    }
+    for (uint32_t f = 0; f < fetches_.size(); ++f) {
+      if (!dead_[fetches_[f].giver]) normal.push_back({EventKind::kLand, f});
+    }
+    for (uint32_t d = 0; d < delivered_.size(); ++d) spare.push_back({EventKind::kAgain, d});
+    for (AgentId a = 0; a < s.agents; ++a) {
+      if (crashes_ > 0 && !down_[a]) {
+        spare.push_back({EventKind::kCrash, a});
+        if (s.zombies) spare.push_back({EventKind::kDetect, a});
+      }
+      if (dead_[a] && !lost_[a]) normal.push_back({EventKind::kDetect, a});
+      if (s.restarts && settled_[a]) normal.push_back({EventKind::kRestart, a});
+    }
+    for (ExtentId p = 0; p < s.extents && frees_ > 0; ++p) {
+      if (!freed_[p] && unused(p)) spare.push_back({EventKind::kFree, p});
+    }
+  }
+
+  void happen(const Event& event) {
+    ++steps_;
+    switch (event.kind) {
+      case EventKind::kSendOperation:
+        states_[event.a].progress = kUnderWay;
+        directory_.sent(event.a, plan(event.a).agent);
+        break;
+      case EventKind::kArrive: {
+        states_[event.a].progress = kWaiting;
+        act(agentOf(event.a),
+            [&](Actions& out) { agentOf(event.a).begin(event.a, plan(event.a).needs, directory_.oldest(), out); });
+        break;
+      }
+      case EventKind::kReveal: {
+        State& state = states_[event.a];
+        const Need need = plan(event.a).hidden[state.revealed++];
+        state.runnable = false;
+        act(agentOf(event.a), [&](Actions& out) { agentOf(event.a).reach(event.a, need, out); });
+        // What it needs already does not make it wait.
+        if (agentOf(event.a).runnable(event.a)) state.runnable = true;
+        break;
+      }
+      case EventKind::kSubmit:
+        if (!agentOf(event.a).submit(event.a)) fail("a runnable operation is not submitted");
+        states_[event.a].progress = kSubmitted;
+        use(event.a, false);
+        break;
+      case EventKind::kComplete:
+        use(event.a, true);
+        states_[event.a].progress = kFinished;
+        act(agentOf(event.a), [&](Actions& out) { agentOf(event.a).complete(event.a, out); });
+        break;
+      case EventKind::kDeliver:
+      case EventKind::kDeliverTwice: {
+        auto& channel = channels_[event.a][event.b];
+        const Message message = channel.front();
+        channel.erase(channel.begin());
+        if (event.kind == EventKind::kDeliverTwice) {
+          --duplicates_;
+          delivered_.push_back(message);
+        }
+        deliver(message);
+        break;
+      }
+      case EventKind::kAgain: {
+        const Message message = delivered_[event.a];
+        delivered_.erase(delivered_.begin() + event.a);
+        deliver(message);
+        break;
+      }
+      case EventKind::kLand: {
+        const Fetch fetch = fetches_[event.a];
+        fetches_.erase(fetches_.begin() + event.a);
+        pages_[fetch.taker][fetch.extent][1] = pages_[fetch.giver][fetch.extent][1];
+        act(agents_[fetch.taker], [&](Actions& out) { agents_[fetch.taker].landed(fetch.extent, fetch.number, out); });
+        break;
+      }
+      case EventKind::kHint: {
+        --hints_;
+        const Plan& p = plan(event.a);
+        const Need need = event.b < p.needs.size() ? p.needs[event.b] : p.hidden[event.b - p.needs.size()];
+        home([&](Actions& out) { directory_.ask(event.a, p.agent, need.extent, 1, need.mode, out); });
+        break;
+      }
+      case EventKind::kCrash:
+        crash(static_cast<AgentId>(event.a));
+        break;
+      case EventKind::kDetect:
+        detect(static_cast<AgentId>(event.a));
+        break;
+      case EventKind::kRestart:
+        restart(static_cast<AgentId>(event.a));
+        break;
+      case EventKind::kFree:
+        --frees_;
+        freed_[event.a] = true;
+        home([&](Actions& out) { directory_.free(event.a, 1, out); });
+        break;
+    }
+    if (!failed()) check();
+  }
+
+  void fail(const std::string& what) {
+    if (failure_.empty()) failure_ = what;
+  }
+
+  std::string tell(const Event& event) const {
+    const std::string a = std::to_string(event.a), b = std::to_string(event.b);
+    switch (event.kind) {
+      case EventKind::kSendOperation:
+        return "home sends operation " + a + " to agent " + std::to_string(plan(event.a).agent);
+      case EventKind::kArrive:
+        return "operation " + a + " arrives";
+      case EventKind::kReveal:
+        return "operation " + a + " finds that it reaches extent " +
+               std::to_string(plan(event.a).hidden[states_[event.a].revealed].extent);
+      case EventKind::kSubmit:
+        return "operation " + a + " is submitted";
+      case EventKind::kComplete:
+        return "operation " + a + " is complete";
+      case EventKind::kDeliver:
+      case EventKind::kDeliverTwice:
+        return (event.kind == EventKind::kDeliver ? "deliver " : "deliver, and again later, ") +
+               text(channels_[event.a][event.b].front());
+      case EventKind::kAgain:
+        return "deliver again " + text(delivered_[event.a]);
+      case EventKind::kLand: {
+        const Fetch& f = fetches_[event.a];
+        return "extent " + std::to_string(f.extent) + " lands at agent " + std::to_string(f.taker) + " from " +
+               std::to_string(f.giver);
+      }
+      case EventKind::kHint:
+        return "home asks ahead for operation " + a + ", need " + b;
+      case EventKind::kCrash:
+        return "agent " + a + " fails";
+      case EventKind::kDetect:
+        return "agent " + a + " is taken for lost";
+      case EventKind::kRestart:
+        return "agent " + a + " comes again";
+      case EventKind::kFree:
+        return "extent " + a + " is freed";
+    }
+    return "?";
+  }
+
+  /// What the state is, as numbers; equal for worlds that go on alike.
+  template <typename Sink>
+  void describe(Sink& sink) const {
+    directory_.describe(sink);
+    for (const Agent& agent : agents_) {
+      if (!dead_[agent.id()]) agent.describe(sink);
+    }
+    for (const auto& row : channels_) {
+      for (const auto& channel : row) {
+        sink.value(channel.size());
+        for (const Message& message : channel) sink.message(message);
+      }
+    }
+    // A set: what lands first is a matter of the events.
+    uint64_t sum = 0;
+    for (const Fetch& f : fetches_)
+      sum += (uint64_t{1} << 40 | uint64_t{f.extent} << 16 | uint64_t{f.taker} << 8 | f.giver) * 0x9E3779B97F4A7C15u;
+    sink.value(sum);
+    for (const Message& message : delivered_) sink.message(message);
+    for (const State& state : states_) {
+      sink.value(uint64_t{state.progress} | uint64_t{state.revealed} << 8 | uint64_t{state.failed} << 16 |
+                 uint64_t{state.runnable} << 17);
+      for (ExtentId p = 0; p < plan_->extents; ++p) sink.value(state.asks[p]);
+    }
+    for (ExtentId p = 0; p < plan_->extents; ++p) {
+      sink.stamp(p, truth_[p]);
+      sink.stamp(p, reported_[p]);
+      sink.value(uint64_t{poisoned_[p]} | uint64_t{freed_[p]} << 1 | uint64_t{uncertain_[p]} << 2);
+      for (AgentId a = 0; a <= plan_->agents; ++a) {
+        sink.value(static_cast<uint64_t>(mapped_[a][p]));
+        sink.stamp(p, pages_[a][p][0]);
+        sink.stamp(p, pages_[a][p][1]);
+      }
+    }
+    for (AgentId a = 0; a <= plan_->agents; ++a)
+      sink.value(uint64_t{dead_[a]} | uint64_t{lost_[a]} << 1 | uint64_t{settled_[a]} << 2);
+    sink.value(uint64_t{crashes_} | uint64_t{duplicates_} << 8 | uint64_t{hints_} << 16 | uint64_t{frees_} << 24 |
+               uint64_t{broken_} << 32);
+  }
+
+  const Directory& directory() const { return directory_; }
+  const Agent& agent(AgentId id) const { return agents_[id]; }
+
+ private:
+  static constexpr uint32_t kEnds = kMost + 1;  // the last is the home
+  static constexpr uint32_t kHomeEnd = kMost;
+  static constexpr uint64_t kScribble = 0xdead;
+  enum Progress : uint8_t { kUnsent, kUnderWay, kWaiting, kSubmitted, kFinished };
+  enum Mapping : uint8_t { kUnmapped, kReadable, kWritable };
+  struct State {
+    Progress progress = kUnsent;
+    uint8_t revealed = 0;
+    bool failed = false;
+    bool runnable = false;  // it has been, with what was known of its reach
+    bool reported = false;
+    bool lost = false;
+    std::array<uint8_t, kMostExtents> asks{};
+    std::array<uint64_t, kMostExtents> wrote{};
+  };
+  struct Fetch {
+    AgentId taker, giver;
+    ExtentId extent;
+    Number number;
+  };
+  using Page = std::array<uint64_t, 2>;
+
+  const Plan& plan(uint32_t i) const { return plan_->plans[i]; }
+  Agent& agentOf(uint32_t i) { return agents_[plan(i).agent]; }
+  uint32_t framesOf(AgentId a) const {
+    if (a == plan_->agents) return plan_->spill_frames;
+    return plan_->cpu_frames != 0 && a + 1u == plan_->agents ? plan_->cpu_frames : plan_->frames;
+  }
+  static uint32_t endOf(AgentId a) { return a == kHome ? kHomeEnd : a; }
+  static std::string text(const Message& m) {
+    const auto who = [](AgentId a) { return a == kHome ? std::string("home") : std::to_string(a); };
+    std::string out = std::string(nameOf(m.kind)) + (m.mode == Mode::kOwn ? " own" : " shared") + " extent " +
+                      std::to_string(m.extent) + " number " + std::to_string(m.number) + " from " + who(m.from) +
+                      " to " + who(m.to);
+    if (m.age != kNobody) out += " age " + std::to_string(m.age);
+    if (m.taker != kNoAgent) out += " taker " + who(m.taker);
+    if (m.push) out += " for room";
+    if (m.kind == MessageKind::kReady) out += " content " + std::to_string(m.content);
+    return out;
+  }
+
+  /// The program has put something into each extent before the operations begin: by the protocol, as ever.
+  void place() {
+    AgentId a = plan_->placed == 1 ? static_cast<AgentId>(plan_->agents) : AgentId{0};
+    for (ExtentId p = 0; p < plan_->extents; ++p) {
+      while (a < plan_->agents && agents_[a].framesUsed() == framesOf(a)) ++a;
+      const Age age = states_.size() + p;
+      act(agents_[a], [&](Actions& out) { agents_[a].begin(age, std::array<Need, 1>{Need{p, Mode::kOwn}}, 0, out); });
+      quiet();
+      if (!agents_[a].submit(age)) fail("an extent is not placed");
+      pages_[a][p] = {1, 1};
+      truth_[p] = reported_[p] = stamps_[p] = 1;
+      act(agents_[a], [&](Actions& out) { agents_[a].complete(age, out); });
+      quiet();
+    }
+  }
+  void quiet() {
+    for (bool more = true; more;) {
+      more = false;
+      for (auto& row : channels_) {
+        for (auto& channel : row) {
+          if (channel.empty()) continue;
+          more = true;
+          const Message message = channel.front();
+          channel.erase(channel.begin());
+          if (message.to == kHome) {
+            home([&](Actions& out) { directory_.receive(message, out); });
+          } else {
+            act(agents_[message.to], [&](Actions& out) { agents_[message.to].receive(message, out); });
+          }
+        }
+      }
+    }
+  }
+
+  template <typename Step>
+  void act(Agent& agent, Step&& step) {
+    Actions actions;
+    step(actions);
+    for (const Action& action : actions) carryOut(agent.id(), action);
+  }
+  template <typename Step>
+  void home(Step&& step) {
+    Actions actions;
+    step(actions);
+    for (const Action& action : actions) carryOut(kHome, action);
+  }
+
+  void deliver(const Message& message) {
+    if (message.to == kHome) {
+      home([&](Actions& out) { directory_.receive(message, out); });
+      const bool heard = !lost_[message.from] && message.epoch == agents_[message.from].epoch();
+      if (message.kind == MessageKind::kWrote && heard)
+        reported_[message.extent] = std::max(reported_[message.extent], states_[message.age].wrote[message.extent]);
+      if (message.kind == MessageKind::kCompleted && heard) states_[message.age].reported = true;
+      return;
+    }
+    if (dead_[message.to]) return;
+    act(agents_[message.to], [&](Actions& out) { agents_[message.to].receive(message, out); });
+  }
+
+  void carryOut(AgentId who, const Action& action) {
+    switch (action.kind) {
+      case ActionKind::kSend: {
+        const Message& m = action.message;
+        if (m.kind == MessageKind::kGet && m.age < states_.size()) asked(m);
+        if (m.to != kHome && dead_[m.to]) return;
+        channels_[endOf(who)][endOf(m.to)].push_back(m);
+        return;
+      }
+      case ActionKind::kMap:
+        mapped_[who][action.extent] = action.mode == Mode::kOwn ? kWritable : kReadable;
+        return;
+      case ActionKind::kUnmap:
+        mapped_[who][action.extent] = kUnmapped;
+        return;
+      case ActionKind::kFetch:
+        fetches_.push_back({who, action.peer, action.extent, action.number});
+        pages_[who][action.extent][0] = pages_[action.peer][action.extent][0];
+        pages_[who][action.extent][1] = kScribble;
+        return;
+      case ActionKind::kAbort:
+        std::erase_if(fetches_, [&](const Fetch& f) { return f.taker == who && f.extent == action.extent; });
+        return;
+      case ActionKind::kClear:
+        pages_[who][action.extent] = {0, 0};
+        return;
+      case ActionKind::kFree:
+        if (mapped_[who][action.extent] != kUnmapped) fail("the frame of a mapped extent is freed");
+        pages_[who][action.extent] = {kScribble, kScribble};
+        return;
+      case ActionKind::kRunnable:
+        if (action.age < states_.size()) states_[action.age].runnable = true;
+        return;
+      case ActionKind::kClaimLost:
+        if (action.age < action.to) fail("a claim is lost to a younger operation");
+        return;
+      case ActionKind::kFailed: {
+        State& state = states_[action.age];
+        if (action.extent == kNone) {
+          fail("an operation needs more than the agent has frames");
+        } else if (!poisoned_[action.extent] && directory_.phase(action.extent) != Phase::kPoisoned) {
+          fail("an operation fails without poison");
+        }
+        if (state.progress == kFinished) return;
+        state.failed = true;
+        state.progress = kFinished;
+        failed_.push_back(static_cast<uint32_t>(action.age));
+        return;
+      }
+      case ActionKind::kPoisoned:
+        if (plan_->crashes == 0) fail("poison without a crash");
+        poisoned_[action.extent] = true;
+        return;
+      case ActionKind::kReverted:
+        return;
+      case ActionKind::kBroken:
+        broken_ = true;
+        return;
+      case ActionKind::kReleased: {
+        for (AgentId a = 0; a <= plan_->agents; ++a) {
+          if (!lost_[a] && agents_[a].state(action.extent) != AgentState::kAbsent) fail("a freed extent has a frame");
+        }
+        return;
+      }
+      case ActionKind::kSettled:
+        settled_[action.peer] = true;
+        return;
+      case ActionKind::kViolation:
+        fail("violation: " + text(action.message));
+        return;
+    }
+  }
+
+  void asked(const Message& m) {
+    uint8_t& asks = states_[m.age].asks[m.extent];
+    bool oldest = true;
+    for (Age other = 0; other < m.age; ++other) oldest = oldest && states_[other].progress == kFinished;
+    if (asks < 255) ++asks;
+    const bool calm = plan_->hints == 0 && plan_->crashes == 0 && plan_->duplicates == 0;
+    if (m.age == 0 && calm && asks > 1) fail("the oldest operation asks twice for an extent");
+    // A claim is lost to older operations only, and to each of them a few times.
+    const uint64_t most = calm ? 3 + m.age : 12 + 4 * plan_->plans.size();
+    if (asks > most) fail("livelock: an extent is asked for again and again");
+  }
+
+  /// An operation reads what it needs, and at its end writes what it is to write.
+  void use(uint32_t i, bool writes) {
+    const AgentId a = plan(i).agent;
+    const auto one = [&](const Need& need) {
+      const ExtentId p = need.extent;
+      Page& page = pages_[a][p];
+      if (mapped_[a][p] == kUnmapped || (need.mode == Mode::kOwn && mapped_[a][p] != kWritable)) {
+        if (!lost_[a]) fail("an operation runs without its extent");
+        return;
+      }
+      if (lost_[a]) {
+        if (writes && need.mode == Mode::kOwn) page = {kScribble + 1, kScribble + 1};
+        return;
+      }
+      if (page != Page{truth_[p], truth_[p]} && !uncertain_[p]) fail("an operation runs on stale bytes");
+      if (!writes || need.mode != Mode::kOwn) return;
+      if (uncertain_[p]) decide(p, page[0]);
+      const uint64_t stamp = ++stamps_[p];
+      page = {stamp, stamp};
+      truth_[p] = stamp;
+      states_[i].wrote[p] = stamp;
+    };
+    for (const Need& need : plan(i).needs) one(need);
+    for (const Need& need : plan(i).hidden) one(need);
+  }
+
+  bool unused(ExtentId p) const {
+    for (uint32_t i = 0; i < states_.size(); ++i) {
+      if (states_[i].progress == kFinished) continue;
+      for (const Need& need : plan(i).needs) {
+        if (need.extent == p) return false;
+      }
+      for (const Need& need : plan(i).hidden) {
+        if (need.extent == p) return false;
+      }
+    }
+    return true;
+  }
+
+  void crash(AgentId a) {
+    --crashes_;
+    down_[a] = dead_[a] = true;
+    for (uint32_t end = 0; end < kEnds; ++end) channels_[end][a].clear();
+    std::erase_if(fetches_, [&](const Fetch& f) { return f.taker == a; });
+    for (ExtentId p = 0; p < plan_->extents; ++p) {
+      mapped_[a][p] = kUnmapped;
+      uncertain_[p] = true;
+    }
+  }
+
+  void detect(AgentId a) {
+    if (!dead_[a]) --crashes_;  // it runs on, and nobody hears it
+    down_[a] = lost_[a] = true;
+    for (ExtentId p = 0; p < plan_->extents; ++p) uncertain_[p] = true;
+    for (uint32_t i = 0; i < states_.size(); ++i) {
+      State& state = states_[i];
+      if (plan(i).agent != a) continue;
+      if (state.progress != kUnsent) state.lost = true;
+      if (dead_[a] && state.progress != kUnsent) state.progress = kFinished;
+      if (plan_->restarts || state.progress != kUnsent) continue;
+      state.progress = kFinished;
+      home([&](Actions& out) { directory_.cancel(i, out); });
+    }
+    home([&](Actions& out) { directory_.lost(a, out); });
+  }
+
+  void restart(AgentId a) {
+    // A zombie ends at last.
+    dead_[a] = true;
+    std::erase_if(fetches_, [&](const Fetch& f) { return f.taker == a; });
+    for (uint32_t end = 0; end < kEnds; ++end) channels_[end][a].clear();
+    for (uint32_t i = 0; i < states_.size(); ++i) {
+      if (plan(i).agent == a && states_[i].progress != kUnsent) states_[i].progress = kFinished;
+    }
+    for (ExtentId p = 0; p < plan_->extents; ++p) {
+      mapped_[a][p] = kUnmapped;
+      pages_[a][p] = {kScribble, kScribble};
+    }
+    const auto epoch = static_cast<Epoch>(agents_[a].epoch() + 1);
+    agents_[a] = Agent(a, epoch, framesOf(a));
+    agents_[a].resize(plan_->extents);
+    directory_.join(a, epoch);
+    down_[a] = dead_[a] = lost_[a] = settled_[a] = false;
+  }
+
+  /// After a loss: where the extent is now, whether that is old enough to be allowed and new enough to be true.
+  void resolve(ExtentId p) {
+    const AgentId owner = directory_.owner(p);
+    const Phase phase = directory_.phase(p);
+    if (phase == Phase::kPoisoned) poisoned_[p] = true;
+    if (poisoned_[p] || phase == Phase::kGone || phase == Phase::kFreeing) {
+      uncertain_[p] = false;
+      return;
+    }
+    for (AgentId a = 0; a < plan_->agents; ++a) {
+      if (down_[a] && !settled_[a]) return;
+    }
+    if (owner == kNoAgent) {
+      if (reported_[p] != 0) fail("a write that is known complete is lost, not poisoned");
+      if (phase != Phase::kRest) return;
+      truth_[p] = 0;
+      uncertain_[p] = false;
+      decide(p, 0);
+      return;
+    }
+    const AgentState state = agents_[owner].state(p);
+    if (phase == Phase::kAdopting || (state != AgentState::kOwned && state != AgentState::kOwnedShared)) return;
+    const Page& page = pages_[owner][p];
+    if (page[0] != page[1] || page[0] == kScribble) fail("the owner's bytes are nobody's");
+    if (page[0] < reported_[p]) fail("stale after a loss, and not poisoned");
+    truth_[p] = page[0];
+    uncertain_[p] = false;
+    decide(p, page[0]);
+  }
+
+  /// Those bytes go on: what operations of lost agents wrote of the extent is in them, or lost.
+  void decide(ExtentId p, uint64_t survives) {
+    for (uint32_t i = 0; i < states_.size(); ++i) {
+      State& s = states_[i];
+      if (!lostOperation(i) || s.wrote[p] == 0) continue;
+      // Decided once: what is written after a loss has larger stamps.
+      const uint64_t wrote = std::exchange(s.wrote[p], 0);
+      (wrote <= survives ? kept_ : gone_)[i] = true;
+    }
+  }
+  bool lostOperation(uint32_t i) const { return states_[i].lost && !states_[i].reported; }
+
+  void check() {
+    while (!failed_.empty()) {
+      const uint32_t i = failed_.back();
+      failed_.pop_back();
+      if (!dead_[plan(i).agent]) act(agentOf(i), [&](Actions& out) { agentOf(i).cancel(i, out); });
+    }
+    const Scenario& s = *plan_;
+    // The home says that the context is broken before it hears of an operation that ran on what is.
+    bool settling = directory_.fencing();
+    for (ExtentId p = 0; p < s.extents; ++p) settling = settling || directory_.phase(p) == Phase::kAdopting;
+    for (uint32_t i = 0; i < states_.size() && !settling && !broken_; ++i) {
+      if (kept_[i] && gone_[i]) fail("of an operation's writes some are kept and some are lost");
+    }
+    for (AgentId a = 0; a <= s.agents; ++a) {
+      if (!dead_[a] && agents_[a].framesUsed() > framesOf(a)) fail("an agent uses more frames than it has");
+      if (down_[a] && !dead_[a] && settled_[a] && !s.restarts) {
+        // The zombie is of no more interest.
+        crashOperations(a);
+      }
+    }
+    for (ExtentId p = 0; p < s.extents; ++p) {
+      if (uncertain_[p]) resolve(p);
+      uint32_t writers = 0, readers = 0;
+      bool somewhere = poisoned_[p] || freed_[p] || uncertain_[p] || truth_[p] == 0;
+      for (AgentId a = 0; a <= s.agents; ++a) {
+        if (lost_[a] || dead_[a]) continue;
+        const AgentState state = agents_[a].state(p);
+        const bool good = pages_[a][p] == Page{truth_[p], truth_[p]};
+        if (mapped_[a][p] == kWritable) ++writers;
+        if (mapped_[a][p] == kReadable) ++readers;
+        if (mapped_[a][p] != kUnmapped && !good && !uncertain_[p] && !poisoned_[p] && !freed_[p])
+          fail("what is mapped is stale");
+        const bool keeps =
+            state == AgentState::kOwned || state == AgentState::kOwnedShared || state == AgentState::kGiven;
+        somewhere = somewhere || (keeps && good);
+        const Mapping wanted = state == AgentState::kOwned                                         ? kWritable
+                               : state == AgentState::kOwnedShared || state == AgentState::kShared ? kReadable
+                                                                                                   : kUnmapped;
+        if (mapped_[a][p] != wanted) fail("the mapping is not that of the state");
+      }
+      if (writers > 1 || (writers == 1 && readers > 0)) fail("one writer: there are others");
+      if (!somewhere) fail("a page is lost");
+    }
+  }
+  void crashOperations(AgentId a) {
+    for (uint32_t i = 0; i < states_.size(); ++i) {
+      if (plan(i).agent == a && states_[i].progress != kUnsent) states_[i].progress = kFinished;
+    }
+    dead_[a] = true;
+    for (uint32_t end = 0; end < kEnds; ++end) channels_[end][a].clear();
+    std::erase_if(fetches_, [&](const Fetch& f) { return f.taker == a; });
+  }
+
+  const Scenario* plan_;
+  Directory directory_;
+  std::vector<Agent> agents_;
+  std::vector<State> states_;
+  std::vector<Message> channels_[kEnds][kEnds];
+  std::vector<Fetch> fetches_;
+  std::vector<Message> delivered_;
+  std::vector<uint32_t> failed_;
+  Page pages_[kMost][kMostExtents] = {};
+  Mapping mapped_[kMost][kMostExtents] = {};
+  uint64_t truth_[kMostExtents] = {}, reported_[kMostExtents] = {}, stamps_[kMostExtents] = {};
+  bool poisoned_[kMostExtents] = {}, freed_[kMostExtents] = {}, uncertain_[kMostExtents] = {};
+  bool down_[kMost] = {}, dead_[kMost] = {}, lost_[kMost] = {}, settled_[kMost] = {};
+  std::array<bool, 16> kept_{}, gone_{};
+  bool broken_ = false;
+  uint32_t crashes_ = 0, duplicates_ = 0, hints_ = 0, frees_ = 0;
+  uint64_t steps_ = 0;
+  std::string failure_;
+};
+
+}  // namespace olpager::directory::test
