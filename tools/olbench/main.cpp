@@ -225,9 +225,7 @@ int run(int argc, char** argv) {
   auto* directory_command =
       app.add_subcommand("directory", "Steps of the ownership protocol, and what extents at rest take");
   DirectoryOptions directory;
-  directory_command->add_option("--extents", directory.extents, "In one directory")
-      ->capture_default_str()
-      ->check(CLI::Range(1024u, 1u << 28));
+  number(*directory_command, "--extents", directory.extents, "In one directory", 1024, 1u << 28)->capture_default_str();
   auto* remote_command = app.add_subcommand(
       "remote", "Walks through more than VRAM and host RAM hold: 1 to 3 memservers, replicas, TCP and shared memory");
   auto* forward_command =
