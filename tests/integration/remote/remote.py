@@ -105,7 +105,8 @@ class Program:
             argv += ["--key", run.key]
         for address in [s.address for s in servers] or ["127.0.0.1:1"]:
             argv += ["--memserver", address]
-        argv += ["--", run.options.program, "--bytes", str(WORKING_SET), "--seed", str(run.options.seed % 1000)]
+        working_set = WORKING_SET // 2 if run.options.case == "never" else WORKING_SET
+        argv += ["--", run.options.program, "--bytes", str(working_set), "--seed", str(run.options.seed % 1000)]
         self.scratch, self.deadline = run.scratch, time.monotonic() + PATIENCE
         self.process = subprocess.Popen(host.command(*argv) if host else argv, env=run.env, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True, start_new_session=True)
