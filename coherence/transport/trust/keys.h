@@ -32,7 +32,7 @@ class KeyRing {
   std::vector<NamedKey> keys_;  // never empty
 };
 
-/// Refuses a file that others than its owner can read, or whose owner is neither this user nor root.
+/// Refuses a file that others can read or change, or of somebody else (key_access.h).
 Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path);
 /// A fresh key in a new file of mode 0600; an existing file is refused.
 Status createKeyFile(const std::string& path, const std::string& name);
