@@ -8,7 +8,7 @@
 //   2. Driver::primary_mutex     recursive: retain, release and reset of primary contexts; held while one is torn down
 //   3. CaptureSession::mutex     one capture's state; held while a node is added to its graph, so the graphs' locks and
 //                                the allocations of graph nodes come after it
-//      (locks of modules/ and graphs/)
+//      (locks of modules/ and graphs/, that of GraphMemory last)
 //   4. Context::submit_mutex     order of submission in one context: legacy-stream dependencies, the set of streams.
 //   Two
 //                                contexts' locks are never held together.

@@ -8,7 +8,7 @@
 // What a stream owes is in one place at a time: with its launches (answers_), behind an event (behind_), or in the hands of attend(). settle()
 // waits for those hands, and is such hands itself: what its caller tells the client then comes behind what they have paid.
 //
-// Thread-safety: owe(), settle(), contextGone() from any thread, attend() from the leader. Locks, in this order: hands_ (the driver is called
+// Thread-safety: owe(), expect(), payNow(), settle(), contextGone() from any thread, attend() from the leader. Locks, in this order: hands_ (the driver is called
 // under it; it may wait there for a stream that is full, but not for calls that come by themselves: settlesBefore), paying_ (what is found changed is told in that order), mutex_ (nothing is called under it).
 #pragma once
 

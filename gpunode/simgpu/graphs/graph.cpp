@@ -89,6 +89,7 @@ CUresult GraphMemory::make(Context& context, size_t bytes, std::shared_ptr<Graph
   GraphMemories& memories = graphMemories();
   const std::lock_guard lock(memories.mutex);
   const int device = context.device().ordinal;
+  if (memories.all.contains(made->address_)) memories.remove(made->address_);  // its context is gone
   memories.all[made->address_] = {bytes, device, made->buffer_id_, made};
   Usage& usage = memories.usageOf(device);
   usage.reserved += bytes;
