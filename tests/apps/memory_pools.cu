@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr size_t kPiece = size_t{4} << 20;
+constexpr size_t kPiece = size_t{2} << 20;
 
 cudaMemPool_t makePool(size_t largest = 0) {
   cudaMemPoolProps properties{};
@@ -74,14 +74,14 @@ void largest(cudaStream_t stream) {
   for (int round = 0; round < 3; ++round) {
     std::vector<void*> pieces;
     cudaError_t end = cudaSuccess;
-    while (pieces.size() <= 16) {
+    while (pieces.size() <= 40) {
       void* made = nullptr;
       end = cudaMallocFromPoolAsync(&made, kPiece, pool, stream);
       if (end != cudaSuccess) break;
       pieces.push_back(made);
     }
     // Hardware rounds the largest size up.
-    CHECK(pieces.size() >= kMost && pieces.size() < 16, "a pool of %zu MiB gives %zu pieces of %zu MiB",
+    CHECK(pieces.size() >= kMost && pieces.size() < 40, "a pool of %zu MiB gives %zu pieces of %zu MiB",
           kMost * kPiece >> 20, pieces.size(), kPiece >> 20);
     CHECK(end == cudaErrorMemoryAllocation, "a pool that is full says %d", int(end));
     (void)cudaGetLastError();
