@@ -144,7 +144,7 @@ int CommandLine::refuse(const std::string& why) const {
   const CLI::App& app = deepest();
   std::string command = app.get_name();
   for (const CLI::App* above = app.get_parent(); above != nullptr; above = above->get_parent())
-    command = above->get_name() + " " + command;
+    command.insert(0, above->get_name() + " ");
   const char* const tells = commandsOf(app).empty() ? "the options" : "the commands and options";
   base::print(stderr, "{}: {} ({} --help lists {})\n", command, why, command, tells);
   return 2;

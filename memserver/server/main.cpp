@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <map>
 #include <string>
 
@@ -47,9 +48,7 @@ int showState(const DaemonOptions& options, bool json) {
   return 0;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   // Before there is a second thread: signals are waited for, in one place.
   sigset_t ends;
   sigemptyset(&ends);
@@ -124,4 +123,15 @@ int main(int argc, char** argv) {
   }
   base::setLogLevel(options.log);
   return memserver::runDaemon(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "olmemserver: %s\n", failure.what());
+    return 2;
+  }
 }
