@@ -99,7 +99,6 @@ bool mayEnd(CUstream stream, bool per_thread) {
 CUresult destroyed(CUresult result, CUstream stream) {
   if (result != CUDA_SUCCESS) return result;
   forget([&](const Capture& one) { return !one.per_thread && one.stream == stream; });
-  forgetStream(stream);
   return result;
 }
 

@@ -11,8 +11,10 @@ namespace olpager::forward {
 namespace {
 
 struct Streams {
-  std::shared_mutex mutex;                         // a leaf
-  std::unordered_map<CUstream, uint64_t> made_in;  // their contexts
+  std::shared_mutex mutex;  // a leaf
+  // Their contexts. One that is destroyed stays until its context goes or its handle is given out again: a launch in it is as
+  // well known as before, and fails as late.
+  std::unordered_map<CUstream, uint64_t> made_in;
 };
 Streams& streams() {
   static auto* instance = new Streams;
@@ -36,12 +38,6 @@ uint64_t contextOfStream(CUstream stream, uint64_t current) {
   std::shared_lock lock(all.mutex);
   const auto found = all.made_in.find(stream);
   return found != all.made_in.end() ? found->second : reinterpret_cast<uint64_t>(stream);
-}
-
-void forgetStream(CUstream stream) {
-  Streams& all = streams();
-  std::unique_lock lock(all.mutex);
-  all.made_in.erase(stream);
 }
 
 void forgetStreamsIn(uint64_t context) {

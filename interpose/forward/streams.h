@@ -8,8 +8,7 @@ namespace olpager::forward {
 /// The context that a stream was made in: `current` for a default stream, whoever's it is; for one that is not known (those of green contexts) a
 /// number that is its own.
 uint64_t contextOfStream(CUstream stream, uint64_t current);
-/// A stream is gone, or all of a context.
-void forgetStream(CUstream stream);
+/// A context is gone, and its streams with it.
 void forgetStreamsIn(uint64_t context);
 /// Whether it is the legacy default stream, in which no batch may be. `per_thread`: as below.
 inline bool isLegacy(CUstream stream, bool per_thread) {
