@@ -63,7 +63,7 @@ struct Captures {
   std::map<CUgraph, std::shared_ptr<Content>> graphs;
   std::map<CUgraphNode, ReachSet> changed;  // parameters set in a node whose graph is not known
   std::map<CUgraphExec, Executable> executables;
-  std::vector<CUdeviceptr> to_free;         // when no stream captures any more
+  std::vector<CUdeviceptr> to_free;  // when no stream captures any more
 };
 
 // Never destroyed: graphs are launched in destructors of the program too.

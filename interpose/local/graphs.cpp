@@ -324,9 +324,8 @@ OLPAGER_HOOK(cuGraphAddBatchMemOpNode)
 }
 OLPAGER_HOOK(cuGraphAddNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUgraphNodeParams* params) {
-  return addAnyNode(out, graph, params, [&](CUgraphNodeParams* given) {
-    return driver().cuGraphAddNode(out, graph, from, count, given);
-  });
+  return addAnyNode(out, graph, params,
+                    [&](CUgraphNodeParams* given) { return driver().cuGraphAddNode(out, graph, from, count, given); });
 }
 OLPAGER_HOOK(cuGraphAddNode_v2)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges, size_t count,

@@ -133,7 +133,8 @@ void collect(const std::vector<ExecNode>& nodes, const std::vector<size_t>& orde
       run->memory.push_back(memory);
       run->steps.push_back({memory->address(), false});
     }
-    if (const auto* const freed = std::get_if<FreeNode>(&node.spec.params)) run->steps.push_back({freed->address, true});
+    if (const auto* const freed = std::get_if<FreeNode>(&node.spec.params))
+      run->steps.push_back({freed->address, true});
     if (!node.enabled) continue;
     if (!node.children.empty()) collect(node.children, node.child_order, run);
     if (auto op = makeGraphNodeOp(node.spec)) run->ops.push_back({node.spec.context, std::move(op)});
@@ -269,13 +270,13 @@ CUresult GraphExec::launch(Context& context, Stream& stream) {
   collect(nodes_, order_, &run);
   std::vector<CUdeviceptr> left;
   const bool auto_free = (flags_ & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
-  if (const CUresult error = GraphMemory::launch(run.steps, auto_free, &run.memory, &left);
-      error != CUDA_SUCCESS) return error;
+  if (const CUresult error = GraphMemory::launch(run.steps, auto_free, &run.memory, &left); error != CUDA_SUCCESS)
+    return error;
   std::vector<StreamPoint> dependencies;
   if (last_.stream != nullptr && last_.stream.get() != &stream && !last_.complete()) dependencies.push_back(last_);
-  last_ = context.submit(stream, std::make_unique<GraphOp>(std::move(run.ops), std::move(run.memory),
-                                                           std::move(left), user_objects_),
-                         std::move(dependencies));
+  last_ = context.submit(
+      stream, std::make_unique<GraphOp>(std::move(run.ops), std::move(run.memory), std::move(left), user_objects_),
+      std::move(dependencies));
   return CUDA_SUCCESS;
 }
 
