@@ -36,6 +36,9 @@ std::string captured(Body&& body) {
   return text;
 }
 
+// One place, whatever the compiler makes of loops around it.
+__attribute__((noinline)) void oneOfMany(unsigned number) { logError("again %u", number); }
+
 struct Level {
   LogLevel saved = logLevel();
   explicit Level(LogLevel level) { setLogLevel(level); }
@@ -101,7 +104,7 @@ TEST_CASE("a place that logs again and again writes few lines, and says how many
   Level level(LogLevel::kDebug);
   constexpr unsigned kMany = 3000;
   const auto again = [](unsigned times) {
-    for (unsigned i = 0; i < times; ++i) logError("again %u", i);
+    for (unsigned i = 0; i < times; ++i) oneOfMany(i);
   };
   std::string text = captured([&] { again(kMany); });
   const auto lines = static_cast<unsigned>(std::count(text.begin(), text.end(), '\n'));
