@@ -184,7 +184,7 @@ void vlog(LogLevel level, const void* place, const char* format, va_list argumen
     const int length = vsnprintf(small, sizeof small, format, arguments);
     const size_t noted = strlen(note);
     if (length >= 0 && static_cast<size_t>(length) + noted < sizeof small) {
-      memcpy(small + length, note, noted);
+      std::copy_n(note, noted, small + length);
       logger().log(toSpdlog(level), spdlog::string_view_t(small, static_cast<size_t>(length) + noted));
     } else if (length >= 0) {
       std::string large(static_cast<size_t>(length) + 1, '\0');

@@ -212,9 +212,13 @@ bool Engine::scanHostWritten(const std::vector<Region*>& regions, bool roots) {
     if (!batch->scan_for.empty() || batch->for_roots) return false;
   auto batch = std::make_unique<Batch>();
   batch->for_roots = roots;
-  for (Region* region : regions)
-    if (region->host_written && (region->isRoot() ? pool_.scannerOf(*region) : region->engine) == this)
-      batch->scan_for.push_back({region, 0, region->host_writes});
+  for (Region* region : regions) {
+    if (!region->host_written || (region->isRoot() ? pool_.scannerOf(*region) : region->engine) != this) continue;
+    // The pass sees what is mapped: the launch needs all of it, and what is on its way is waited for first.
+    if (!region->by_pieces && region->unusable > 0) continue;
+    batch->scan_for.push_back({region, 0, region->host_writes});
+  }
+  if (batch->scan_for.empty() && !roots) return false;
   return begin(std::move(batch));
 }
 

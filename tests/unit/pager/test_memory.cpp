@@ -595,6 +595,14 @@ TEST_CASE("pointers in memory that is mapped twice, or elsewhere than before, ar
     mapAt(rig, again, 2 * kMiB, handle);
     gather(again);
   }
+  SECTION("mapped elsewhere, from where it lay in host memory") {
+    rig.launch(CU_STREAM_LEGACY, "setEntry", range, uint64_t{0}, target + 64);
+    rig.press();
+    rig.press();
+    REQUIRE(pool.unmap(range, 2 * kMiB) == CUDA_SUCCESS);
+    mapAt(rig, again, 2 * kMiB, handle);
+    gather(again);
+  }
   rig.synchronize();
   REQUIRE(driver().api.cuMemFreeHost(pinned) == CUDA_SUCCESS);
 }

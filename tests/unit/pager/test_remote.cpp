@@ -150,6 +150,32 @@ TEST_CASE("what memservers lose while it leaves VRAM is kept here", "[pager][rem
   CHECK(lost);
 }
 
+TEST_CASE("a launch that can never fit is refused at once, however much memservers have", "[pager][remote]") {
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .remote = remote.tier});
+  constexpr unsigned kCount = 24;
+  const auto pieces = fillMany(rig, kCount, 60);
+  const CUdeviceptr table = rig.allocate(kPiece), out = rig.allocate(kPiece);
+  // By a copy: a kernel that is given the table reaches all that it names.
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table, pieces.data(), kCount * sizeof(CUdeviceptr), true) == CUDA_SUCCESS);
+  const auto began = std::chrono::steady_clock::now();
+  for (unsigned round = 0; round < 3; ++round) {
+    CHECK(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("gather"), out, table, uint64_t{1}) ==
+          CUDA_ERROR_OUT_OF_MEMORY);
+    rig.launch(CU_STREAM_LEGACY, "addTo", pieces[round], kPiece / 8 / kStep, kStep, uint64_t{3});
+    CHECK(rig.holds(pieces[round], kPiece, 60 + round, 3));
+  }
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(20) * kPatience);
+  // A table of fewer fits.
+  std::vector<CUdeviceptr> few(kCount, 0);
+  few[0] = pieces[9];
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table, few.data(), kCount * sizeof(CUdeviceptr), true) == CUDA_SUCCESS);
+  rig.press();
+  rig.launch(CU_STREAM_LEGACY, "gather", out, table, uint64_t{1});
+  rig.synchronize();
+  CHECK(rig.get(out) == rig.get(pieces[9]));
+}
+
 TEST_CASE("a launch that finds all tiers full is refused soon", "[pager][remote]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .remote = remote.tier});
