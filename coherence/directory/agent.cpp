@@ -91,10 +91,10 @@ void Agent::list(uint32_t want) {
   Want& w = wants_[want];
   if (w.listed) return;
   Operation& operation = operations_[w.operation];
-  w.todo_previous = kNone;
-  w.todo_next = operation.todo;
-  if (operation.todo != kNone) wants_[operation.todo].todo_previous = want;
-  operation.todo = want;
+  w.open_previous = kNone;
+  w.open_next = operation.open_wants;
+  if (operation.open_wants != kNone) wants_[operation.open_wants].open_previous = want;
+  operation.open_wants = want;
   w.listed = true;
   changed_ = true;
 }
@@ -102,9 +102,9 @@ void Agent::list(uint32_t want) {
 void Agent::unlist(uint32_t want) {
   Want& w = wants_[want];
   if (!w.listed) return;
-  (w.todo_previous == kNone ? operations_[w.operation].todo : wants_[w.todo_previous].todo_next) = w.todo_next;
-  if (w.todo_next != kNone) wants_[w.todo_next].todo_previous = w.todo_previous;
-  w.todo_previous = w.todo_next = kNone;
+  (w.open_previous == kNone ? operations_[w.operation].open_wants : wants_[w.open_previous].open_next) = w.open_next;
+  if (w.open_next != kNone) wants_[w.open_next].open_previous = w.open_previous;
+  w.open_previous = w.open_next = kNone;
   w.listed = false;
 }
 
@@ -664,8 +664,8 @@ void Agent::pump(Actions& actions) {
     const uint32_t index = waiting_[i].operation;
     if (operations_[index].failed) continue;
     uint32_t lacking = 0;
-    for (uint32_t want = operations_[index].todo, next; want != kNone; want = next) {
-      next = wants_[want].todo_next;
+    for (uint32_t want = operations_[index].open_wants, next; want != kNone; want = next) {
+      next = wants_[want].open_next;
       const ExtentId extent = wants_[want].extent;
       const AgentState state = at(extent).state();
       if (usable(state, wants_[want].mode)) {
@@ -677,7 +677,7 @@ void Agent::pump(Actions& actions) {
       if (state == AgentState::kAbsent && used_ == frames_ && !makeRoom(operations_[index], ++lacking, actions))
         continue;
       // Room may have been made of this very list.
-      next = wants_[want].todo_next;
+      next = wants_[want].open_next;
       unlist(want);
       wants_[want].asked = true;
       step(extent, AgentInput::kAsk,

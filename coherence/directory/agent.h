@@ -95,7 +95,7 @@ class Agent {
     Progress progress = Progress::kWaiting;
     bool failed = false;
     uint32_t wants = kNone;
-    uint32_t todo = kNone;  // wants that are neither asked nor claimed
+    uint32_t open_wants = kNone;  // wants that are neither asked nor claimed
     uint32_t count = 0;
     uint32_t unclaimed = 0;
   };
@@ -105,10 +105,10 @@ class Agent {
     Mode mode = Mode::kShared;
     bool claimed = false;
     bool asked = false;
-    bool listed = false;  // in todo
+    bool listed = false;  // in open_wants
     uint32_t next_of_operation = kNone;
     uint32_t next_of_extent = kNone;
-    uint32_t todo_previous = kNone, todo_next = kNone;
+    uint32_t open_previous = kNone, open_next = kNone;
   };
   struct Key {
     Age age;

@@ -67,7 +67,7 @@ enum class MessageKind : uint8_t {
 };
 inline constexpr size_t kMessageKinds = static_cast<size_t>(MessageKind::kReady) + 1;
 
-/// About one extent. What goes over a wire goes in batches (batch.h).
+/// About one extent.
 struct Message {
   MessageKind kind = MessageKind::kGet;
   AgentId from = kHome;

@@ -13,6 +13,7 @@
 #include <sstream>
 #include <string>
 
+#include "between_processes.h"
 #include "driver_program.h"
 
 namespace {
@@ -39,17 +40,6 @@ sockaddr_un addressOf(const std::string& path) {
   return address;
 }
 
-struct Message {
-  char byte = 'd';
-  iovec part{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))]{};
-  msghdr message{};
-  Message() {
-    message.msg_iov = &part, message.msg_iovlen = 1;
-    message.msg_control = control, message.msg_controllen = sizeof control;
-  }
-};
-
 void say(const std::string& text) { std::cout << text << std::endl; }
 
 void send(const std::string& path, int descriptor) {
@@ -59,11 +49,7 @@ void send(const std::string& path, int descriptor) {
         "no socket at %s", path.c_str());
   say("ok");
   const int peer = accept(listening, nullptr, nullptr);
-  Message out;
-  cmsghdr* const header = CMSG_FIRSTHDR(&out.message);
-  header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
-  CHECK(sendmsg(peer, &out.message, 0) == 1, "nobody takes it");
+  apps::sendDescriptor(peer, descriptor);
   close(peer), close(listening);
   say("sent");
 }
@@ -72,10 +58,8 @@ int take(const std::string& path) {
   const int peer = socket(AF_UNIX, SOCK_STREAM, 0);
   const sockaddr_un address = addressOf(path);
   CHECK(connect(peer, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0, "nobody at %s", path.c_str());
-  Message in;
-  CHECK(recvmsg(peer, &in.message, 0) == 1 && CMSG_FIRSTHDR(&in.message) != nullptr, "nothing came");
-  int descriptor = -1;
-  std::memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&in.message)), sizeof descriptor);
+  const int descriptor = apps::receiveDescriptor(peer);
+  CHECK(descriptor >= 0, "nothing came");
   close(peer);
   return descriptor;
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "between_processes.h"
 #include "driver_program.h"
 
 namespace {
@@ -57,40 +58,6 @@ void check(CUdeviceptr address, uint32_t value, const char* what) {
   DRIVER_OK(cuMemcpyDtoH(words.data(), address, kBytes));
   for (size_t i = 0; i < words.size(); ++i)
     CHECK(words[i] == value, "%s: word %zu is %#x, not %#x", what, i, words[i], value);
-}
-
-void sendDescriptor(int socket, int descriptor) {
-  char byte = 'd';
-  iovec part{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))]{};
-  msghdr message{};
-  message.msg_iov = &part, message.msg_iovlen = 1;
-  message.msg_control = control, message.msg_controllen = sizeof control;
-  cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
-  CHECK(sendmsg(socket, &message, MSG_NOSIGNAL) == 1, "the other process is gone");
-}
-
-int receiveDescriptor(int socket) {
-  char byte = 0;
-  iovec part{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))]{};
-  msghdr message{};
-  message.msg_iov = &part, message.msg_iovlen = 1;
-  message.msg_control = control, message.msg_controllen = sizeof control;
-  if (recvmsg(socket, &message, 0) != 1) return -1;
-  const cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  CHECK(header != nullptr && header->cmsg_type == SCM_RIGHTS, "no descriptor came");
-  int descriptor = -1;
-  std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
-  return descriptor;
-}
-
-void tell(int socket) { CHECK(send(socket, "x", 1, MSG_NOSIGNAL) == 1, "the other process is gone"); }
-void hear(int socket) {
-  char byte = 0;
-  CHECK(recv(socket, &byte, 1, 0) == 1, "the other process is gone");
 }
 
 // One program alone: a second handle of its own memory, and what is refused.
@@ -182,9 +149,9 @@ int exporter(int socket) {
   fill(at, 100);
   int descriptor = -1;
   DRIVER_OK(cuMemExportToShareableHandle(&descriptor, shared, kDescriptor, 0));
-  sendDescriptor(socket, descriptor);
+  apps::sendDescriptor(socket, descriptor);
   close(descriptor);
-  hear(socket);  // the other one has added to it
+  apps::hear(socket);  // the other one has added to it
   check(at, 110, "what the other process wrote");
   bump(at, kBytes / 4, 5);
   unmap(at);
@@ -194,18 +161,18 @@ int exporter(int socket) {
   const CUdeviceptr left_at = map(left, device);
   fill(left_at, 300);
   DRIVER_OK(cuMemExportToShareableHandle(&descriptor, left, kDescriptor, 0));
-  sendDescriptor(socket, descriptor);
+  apps::sendDescriptor(socket, descriptor);
   close(descriptor);
   unmap(left_at);
   DRIVER_OK(cuMemRelease(left));
-  hear(socket);
+  apps::hear(socket);
   return 0;
 }
 
 int importer(int socket) {
   const CUdevice device = apps::usePrimaryContext();
   const apps::Bump bump(4);
-  const int descriptor = receiveDescriptor(socket);
+  const int descriptor = apps::receiveDescriptor(socket);
   if (descriptor < 0) return 77;  // the other one has nothing to export
   CUmemGenericAllocationHandle shared = 0, left = 0;
   DRIVER_OK(import(descriptor, &shared));
@@ -213,14 +180,14 @@ int importer(int socket) {
   check(at, 100, "what the other process had written");
   bump(at, kBytes / 4, 10);
   DRIVER_OK(cuCtxSynchronize());
-  tell(socket);
-  const int second = receiveDescriptor(socket);
+  apps::tell(socket);
+  const int second = apps::receiveDescriptor(socket);
   check(at, 115, "memory that the other process has released");
   DRIVER_OK(import(second, &left));
   const CUdeviceptr left_at = map(left, device);
   check(left_at, 300, "memory that nobody had any more");
   DRIVER_OK(cuMemcpyDtoD(left_at, at, kBytes));
-  tell(socket);
+  apps::tell(socket);
   char byte = 0;
   while (recv(socket, &byte, 1, 0) > 0) {  // until the other process has ended
   }

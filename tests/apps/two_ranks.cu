@@ -3,7 +3,7 @@
 // other's memory and wait for flags in their own, round after round, while other memory presses on VRAM. Flags in host memory that
 // both processes share (a POSIX segment, registered by each) go the same way; where a kernel can't see what another process writes
 // there, its device pointer is refused. Before all that, one process with both devices maps one's memory for the other.
-#include "common.h"
+#include "between_processes.h"
 
 #include <cuda.h>
 #include <fcntl.h>
@@ -127,40 +127,6 @@ class Buffer {
   CUdeviceptr address_ = 0;
 };
 
-void tell(int socket) { CHECK(send(socket, "x", 1, MSG_NOSIGNAL) == 1, "the other process is gone"); }
-void hear(int socket) {
-  char byte = 0;
-  CHECK(recv(socket, &byte, 1, 0) == 1, "the other process is gone");
-}
-
-void sendDescriptor(int socket, int descriptor) {
-  char byte = 'd';
-  iovec part{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))]{};
-  msghdr message{};
-  message.msg_iov = &part, message.msg_iovlen = 1;
-  message.msg_control = control, message.msg_controllen = sizeof control;
-  cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
-  CHECK(sendmsg(socket, &message, MSG_NOSIGNAL) == 1, "the other process is gone");
-}
-
-int receiveDescriptor(int socket) {
-  char byte = 0;
-  iovec part{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))]{};
-  msghdr message{};
-  message.msg_iov = &part, message.msg_iovlen = 1;
-  message.msg_control = control, message.msg_controllen = sizeof control;
-  CHECK(recvmsg(socket, &message, 0) == 1, "the other process is gone");
-  const cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  CHECK(header != nullptr && header->cmsg_type == SCM_RIGHTS, "no descriptor came");
-  int descriptor = -1;
-  std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
-  return descriptor;
-}
-
 /// What a kernel has said of its wait.
 void expectCame(const uint32_t* outcome, cudaStream_t stream, const char* what, uint32_t round) {
   uint32_t how = 0;
@@ -227,7 +193,7 @@ bool hostFlags(uint32_t rank, uint32_t* segment, size_t bytes, int socket) {
   RUNTIME_OK(cudaStreamCreateWithFlags(&waiting, cudaStreamNonBlocking));
   RUNTIME_OK(cudaStreamCreateWithFlags(&raising, cudaStreamNonBlocking));
   RUNTIME_OK(cudaDeviceSynchronize());
-  tell(socket), hear(socket);
+  apps::tell(socket), apps::hear(socket);
   for (uint32_t round = 1; round <= kRounds; ++round) {
     await<<<1, 1, 0, waiting>>>(flags + rank * 32, round, kLimit, outcome);
     raise<<<1, 1, 0, raising>>>(flags + (1 - rank) * 32, round);
@@ -273,17 +239,18 @@ int runRank(uint32_t rank, int socket, const std::string& segment_name, size_t p
     RUNTIME_OK(cudaDeviceSynchronize());
     loadKernels(own.flag(2));
     // Each asks, and each is asked.
-    tell(socket), hear(socket);
+    apps::tell(socket), apps::hear(socket);
     const int mine = own.descriptor();
-    sendDescriptor(socket, mine);
+    apps::sendDescriptor(socket, mine);
     close(mine);
-    const int others_descriptor = receiveDescriptor(socket);
+    const int others_descriptor = apps::receiveDescriptor(socket);
+    CHECK(others_descriptor >= 0, "the other process is gone");
     const Buffer others{int(rank), others_descriptor};
     close(others_descriptor);
-    tell(socket), hear(socket);
+    apps::tell(socket), apps::hear(socket);
     exchange(rank, own, others, pressing);
     host_flags = hostFlags(rank, static_cast<uint32_t*>(segment), 4096, socket);
-    tell(socket), hear(socket);  // nobody takes memory away while the other's kernels use it
+    apps::tell(socket), apps::hear(socket);  // nobody takes memory away while the other's kernels use it
     RUNTIME_OK(cudaDeviceSynchronize());
   }
   munmap(segment, 4096);
